@@ -1,0 +1,1 @@
+"""The wire: procedures, streams and health over HTTP."""

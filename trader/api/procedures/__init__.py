@@ -1,0 +1,1 @@
+"""Thin handlers, one module per domain; importing this package declares them all."""

@@ -1,0 +1,1 @@
+"""Every struct that crosses the wire, one module per domain: the contract."""

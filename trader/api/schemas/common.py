@@ -1,0 +1,61 @@
+"""What the wire's structs share: naming, strictness, and how decimals and times are written."""
+
+from decimal import Decimal
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from trader.clock import iso
+from trader.domain.money import text
+from trader.domain.records import VariantId
+
+T = TypeVar("T")
+
+__all__ = [
+    "ENCODER",
+    "UNSET",
+    "Empty",
+    "Input",
+    "Number",
+    "PositiveNumber",
+    "UnsetType",
+    "VariantFilter",
+    "VariantId",
+    "Wire",
+    "given",
+    "iso",
+    "text",
+]
+
+ENCODER = msgspec.json.Encoder(decimal_format="number")
+"""The one encoder of the wire: a Decimal is a JSON number. Where the contract wants text, a field is `str`."""
+
+VariantFilter = VariantId | Literal["all"]
+
+Number = int | float
+"""A strict, finite JSON number; `domain.money.from_number` makes the Decimal of it."""
+
+PositiveNumber = Annotated[int, Meta(gt=0, le=10**12)] | Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class Wire(msgspec.Struct, rename="camel", kw_only=True):
+    """An output. A field that may be absent is `… | UnsetType = UNSET`; one that may be null is `… | None`."""
+
+
+class Input(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
+    """An input: unknown fields are refused, optional ones have defaults."""
+
+
+class Empty(Input):
+    """The input of a procedure without parameters."""
+
+
+def given(value: T | None) -> T | UnsetType:
+    """The value, or absence on the wire when there is none."""
+    return UNSET if value is None else value
+
+
+def optional_text(value: Decimal | None) -> str | UnsetType:
+    """Decimal text, or absence."""
+    return UNSET if value is None else text(value)

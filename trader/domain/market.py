@@ -1,0 +1,139 @@
+"""Markets, books, quotes and candles: what every source of market data speaks."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from trader.domain.money import ZERO
+
+Interval = Literal["1m", "5m", "15m", "1h", "4h"]
+INTERVALS: Final[Mapping[Interval, timedelta]] = {
+    "1m": timedelta(minutes=1),
+    "5m": timedelta(minutes=5),
+    "15m": timedelta(minutes=15),
+    "1h": timedelta(hours=1),
+    "4h": timedelta(hours=4),
+}
+
+STALE_AFTER: Final = timedelta(seconds=30)
+"""A quote older than this is shown as stale and never traded on."""
+
+PLAIN_FUNDING_RATE: Final = Decimal("0.0000125")
+"""Hourly funding rate of sources that have none of their own."""
+
+_QUOTE_SUFFIXES = ("USDT", "USDC", "USD", "PERP")
+
+
+class Market(msgspec.Struct, frozen=True):
+    """The trading rules of one perpetual market. Prices are in quote currency, quantities in base units."""
+
+    symbol: str
+    tick: Decimal
+    lot: Decimal
+    min_notional: Decimal
+    leverage_max: int
+    maintenance_rate: Decimal
+
+
+def _market(symbol: str, tick: str, lot: str, leverage_max: int, maintenance_rate: str) -> Market:
+    return Market(symbol, Decimal(tick), Decimal(lot), Decimal(10), leverage_max, Decimal(maintenance_rate))
+
+
+MARKETS: Final[Mapping[str, Market]] = {
+    market.symbol: market
+    for market in (
+        _market("BTC", "0.1", "0.00001", 40, "0.0125"),
+        _market("ETH", "0.01", "0.0001", 25, "0.02"),
+        _market("SOL", "0.001", "0.001", 20, "0.025"),
+    )
+}
+"""The paper markets; a venue's own figures replace these when a venue is the source."""
+
+
+def canonical_symbol(spelling: str) -> str:
+    """`btc`, `BTCUSDT`, `BTC/USDT`, `BTC-PERP` and `BTC/USDT:USDT` all name the market `BTC`."""
+    symbol = spelling.strip().upper().partition(":")[0]
+    for separator in "/-_":
+        symbol = symbol.partition(separator)[0] or symbol
+    for suffix in _QUOTE_SUFFIXES:
+        if symbol.endswith(suffix) and len(symbol) > len(suffix):
+            return symbol.removesuffix(suffix)
+    return symbol
+
+
+class Level(NamedTuple):
+    """One price level of a book."""
+
+    price: Decimal
+    quantity: Decimal
+
+
+class Book(msgspec.Struct, frozen=True):
+    """A snapshot of an order book: bids descending, asks ascending, never crossed; a side may be empty."""
+
+    symbol: str
+    at: datetime
+    bids: tuple[Level, ...]
+    asks: tuple[Level, ...]
+
+
+class Quote:
+    """The market at one moment: its mark price, best bid and ask, and its book, which is built when first asked for.
+
+    A source makes thousands of quotes for each one that an order meets; the lazy book keeps them cheap.
+    """
+
+    __slots__ = ("_book", "_make_book", "ask", "at", "bid", "mark", "symbol")
+
+    def __init__(
+        self, symbol: str, at: datetime, bid: Decimal, ask: Decimal, mark: Decimal, make_book: Callable[[], Book]
+    ) -> None:
+        self.symbol = symbol
+        self.at = at
+        self.bid = bid
+        self.ask = ask
+        self.mark = mark
+        self._make_book = make_book
+        self._book: Book | None = None
+
+    @property
+    def book(self) -> Book:
+        if self._book is None:
+            self._book = self._make_book()
+        return self._book
+
+    def is_stale(self, now: datetime) -> bool:
+        """Whether the quote is too old to trade on."""
+        return now - self.at > STALE_AFTER
+
+    @classmethod
+    def of(cls, book: Book) -> "Quote":
+        """The quote of a two-sided book: its mark is the mid of the best bid and ask."""
+        bid, ask = book.bids[0].price, book.asks[0].price
+        return cls(book.symbol, book.at, bid, ask, (bid + ask) / 2, lambda: book)
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """One update of the markets: the quotes that are new at `at`. Venues push some markets, simulations all."""
+
+    at: datetime
+    quotes: Mapping[str, Quote]
+
+
+class Candle(NamedTuple):
+    """One closed candle. Floats, since candles feed indicators and are never booked with."""
+
+    open_time: datetime
+    open: float
+    high: float
+    low: float
+    close: float
+    volume: float
+
+
+def depth(levels: tuple[Level, ...]) -> Decimal:
+    """The quantity that a side of a book shows in all."""
+    return sum((level.quantity for level in levels), ZERO)

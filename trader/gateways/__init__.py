@@ -1,0 +1,1 @@
+"""The outside: market data, trading venues, AI providers."""

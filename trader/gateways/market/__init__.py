@@ -1,0 +1,1 @@
+"""Sources of market data, all behind the one protocol of `source`."""

@@ -1,0 +1,61 @@
+"""What happened, told within the process: services publish after their commit, streams listen."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+WorkflowType = Literal["workflow:started", "workflow:step", "workflow:complete", "workflow:failed", "batch:complete"]
+
+
+class MarketChecked(msgspec.Struct, frozen=True):
+    """The price tracker looked at every account; live values are due."""
+
+    at: datetime
+
+
+class PositionsChanged(msgspec.Struct, frozen=True):
+    """A position or a resting order of these accounts was opened, changed or closed."""
+
+    at: datetime
+    account_ids: tuple[str, ...]
+
+
+class TradesChanged(msgspec.Struct, frozen=True):
+    """A trade of these accounts was completed."""
+
+    at: datetime
+    account_ids: tuple[str, ...]
+
+
+class ConversationsChanged(msgspec.Struct, frozen=True):
+    """A run of this model was recorded."""
+
+    at: datetime
+    model_id: str
+
+
+class WorkflowProgress(msgspec.Struct, frozen=True):
+    """A step of the trading workflow. `details` holds what the wire adds (`modelId`, `modelIds`, …)."""
+
+    type: WorkflowType
+    at: datetime
+    details: dict[str, Any]
+
+
+Event = MarketChecked | PositionsChanged | TradesChanged | ConversationsChanged | WorkflowProgress
+
+
+class EventBus:
+    """Calls every listener, in the order of subscription, within `publish`. Listeners only note and return."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[Event], None]] = []
+
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
+        self._listeners.append(listener)
+
+    def publish(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)

@@ -1,0 +1,1 @@
+"""SQL only: every statement is a constant beside the one function that runs it."""
