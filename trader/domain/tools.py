@@ -1,0 +1,126 @@
+"""The tools of an agent: one struct per tool. Its JSON Schema is what a model is shown; its decoder reads the call.
+
+Null and absence mean the same, so the schemas can be given in the form that providers call strict (all fields
+required, optional ones nullable). Numbers are JSON numbers; `domain.money.from_number` makes the Decimal of one.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from trader.domain.market import Interval
+from trader.domain.orders import Side
+from trader.domain.records import ToolCallType
+
+Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market you see in the data, e.g. BTC.")]
+Price = Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Arguments of a tool call. Refuses numbers that are not finite, which JSON cannot hold but Python can."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` must be a finite number")
+
+
+class CreatePosition(Tool, frozen=True, kw_only=True):
+    """Open a position at market, or add to the one you hold on the same side. Refused without a stop."""
+
+    symbol: Symbol
+    side: Annotated[Side, Meta(description="LONG gains when the price rises, SHORT when it falls.")]
+    quantity: Annotated[
+        float, Meta(gt=0, le=1e12, description="Size in base units (0.05 of BTC is 0.05); rounded down to the lot.")
+    ]
+    leverage: Annotated[
+        float, Meta(ge=1, le=100, description="Notional / margin of this order; at most your variant's limit.")
+    ]
+    stop: Annotated[
+        Price,
+        Meta(description="Mark price that closes the position at a loss: below the mark for LONG, above for SHORT."),
+    ]
+    target: Annotated[Price | None, Meta(description="Mark price at which the profit is taken; null for none.")] = None
+    invalidation: Annotated[
+        str, Meta(min_length=1, max_length=1000, description="In words: what would prove this trade wrong.")
+    ]
+    invalidation_price: Annotated[
+        Price | None,
+        Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position."),
+    ] = None
+    time_exit: Annotated[
+        Annotated[datetime, Meta(tz=True)] | None,
+        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price; null for none."),
+    ] = None
+    confidence: Annotated[float, Meta(ge=0, le=100, description="How sure you are, in percent. You are scored on it.")]
+
+
+class ClosePosition(Tool, frozen=True, kw_only=True):
+    """Close a position at market, or a part of it."""
+
+    symbol: Symbol
+    fraction: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Part of the position to close; null closes all of it."),
+    ] = None
+
+
+class UpdateExitPlan(Tool, frozen=True, kw_only=True):
+    """Change the exit plan of a position. What is null stays as it is."""
+
+    symbol: Symbol
+    stop: Annotated[Price | None, Meta(description="New stop, on the losing side of the present mark.")] = None
+    target: Annotated[Price | None, Meta(description="New target, on the winning side of the present mark.")] = None
+    invalidation: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1000)] | None,
+        Meta(description="In words: what would prove this trade wrong."),
+    ] = None
+    invalidation_price: Annotated[
+        Price | None,
+        Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position."),
+    ] = None
+    time_exit: Annotated[
+        Annotated[datetime, Meta(tz=True)] | None,
+        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price."),
+    ] = None
+
+
+class FetchIndicators(Tool, frozen=True, kw_only=True):
+    """Read the candles and indicators of a market at an interval that is not in the data yet."""
+
+    symbol: Symbol
+    interval: Annotated[Interval, Meta(description="Candle length.")]
+
+
+class Holding(Tool, frozen=True, kw_only=True):
+    """End this cycle. Call it once, last, with what you did or why you do nothing."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
+
+
+Decision = CreatePosition | ClosePosition | UpdateExitPlan | FetchIndicators | Holding
+
+TOOLS: Final[Mapping[str, type[Decision]]] = {
+    "createPosition": CreatePosition,
+    "closePosition": ClosePosition,
+    "updateExitPlan": UpdateExitPlan,
+    "fetchIndicators": FetchIndicators,
+    "holding": Holding,
+}
+"""By the name a model calls them."""
+
+TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in TOOLS.items()}
+
+TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
+    "createPosition": "CREATE_POSITION",
+    "closePosition": "CLOSE_POSITION",
+    "updateExitPlan": "UPDATE_EXIT_PLAN",
+    "fetchIndicators": "FETCH_INDICATORS",
+    "holding": "HOLDING",
+}
+"""What a call of the tool is recorded as."""
