@@ -1,0 +1,100 @@
+"""Fixtures for every test: a real PostgreSQL, and a fresh database made from the schema for each test that asks.
+
+The server is the embedded one with the wheel's programs; TRADER_TEST_POSTGRES=system takes the machine's programs, and
+TRADER_TEST_DSN an existing server (a superuser's connection string). Each worker of a parallel run has its own.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from trader.store.binaries import Binaries, system_binaries
+from trader.store.embedded import EmbeddedPostgres
+from trader.store.pool import Database, apply_schema
+
+
+@pytest.fixture(scope="session")
+def chosen_binaries() -> Binaries | None:
+    """The programs asked for; None leaves the choice to the launcher."""
+    match os.environ.get("TRADER_TEST_POSTGRES", "wheel"):
+        case "wheel":
+            return None
+        case "system":
+            found = next(system_binaries(), None)
+            assert found is not None, "TRADER_TEST_POSTGRES=system, but this machine has no PostgreSQL"
+            return found
+        case other:
+            raise ValueError(f"TRADER_TEST_POSTGRES is {other!r}; wheel or system")
+
+
+@pytest.fixture(scope="session")
+def server_dsn(chosen_binaries: Binaries | None) -> Iterator[str]:
+    """The connection string of the administrative database of this run's server."""
+    if existing := os.environ.get("TRADER_TEST_DSN"):
+        yield existing
+        return
+    folder = Path(tempfile.mkdtemp(prefix="trader-test-"))
+    folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+    server = EmbeddedPostgres(folder, durable=False, binaries=chosen_binaries)
+    try:
+        asyncio.run(server.start())
+        yield server.dsn("postgres")
+    finally:
+        asyncio.run(server.stop())
+        shutil.rmtree(folder)
+
+
+def _with_database(dsn: str, name: str) -> str:
+    return urlsplit(dsn)._replace(path=f"/{name}").geturl()
+
+
+async def _administer(server_dsn: str, *commands: str) -> None:
+    conn = await asyncpg.connect(server_dsn)
+    try:
+        for command in commands:
+            await conn.execute(command)
+    finally:
+        await conn.close()
+
+
+@pytest.fixture(scope="session")
+def template(server_dsn: str) -> Iterator[str]:
+    """The name of a database with the schema and nothing else."""
+    name = f"trader_template_{os.getpid()}"
+
+    async def make() -> None:
+        await _administer(server_dsn, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name}")
+        database = await Database.connect(_with_database(server_dsn, name), size=1)
+        await apply_schema(database)
+        await database.close()
+
+    asyncio.run(make())
+    yield name
+    asyncio.run(_administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
+    """The connection string of a fresh database with the schema."""
+    name = f"trader_test_{os.getpid()}_{next(_numbers)}"
+    await _administer(server_dsn, f"CREATE DATABASE {name} TEMPLATE {template}")
+    yield _with_database(server_dsn, name)
+    await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def database(dsn: str) -> AsyncIterator[Database]:
+    """A pool on a fresh database with the schema."""
+    database = await Database.connect(dsn, size=8)
+    yield database
+    await database.close()
+
+
+_numbers = iter(range(1, 1_000_000))

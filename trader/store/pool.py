@@ -1,0 +1,219 @@
+"""The connection pool, and what every connection of it has in common.
+
+Connections go back to the pool as they are: the usual reset would cost a third of the throughput. So no statement may
+change the state of its session (SET, LISTEN, session advisory locks); inside a transaction `SET LOCAL` and
+`pg_advisory_xact_lock` are fine.
+"""
+
+import asyncio
+import sysconfig
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import msgspec
+import orjson
+
+from trader.errors import StartError, Unavailable
+
+if TYPE_CHECKING:
+    from asyncpg.pool import Pool, PoolConnectionProxy
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+else:
+    Connection: TypeAlias = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+
+OLDEST_VERSION = 15
+SCHEMA_VERSION = 1
+ACQUIRE_TIMEOUT_S = 5.0
+COMMAND_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+
+# "trader" in ASCII: two processes that start at once apply the schema one after the other.
+SCHEMA_LOCK = 0x747261646572
+
+# SQLSTATE classes that say something about the server or the connection, not about the statement: connection,
+# authorization, missing database, deadlock, resources, operator intervention, system error; and a standby server.
+TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57", "58")
+READ_ONLY_TRANSACTION = "25006"
+
+
+class Database:
+    """A pool of connections to one PostgreSQL database."""
+
+    def __init__(self, pool: "Pool[asyncpg.Record]") -> None:
+        self._pool = pool
+
+    @classmethod
+    async def connect(cls, dsn: str, *, size: int = 20) -> "Database":
+        """Connect to the server of `dsn`.
+
+        :raises StartError: it cannot be reached, refuses the user, lacks the database, or is older than version 15
+        """
+        try:
+            await _check_version(dsn)
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=min(2, size),
+                max_size=size,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=COMMAND_TIMEOUT_S,
+                init=_set_codecs,
+                reset=_keep_as_it_is,
+                server_settings={"application_name": "trader", "timezone": "UTC"},
+            )
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
+            raise StartError(_start_problem(dsn, error)) from error
+        return cls(pool)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for a few statements, each of them its own transaction.
+
+        :raises Unavailable: the server cannot be reached, or not in time
+        """
+        try:
+            conn = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise Unavailable("The database is busy: no connection became free in time.") from error
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            raise Unavailable("The database cannot be reached now.") from error
+        try:
+            yield conn
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            problem = _passing_problem(error, is_closed=conn.is_closed())
+            if problem is None:
+                raise
+            raise Unavailable(problem) from error
+        finally:
+            await self._pool.release(conn)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """A connection inside one transaction: committed at the end of the block, rolled back by an exception.
+
+        :raises Unavailable: the server cannot be reached, or not in time
+        """
+        async with self.connection() as conn, conn.transaction():
+            yield conn
+
+    async def ping(self) -> float:
+        """How long the server takes to answer, in milliseconds."""
+        started_s = time.perf_counter()
+        async with self.connection() as conn:
+            await conn.fetchval("SELECT 1")
+        return (time.perf_counter() - started_s) * 1000
+
+    async def close(self) -> None:
+        """Close the connections, at once those that are still in use after the time of one command."""
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                await self._pool.close()
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            self._pool.terminate()
+
+
+async def _set_codecs(conn: Connection) -> None:
+    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=_encode_json, decoder=orjson.loads, format="text")
+
+
+def _encode_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+async def _keep_as_it_is(conn: Connection) -> None:
+    pass
+
+
+async def _check_version(dsn: str) -> None:
+    conn = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+    try:
+        found = conn.get_server_version()
+    finally:
+        await conn.close(timeout=CONNECT_TIMEOUT_S)
+    if found.major < OLDEST_VERSION:
+        raise StartError(
+            f"The database at {place(dsn)} is PostgreSQL {found.major}.{found.minor}; "
+            f"version {OLDEST_VERSION} or later is needed."
+        )
+
+
+def place(dsn: str) -> str:
+    """`host:port/database` of a connection string, for messages: never its user, password or options."""
+    parts = urlsplit(dsn)
+    options = parse_qs(parts.query)
+    hosts = options.get("host", [parts.netloc.rpartition("@")[2]])[0] or "localhost"
+    if ":" not in hosts and not hosts.startswith("/"):
+        hosts += ":" + options.get("port", ["5432"])[0]
+    name = options.get("dbname", options.get("database", [parts.path.strip("/")]))[0]
+    # An @ behind the host means that a password was not percent-encoded and its rest is here.
+    return "the address of DATABASE_URL" if "@" in name else f"{hosts}/{name}"
+
+
+def _start_problem(dsn: str, error: Exception) -> str:
+    where = place(dsn)
+    if isinstance(error, asyncpg.PostgresError):
+        return {
+            "3D000": f"The server has no such database: {where}. Create it first (createdb).",
+            "28000": f"The database at {where} refuses the user of DATABASE_URL.",
+            "28P01": f"The database at {where} refuses the user or the password of DATABASE_URL.",
+            "42501": f"The user of DATABASE_URL may not connect to the database at {where}.",
+        }.get(error.sqlstate or "", f"The database at {where} refuses connections now: {error}.")
+    if isinstance(error, TimeoutError):
+        return f"The database at {where} cannot be reached: no answer within {CONNECT_TIMEOUT_S:g} s."
+    if isinstance(error, OSError):
+        return f"The database at {where} cannot be reached: {error.strerror or 'connection failed'}."
+    return f"The database at {where} cannot be used: DATABASE_URL is no usable connection string."
+
+
+def _passing_problem(error: Exception, *, is_closed: bool) -> str | None:
+    """What to tell the caller when the fault is the server's or the connection's; None when it is the statement's."""
+    if isinstance(error, asyncpg.PostgresError):
+        sqlstate = error.sqlstate or ""
+        if sqlstate.startswith(TRANSIENT_CLASSES) or sqlstate == READ_ONLY_TRANSACTION:
+            return "The database cannot answer now."
+        return None
+    if isinstance(error, asyncpg.InterfaceError):
+        # The driver uses this class for wrong arguments too; those are faults of ours, and the connection lives on.
+        return "The connection to the database was lost." if is_closed else None
+    if isinstance(error, TimeoutError):
+        return "The database took too long to answer."
+    return "The connection to the database was lost."
+
+
+# -- schema ----------------------------------------------------------------------------------------------------------
+
+LOCK_SCHEMA = "SELECT pg_advisory_xact_lock($1)"
+SELECT_HAS_SCHEMA = "SELECT to_regclass('schema_version') IS NOT NULL"
+SELECT_SCHEMA_VERSION = "SELECT version FROM schema_version"
+
+
+def schema_path() -> Path:
+    """Where schema.sql is: at the root of the checkout, or where an installed package keeps its data."""
+    checkout = Path(__file__).parents[2] / "schema.sql"
+    installed = Path(sysconfig.get_path("data"), "share", "trader", "schema.sql")
+    return checkout if checkout.exists() else installed
+
+
+async def apply_schema(database: Database) -> None:
+    """Make the tables that are missing. Safe to repeat, and for two processes at once.
+
+    :raises StartError: the database was made by a newer version of this program, or the user may not make tables
+    """
+    async with database.transaction() as conn:
+        await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
+        if await conn.fetchval(SELECT_HAS_SCHEMA):
+            found = await conn.fetchval(SELECT_SCHEMA_VERSION)
+            if found is not None and found > SCHEMA_VERSION:
+                raise StartError(
+                    f"The database has schema version {found}, made by a newer version of trader; "
+                    f"this one knows version {SCHEMA_VERSION}. Start the newer version, or use another database."
+                )
+        try:
+            await conn.execute(schema_path().read_text(encoding="utf-8"))
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
