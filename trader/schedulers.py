@@ -1,0 +1,183 @@
+"""The schedulers: what the service does by itself, each at its own interval.
+
+A scheduler is one row, `Job(name, every, run)`, and one long-lived task. It runs at once when the service starts and
+then on the grid of its interval counted from the epoch, so that a job of every minute runs on the full minutes. Runs
+of one job never overlap: a tick that passes during a run is skipped and counted. A run that fails is logged and
+counted, and the schedule goes on.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from trader.clock import Clock, LockstepClock
+from trader.errors import TraderError
+from trader.services.events import EventBus, MarketChecked
+
+log = logging.getLogger(__name__)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+RUN_INTERVALS_MAX = 10
+"""A run is cut off when it took this many of its intervals in real time."""
+
+ALIVE_INTERVALS = 3
+"""A job counts as running when it started or finished a run within this many of its intervals."""
+
+CLOSE_S = 2.0
+"""How long `close` waits for cancelled runs to clean up."""
+
+Run = Callable[[datetime], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What runs, how often. `run` is given the time at which it starts."""
+
+    name: str
+    every: timedelta
+    run: Run
+
+
+@dataclass(slots=True)
+class JobStatus:
+    """What is known of a job. Times are those of the service's clock, the duration is real."""
+
+    interval_ms: int
+    running: bool = False
+    runs: int = 0
+    failures: int = 0
+    skipped: int = 0
+    last_started_at: datetime | None = None
+    last_finished_at: datetime | None = None
+    last_duration_ms: int | None = None
+    last_error: str | None = None
+    next_due_at: datetime | None = None
+
+
+def next_due(due: datetime, now: datetime, every: timedelta) -> tuple[datetime, int]:
+    """The next time on the grid after `now`, and how many grid times after `due` were missed.
+
+    The grid is that of `every` since the epoch. A clock that was set back by less than an interval does not bring the
+    same tick again; one that was set back further is followed.
+    """
+    last = due if due - every < now < due else now
+    following = EPOCH + ((last - EPOCH) // every + 1) * every
+    missed = (last - EPOCH) // every - (due - EPOCH) // every
+    return following, max(0, missed)
+
+
+async def run_forever(job: Job, clock: Clock, status: JobStatus, due: datetime) -> None:
+    """Run `job` at `due` and then on its grid, until cancelled."""
+    async with clock.busy():
+        while True:
+            status.next_due_at = due
+            await clock.sleep_until(due)
+            await _run(job, clock, status)
+            due, missed = next_due(due, clock.now(), job.every)
+            status.skipped += missed
+
+
+async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
+    started_s = time.monotonic()
+    status.last_started_at = clock.now()
+    error = await _error_of(job, clock, status.last_started_at)
+    status.runs += 1
+    status.last_finished_at = clock.now()
+    status.last_duration_ms = round((time.monotonic() - started_s) * 1000)
+    status.last_error = None if error is None else told(error)
+    if error is not None:
+        status.failures += 1
+        expected = isinstance(error, TraderError)
+        log.error("scheduler %s: run failed: %s", job.name, told(error), exc_info=None if expected else error)
+
+
+async def _error_of(job: Job, clock: Clock, now: datetime) -> BaseException | None:
+    """Run the job once; what it raised is a value, so that the schedule goes on."""
+    # Real time says nothing about a clock that stands still until the work is done.
+    timeout_s = None if isinstance(clock, LockstepClock) else (RUN_INTERVALS_MAX * job.every).total_seconds()
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            await job.run(now)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return error  # not this task was cancelled, but something that the run waited for
+    except Exception as error:  # noqa: BLE001 - the loop of a scheduler outlives whatever one run raises
+        return TimeoutError(f"the run took longer than {timeout_s:g} s") if limit.expired() else error
+    return None
+
+
+_SECRETS = re.compile(r"(?<=//)[^/\s@]+@|(?i:bearer|basic)\s+\S+|[A-Za-z0-9_\-+/=.]{24,}")
+
+
+def told(error: BaseException) -> str:
+    """Kind and first line of an error, for people and without secrets.
+
+    Our own errors hold none. In the text of others, what may be a credential is left out: user and password of an
+    address, authorization values, and any unbroken run of 24 characters or more.
+    """
+    message = str(error).partition("\n")[0][:300]
+    if not isinstance(error, TraderError):
+        message = _SECRETS.sub("…", message)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+class Schedulers:
+    """Owns one task per job."""
+
+    def __init__(self, jobs: Sequence[Job], clock: Clock) -> None:
+        self._jobs = {job.name: job for job in jobs}
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._status = {job.name: JobStatus(interval_ms=job.every // timedelta(milliseconds=1)) for job in jobs}
+
+    async def start(self) -> None:
+        """Start every job. When this returns all of them take part in the clock, so time cannot pass them by."""
+        now = self._clock.now()
+        for number, job in enumerate(self._jobs.values()):
+            # A millisecond apart, so that a lockstep clock wakes the first runs one after the other too.
+            due = now + timedelta(milliseconds=number)
+            run = run_forever(job, self._clock, self._status[job.name], due)
+            self._tasks[job.name] = asyncio.create_task(run, name=f"scheduler {job.name}")
+        await asyncio.sleep(0)  # each task made above takes its first step before this one goes on
+
+    async def close(self) -> None:
+        """Cancel the jobs and wait for them to end."""
+        for task in self._tasks.values():
+            task.cancel()
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks.values(), timeout=CLOSE_S)
+        for task in late:
+            log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
+
+    def status(self) -> dict[str, JobStatus]:
+        """A copy per job, with `running` as of now."""
+        return {name: replace(status, running=self._is_running(name)) for name, status in self._status.items()}
+
+    def _is_running(self, name: str) -> bool:
+        task, status = self._tasks.get(name), self._status[name]
+        if task is None or task.done() or status.last_started_at is None:
+            return False
+        active_at = max(status.last_started_at, status.last_finished_at or status.last_started_at)
+        return self._clock.now() - active_at <= ALIVE_INTERVALS * self._jobs[name].every
+
+
+def jobs(events: EventBus, run_batch: Run, take_snapshots: Run) -> tuple[Job, ...]:
+    """The three schedulers of the service, in the order in which they run when they are due together."""
+
+    async def check_market(now: datetime) -> None:
+        events.publish(MarketChecked(at=now))
+
+    return (
+        Job("priceTracker", timedelta(seconds=10), check_market),
+        Job("tradeExecutor", timedelta(seconds=60), run_batch),
+        Job("portfolioSnapshot", timedelta(seconds=60), take_snapshots),
+    )
