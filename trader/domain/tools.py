@@ -31,7 +31,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unk
 
 
 class CreatePosition(Tool, frozen=True, kw_only=True):
-    """Open a position at market, or add to the one you hold on the same side. Refused without a stop."""
+    """Open a position at market, or add to the one you hold on the same side. On the other side it closes what you hold
+    and opens `quantity` the new way. The exit plan given replaces the one before. Refused without a stop."""
 
     symbol: Symbol
     side: Annotated[Side, Meta(description="LONG gains when the price rises, SHORT when it falls.")]
