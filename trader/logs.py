@@ -1,0 +1,48 @@
+"""How log records look: lines for people on a terminal, JSON objects for machines."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from trader.clock import iso
+
+PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record; what was passed as `extra` becomes fields of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": iso(datetime.fromtimestamp(record.created, UTC)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {name: value for name, value in vars(record).items() if name not in PLAIN_FIELDS}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """One line per record, with what was passed as `extra` behind it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = iso(datetime.fromtimestamp(record.created, UTC))[11:-1]
+        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in PLAIN_FIELDS)
+        # A message is one line whatever it holds: text from outside must not look like another record.
+        message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        line = f"{time} {record.levelname.lower():7} {record.name}: {message}{' ' + extra if extra else ''}"
+        return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+def configure_logs(level: str, form: str) -> None:
+    """Send every record from `level` up to standard error, in the form `console` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level != "debug":  # one line per request and per statement of asyncio is for debugging only
+        for name in ("aiohttp.access", "asyncio"):
+            logging.getLogger(name).setLevel(logging.WARNING)

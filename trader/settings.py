@@ -1,0 +1,313 @@
+"""The configuration: one frozen value, read once at start from the environment and the `.env` file.
+
+`DEFINITIONS` and `PROVIDERS` are the only place that says which settings there are; loading, `--help`, `.env.example`
+and the table in the README are made from them.
+"""
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, final
+
+from trader import setting_forms as forms
+from trader.dotenv import read_dotenv
+from trader.errors import SettingsError
+from trader.setting_forms import Form, Unfit
+
+
+@final
+class Secret:
+    """A text that shows itself only when asked by name."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __reduce__(self) -> str:
+        raise TypeError("A secret is not written down.")
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """What is configured of one AI provider; without `base_url` its own public address is meant."""
+
+    base_url: str | None
+    keys: tuple[Secret, ...]
+
+
+def _secret(text: str) -> Secret:
+    return Secret(forms.secret_text(text))
+
+
+class Definition(NamedTuple):
+    """One setting. An empty `default` means that there is none and the value is None."""
+
+    name: str
+    default: str
+    form: Form[object]
+    meaning: str
+    secret: bool = False
+    demo_default: str | None = None
+    shown_default: str | None = None
+
+    @property
+    def field(self) -> str:
+        return self.name.removeprefix("SIM_").lower()
+
+    @property
+    def default_text(self) -> str:
+        """The default as documents show it."""
+        return self.shown_default or self.default or "none"
+
+
+def _basis_points(text: str) -> Decimal:
+    return forms.decimal_number("a number from 0 to 1000 (hundredths of a percent)", lambda bps: 0 <= bps <= 1000)(text)
+
+
+def _capital(text: str) -> Decimal:
+    return forms.decimal_number(
+        "a number above 0 and at most 1000000000", lambda capital: 0 < capital <= 1_000_000_000
+    )(text)
+
+
+DEFINITIONS: Final = (
+    Definition("PORT", "8081", forms.whole_number(0, 65535), "Listen port; 0 takes any free one."),
+    Definition("HOST", "127.0.0.1", forms.listen_host, "Listen address (0.0.0.0 in the container)."),
+    Definition(
+        "SERVER_URL", "", forms.web_address, "Public address of the service, as the OpenAPI document names it.",
+        shown_default="http://localhost:PORT",
+    ),
+    Definition(
+        "DATABASE_URL", "", forms.database_address,
+        "PostgreSQL 15 or later: postgresql://user:password@host:port/database. "
+        "Without it an embedded PostgreSQL runs in the working folder.",
+        secret=True, shown_default="embedded, in ./.trader/postgres",
+    ),
+    Definition(
+        "CORS_ORIGINS", "http://localhost:3000,http://127.0.0.1:3000", forms.web_origins,
+        "Frontend origins whose browsers may call, between commas; `none` for no origin.",
+    ),
+    Definition("TRADING_MODE", "simulated", forms.one_of("simulated", "live"), "`simulated` (paper) or `live`."),
+    Definition(
+        "MARKET_SOURCE", "venue", forms.market_source,
+        "Where prices come from: `venue`, `synthetic`, or `replay:<folder or file>` of Binance kline CSV.",
+        demo_default="synthetic", shown_default="venue; with --demo synthetic",
+    ),
+    Definition("MARKET_SYMBOLS", "BTC,ETH,SOL", forms.market_symbols, "Markets to follow and trade, between commas."),
+    Definition("REPLAY_SPEED", "1", forms.speed, "Of a replay, times real time; 0 is as fast as it can."),
+    Definition(
+        "REPLAY_START", "", forms.moment, "Where a replay starts, ISO 8601 (UTC).", shown_default="start of the data"
+    ),
+    Definition("REPLAY_END", "", forms.moment, "Where a replay ends, ISO 8601 (UTC).", shown_default="end of the data"),
+    Definition("SIM_INITIAL_CAPITAL", "10000", _capital, "Starting capital of a simulated account."),
+    Definition("SIM_QUOTE_CURRENCY", "USDT", forms.currency, "Quote currency of simulated accounts."),
+    Definition(
+        "SIM_REFRESH_INTERVAL_MS", "10000", forms.whole_number(100, 3_600_000),
+        "How often the next book is taken from a market source that does not push, in milliseconds.",
+    ),
+    Definition("SIM_TAKER_FEE_BPS", "5", _basis_points, "Fee of orders that take, in basis points."),
+    Definition("SIM_MAKER_FEE_BPS", "2", _basis_points, "Fee of orders that rested, in basis points."),
+    Definition(
+        "SIM_LATENCY_MS", "200", forms.whole_number(0, 60_000),
+        "How long an order takes to the simulated market, in milliseconds.",
+    ),
+    Definition("SIM_SEED", "0", forms.whole_number(0, 2**63 - 1), "Seed of everything random."),
+    Definition("SIM_MAX_ACCOUNTS", "1000", forms.whole_number(1, 1_000_000), "How many accounts there may be."),
+    Definition(
+        "API_TOKEN", "", _secret, "When set, procedures that change something need `Authorization: Bearer <token>`.",
+        secret=True,
+    ),
+    Definition("MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256), "How many models may think at the same time."),
+    Definition("VENUE", "lighter", forms.one_of("lighter"), "The trading venue."),
+    Definition(
+        "VENUE_URL", "", forms.web_address, "Its base address, for public market data too.",
+        shown_default="the venue's own",
+    ),
+    Definition("VENUE_API_KEY_INDEX", "2", forms.whole_number(0, 254), "Index of the API key at the venue (live)."),
+    Definition("VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1), "Index of our account there (live)."),
+    Definition("VENUE_API_KEY", "", _secret, "Private key of that API key (live).", secret=True),
+    Definition("TAAPI_API_KEY", "", _secret, "Key of taapi.io, for supplementary indicators (optional).", secret=True),
+    Definition(
+        "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
+        "How long raw portfolio snapshots are kept, in days; hourly averages stay.",
+    ),
+    Definition("LOG_LEVEL", "info", forms.one_of("debug", "info", "warning", "error"), "Least level that is logged."),
+    Definition(
+        "LOG_FORMAT", "", forms.one_of("console", "json"), "`console` or `json`.",
+        shown_default="console on a terminal, else json",
+    ),
+)  # fmt: skip
+
+PROVIDERS: Final = ("openrouter", "nim", "mistral", "openai")
+_KEY_NAME = re.compile(rf"({'|'.join(PROVIDERS).upper()})_API_KEY(?:_?([0-9]{{1,3}}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting; see `DEFINITIONS` for their meaning. What holds a secret does not show it in `repr`."""
+
+    port: int
+    host: str
+    server_url: str
+    database_url: str | None = field(repr=False)
+    cors_origins: tuple[str, ...]
+    trading_mode: str
+    market_source: str
+    market_symbols: tuple[str, ...]
+    replay_speed: float
+    replay_start: datetime | None
+    replay_end: datetime | None
+    initial_capital: Decimal
+    quote_currency: str
+    refresh_interval_ms: int
+    taker_fee_bps: Decimal
+    maker_fee_bps: Decimal
+    latency_ms: int
+    seed: int
+    max_accounts: int
+    api_token: Secret | None
+    max_parallel_models: int
+    venue: str
+    venue_url: str | None
+    venue_api_key_index: int
+    venue_account_index: int | None
+    venue_api_key: Secret | None
+    taapi_api_key: Secret | None
+    snapshot_retention_days: int
+    log_level: str
+    log_format: str
+    providers: Mapping[str, ProviderSettings]
+    demo: bool
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str], dotenv: Path | None, *, demo: bool) -> "Settings":
+        """Read the settings: `environ` wins over the file, and an empty value is none.
+
+        :raises SettingsError: with every mistake there is
+        """
+        file = read_dotenv(dotenv) if dotenv else None
+        written = {**(file.values if file else {}), **{name: value for name, value in environ.items() if value.strip()}}
+        texts = {name: value.strip() for name, value in written.items() if value.strip()}
+        problems = [*file.problems, *_misspelled(file.values)] if file else []
+        values: dict[str, Any] = {}
+        for definition in DEFINITIONS:
+            values[definition.field] = _read(definition, texts, problems, demo=demo)
+        values["providers"] = _read_providers(texts, problems)
+        problems += _contradictions(values, problems, demo=demo)
+        if problems:
+            raise SettingsError(problems)
+        values["server_url"] = values["server_url"] or _own_address(values["host"], values["port"])
+        values["log_format"] = values["log_format"] or ("console" if sys.stderr.isatty() else "json")
+        return cls(**values, demo=demo)
+
+
+def _read(definition: Definition, texts: Mapping[str, str], problems: list[str], *, demo: bool) -> object:
+    default = definition.default if not demo or definition.demo_default is None else definition.demo_default
+    text = texts.get(definition.name, default)
+    return _parse(definition.name, definition.form, text, problems, secret=definition.secret) if text else None
+
+
+def _parse(name: str, form: Callable[[str], object], text: str, problems: list[str], *, secret: bool) -> object:
+    try:
+        return form(text)
+    except Unfit as unfit:
+        shown = "" if secret or "@" in text else f", got {text[:60]!r}"  # before an @ there may be a password
+        problems.append(f"{name}: expected {unfit}{shown}")
+        return None
+
+
+def _read_providers(texts: Mapping[str, str], problems: list[str]) -> Mapping[str, ProviderSettings]:
+    keys: dict[str, list[tuple[int, str, Secret]]] = {name: [] for name in PROVIDERS}
+    for name, text in texts.items():
+        if found := _KEY_NAME.fullmatch(name):
+            key = _parse(name, _secret, text, problems, secret=True)
+            if isinstance(key, Secret):
+                keys[found.group(1).lower()].append((int(found.group(2) or 0), name, key))
+    providers = {}
+    for provider, numbered in keys.items():
+        name = f"{provider.upper()}_BASE_URL"
+        # An address may carry a key in its path, so a wrong one is not shown.
+        url = _parse(name, forms.web_address, texts[name], problems, secret=True) if name in texts else None
+        ordered = dict.fromkeys(key for _, _, key in sorted(numbered, key=lambda entry: entry[:2]))
+        if ordered or isinstance(url, str):
+            providers[provider] = ProviderSettings(url if isinstance(url, str) else None, tuple(ordered))
+    return MappingProxyType(providers)
+
+
+def _contradictions(values: Mapping[str, Any], problems: list[str], *, demo: bool) -> list[str]:
+    """Mistakes of settings that are right each by itself."""
+    found = []
+    spoiled = any("_API_KEY" in problem or "_BASE_URL" in problem for problem in problems)
+    if not demo and not values["providers"] and not spoiled:
+        names = ", ".join(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
+        urls = ", ".join(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
+        found.append(
+            f"At least one AI provider is needed: set one of {names}, or for a server of your own one of {urls} "
+            "(or start with --demo, which needs none)"
+        )
+    if values["trading_mode"] == "live":
+        found += _live_contradictions(values, problems, demo=demo)
+    start, end = values["replay_start"], values["replay_end"]
+    if start and end and start >= end:
+        found.append("REPLAY_END: expected a time after REPLAY_START")
+    return found
+
+
+def _live_contradictions(values: Mapping[str, Any], problems: list[str], *, demo: bool) -> list[str]:
+    if demo:
+        return ["TRADING_MODE: expected simulated with --demo, got 'live'"]
+    found = [
+        f"{name}: expected a value, which TRADING_MODE=live needs"
+        for name in ("VENUE_ACCOUNT_INDEX", "VENUE_API_KEY")
+        if values[name.lower()] is None and not any(problem.startswith(f"{name}:") for problem in problems)
+    ]
+    if values["market_source"] not in ("venue", None):
+        found.append("MARKET_SOURCE: expected venue, which TRADING_MODE=live needs")
+    return found
+
+
+def _misspelled(names: Mapping[str, str]) -> list[str]:
+    """Names in the file that are no setting but nearly one. Other names are left alone: the file may be shared."""
+    known = {definition.name for definition in DEFINITIONS} | {f"{name.upper()}_BASE_URL" for name in PROVIDERS}
+    keys = [f"{name.upper()}_API_KEY" for name in PROVIDERS]
+    found = []
+    for name in names:
+        if name in known or _KEY_NAME.fullmatch(name):
+            continue
+        if close := difflib.get_close_matches(name.upper(), [*known, *keys], n=1, cutoff=0.9):
+            found.append(f"{name}: expected the name of a setting; did you mean {close[0]}?")
+    return found
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address to use from this machine."""
+    if host in ("127.0.0.1", "0.0.0.0", "::", "::1"):  # noqa: S104 - compared, not bound
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+assert {definition.field for definition in DEFINITIONS} == {entry.name for entry in fields(Settings)} - {
+    "providers",
+    "demo",
+}, "every setting has its field"
