@@ -1,0 +1,334 @@
+"""The statistics of accounts and trades, as pure functions of equity series and net pnl.
+
+Everything is in floats: ratios are for reading, never booked with. A figure that has no value is None; one that is
+unbounded (a profit without any loss) is `math.inf`, and never minus infinity: what only loses has no such ratio.
+The risk-free rate is 0, and a year has 365 days, since crypto trades on all of them. Trades are given in the order
+in which they closed; a win has a net pnl above zero, everything else is a loss.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import accumulate, pairwise
+from random import Random
+from statistics import median
+from typing import Literal, NamedTuple
+
+DAYS_PER_YEAR = 365
+CLOSES_MIN = 3
+"""Daily closes that a ratio of daily returns needs: two returns, the fewest that have a standard deviation."""
+CONFIDENT_TRADES_MIN = 3
+BOOTSTRAP_HOURS_MIN = 48
+BOOTSTRAP_BLOCK_HOURS = 24
+BOOTSTRAP_DRAWS = 1_000
+BOOTSTRAP_SEED = 0
+
+_NO_SPREAD = 1e-12
+"""A standard deviation below this part of the largest value is rounding, not spread."""
+
+_HOUR = timedelta(hours=1)
+_DAY = timedelta(days=1)
+
+
+class EquityPoint(NamedTuple):
+    """The last equity (netPortfolio) of one UTC hour. `hour` is the start of that hour."""
+
+    hour: datetime
+    value: float
+
+
+class Drawdown(NamedTuple):
+    """The largest falls from a running peak: in percent of the peak, and in money. They may be two different falls."""
+
+    percent: float
+    money: float
+
+
+class Streaks(NamedTuple):
+    """Runs of consecutive wins and losses; `current` is the one that the last trade belongs to."""
+
+    longest_win: int
+    longest_loss: int
+    current_count: int
+    current_type: Literal["win", "loss", "none"]
+
+
+class Summary(NamedTuple):
+    """Mean, median and largest of some values; all None when there are none."""
+
+    average: float | None
+    median: float | None
+    maximum: float | None
+
+
+class Confidence95(NamedTuple):
+    """Bounds of a return, in percent, between which 95 % of the draws lie."""
+
+    low: float
+    high: float
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Arithmetic mean."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Standard deviation of a sample (ddof 1); exactly 0 when the values differ by no more than rounding."""
+    if len(values) < 2:
+        return None
+    centre = math.fsum(values) / len(values)
+    spread = math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+    return spread if spread > _NO_SPREAD * max(abs(value) for value in values) else 0.0
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Mean, median and maximum."""
+    if not values:
+        return Summary(None, None, None)
+    return Summary(mean(values), float(median(values)), max(values))
+
+
+def _over(value: float, risk: float) -> float | None:
+    """`value / risk`. Without risk a gain is unbounded, and anything else has no value."""
+    if risk > 0:
+        return value / risk
+    return math.inf if value > 0 else None
+
+
+def percent(part: float, whole: float) -> float | None:
+    """The part in percent of the whole; None of nothing."""
+    return 100 * part / whole if whole else None
+
+
+def return_percent(start: float, end: float) -> float | None:
+    """The gain from `start` to `end`, in percent of `start`."""
+    return 100 * (end - start) / start if start > 0 else None
+
+
+# Of the equity series
+
+
+def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
+    """The equity at each 00:00 UTC within an ascending hourly series: the last value before it.
+
+    A day without any value keeps the one before, since nothing was known to change. The day still running has no
+    close.
+    """
+    if not series:
+        return []
+    hours = [point.hour for point in series]
+    midnight = hours[0].replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
+    closes = []
+    while midnight <= hours[-1]:
+        closes.append(series[bisect_left(hours, midnight) - 1].value)
+        midnight += _DAY
+    return closes
+
+
+def daily_returns(series: Sequence[EquityPoint]) -> list[float]:
+    """Relative changes between daily closes. Equity that was zero has no return; fewer than 3 closes give none."""
+    closes = daily_closes(series)
+    if len(closes) < CLOSES_MIN:
+        return []
+    return [close / before - 1 for before, close in pairwise(closes) if before > 0]
+
+
+def sharpe_ratio(series: Sequence[EquityPoint]) -> float | None:
+    """Mean / standard deviation (ddof 1) of the daily returns × √365."""
+    returns = daily_returns(series)
+    average, spread = mean(returns), deviation(returns)
+    if average is None or spread is None:
+        return None
+    ratio = _over(average, spread)
+    return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
+
+
+def sortino_ratio(series: Sequence[EquityPoint]) -> float | None:
+    """Mean of the daily returns / √(Σ min(r, 0)² / n) × √365."""
+    returns = daily_returns(series)
+    average = mean(returns)
+    if average is None:
+        return None
+    downside = math.sqrt(math.fsum(min(value, 0.0) ** 2 for value in returns) / len(returns))
+    ratio = _over(average, downside)
+    return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
+
+
+def calmar_ratio(series: Sequence[EquityPoint]) -> float | None:
+    """Annualised return / max drawdown, both as parts of one.
+
+    The annualised return compounds the one from the first to the last daily close: (last / first)^(365 / days) − 1.
+    """
+    closes = daily_closes(series)
+    fall = max_drawdown([point.value for point in series])
+    if len(closes) < CLOSES_MIN or fall is None or closes[0] <= 0:
+        return None
+    growth = closes[-1] / closes[0]
+    if growth <= 0:
+        return _over(-1.0, fall.percent / 100)
+    exponent = math.log(growth) * DAYS_PER_YEAR / (len(closes) - 1)
+    annualised = math.expm1(exponent) if exponent < 700 else math.inf
+    return _over(annualised, fall.percent / 100)
+
+
+def max_drawdown(values: Iterable[float]) -> Drawdown | None:
+    """The largest fall from a running peak. None without values; zero when equity never fell."""
+    peak = -math.inf
+    share = money = 0.0
+    for value in values:
+        if value > peak:
+            peak = value
+        elif value < peak:
+            money = max(money, peak - value)
+            if peak > 0:
+                share = max(share, (peak - value) / peak)
+    return None if peak == -math.inf else Drawdown(100 * share, money)
+
+
+def return_confidence(series: Sequence[EquityPoint], draws: int = BOOTSTRAP_DRAWS) -> Confidence95 | None:
+    """95 % interval of the series' total return in percent, by stationary block bootstrap of hourly log returns.
+
+    Politis and Romano, "The Stationary Bootstrap" (1994): blocks begin anywhere, wrap around, and have geometric
+    lengths with a mean of 24 h. A block's sum is a difference of prefix sums, so a draw costs as many steps as it has
+    blocks. The seed is fixed: the same series has the same interval. None under 48 hours of values, and for equity
+    that reached zero, which has no logarithm.
+    """
+    if len(series) < BOOTSTRAP_HOURS_MIN or min(point.value for point in series) <= 0:
+        return None
+    logs = [math.log(value) for value in hourly_values(series)]
+    changes = [after - before for before, after in pairwise(logs)]
+    count = len(changes)
+    sums = [0.0, *accumulate(changes + changes)]
+    uniform = Random(BOOTSTRAP_SEED).random
+    log = math.log
+    scale = 1 / log(1 - 1 / BOOTSTRAP_BLOCK_HOURS)
+    totals = []
+    for _ in range(draws):
+        left, total = count, 0.0
+        while left > 0:
+            length = min(left, 1 + int(log(1.0 - uniform()) * scale))
+            start = int(uniform() * count)
+            total += sums[start + length] - sums[start]
+            left -= length
+        totals.append(total)
+    totals.sort()
+    return Confidence95(_percent_growth(quantile(totals, 0.025)), _percent_growth(quantile(totals, 0.975)))
+
+
+def hourly_values(series: Sequence[EquityPoint]) -> list[float]:
+    """The values hour by hour; an hour without one keeps that of the hour before."""
+    values = []
+    for point, after in pairwise(series):
+        values.extend([point.value] * ((after.hour - point.hour) // _HOUR))
+    return [*values, series[-1].value] if series else []
+
+
+def quantile(ascending: Sequence[float], part: float) -> float:
+    """The value below which `part` of the sorted values lie, interpolated linearly. Raises IndexError when empty."""
+    place = (len(ascending) - 1) * part
+    below = int(place)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
+
+
+def _percent_growth(log_return: float) -> float:
+    return 100 * math.expm1(min(log_return, 700.0))
+
+
+# Of the trades
+
+
+def win_rate(pnls: Sequence[float]) -> float | None:
+    """Trades with a net pnl above zero, in percent."""
+    return percent(sum(pnl > 0 for pnl in pnls), len(pnls))
+
+
+def average_win(pnls: Sequence[float]) -> float | None:
+    """Mean net pnl of the wins."""
+    return mean([pnl for pnl in pnls if pnl > 0])
+
+
+def average_loss(pnls: Sequence[float]) -> float | None:
+    """Mean net pnl of the losses, as a positive number."""
+    loss = mean([pnl for pnl in pnls if pnl <= 0])
+    return None if loss is None else abs(loss)
+
+
+def expectancy(pnls: Sequence[float]) -> float | None:
+    """Mean net pnl per trade."""
+    return mean(pnls)
+
+
+def profit_factor(pnls: Sequence[float]) -> float | None:
+    """Σ wins / |Σ losses|."""
+    won = math.fsum(pnl for pnl in pnls if pnl > 0)
+    lost = -math.fsum(pnl for pnl in pnls if pnl < 0)
+    return _over(won, lost)
+
+
+def average_r_multiple(pnls: Sequence[float]) -> float | None:
+    """Mean win / |mean loss|. None without a win or without a loss: a mean of nothing has no value."""
+    won, lost = average_win(pnls), average_loss(pnls)
+    return None if won is None or lost is None else _over(won, lost)
+
+
+def recovery_factor(pnls: Sequence[float], drawdown: Drawdown | None) -> float | None:
+    """Total net pnl / max drawdown in money."""
+    return None if drawdown is None or not pnls else _over(math.fsum(pnls), drawdown.money)
+
+
+def trade_signal_to_noise(pnls: Sequence[float]) -> float | None:
+    """Mean / standard deviation (ddof 1) of the net pnl per trade."""
+    average, spread = mean(pnls), deviation(pnls)
+    return None if average is None or spread is None else _over(average, spread)
+
+
+def decision_quality(decisions: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson correlation of (confidence, net pnl) over the trades that carry a confidence; at least 3 of them.
+
+    None also when one of the two never varies.
+    """
+    if len(decisions) < CONFIDENT_TRADES_MIN:
+        return None
+    confidences, pnls = [list(column) for column in zip(*decisions, strict=True)]
+    if not deviation(confidences) or not deviation(pnls):
+        return None
+    confidence_mean, pnl_mean = math.fsum(confidences) / len(decisions), math.fsum(pnls) / len(decisions)
+    # Scaled to one, so that squares of tiny or huge values neither vanish nor overflow.
+    sureness, outcome = _scaled(confidences, confidence_mean), _scaled(pnls, pnl_mean)
+    together = math.fsum(one * other for one, other in zip(sureness, outcome, strict=True))
+    apart = math.sqrt(math.fsum(one * one for one in sureness) * math.fsum(one * one for one in outcome))
+    return max(-1.0, min(1.0, together / apart))
+
+
+def _scaled(values: Sequence[float], centre: float) -> list[float]:
+    """Distances from the centre, in parts of the largest of them."""
+    distances = [value - centre for value in values]
+    largest = max(abs(distance) for distance in distances)
+    return [distance / largest for distance in distances]
+
+
+def streaks(pnls: Sequence[float]) -> Streaks:
+    """The runs of wins and losses in the order of closing."""
+    longest = {True: 0, False: 0}
+    count = 0
+    before: bool | None = None
+    for pnl in pnls:
+        won = pnl > 0
+        count = count + 1 if won is before else 1
+        longest[won] = max(longest[won], count)
+        before = won
+    kind: Literal["win", "loss", "none"] = "none" if before is None else "win" if before else "loss"
+    return Streaks(longest[True], longest[False], count, kind)
+
+
+def minutes(opened_at: datetime, closed_at: datetime) -> float:
+    """How long a trade was held."""
+    return (closed_at - opened_at) / timedelta(minutes=1)
+
+
+def average_minutes(holds: Iterable[tuple[float, float]], *, won: bool) -> float | None:
+    """Mean holding time in minutes of the wins, or of the losses, from (net pnl, minutes)."""
+    return mean([held for pnl, held in holds if (pnl > 0) is won])
