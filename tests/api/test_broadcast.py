@@ -1,0 +1,250 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trader.api.broadcast import Broadcaster, EventBroadcaster, StateBroadcaster, Subscriber, frame
+from trader.errors import Unavailable
+
+
+class Source:
+    """A state that the test sets, whose loads the test lets through one by one when `held`."""
+
+    def __init__(self) -> None:
+        self.state = 0
+        self.loads = 0
+        self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.began = asyncio.Event()
+
+    async def __call__(self) -> bytes:
+        self.loads += 1
+        state = self.state
+        self.began.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return str(state).encode()
+
+
+@asynccontextmanager
+async def running(source: Source, **options: float) -> AsyncIterator[StateBroadcaster]:
+    hub = StateBroadcaster("positions", source, **{"spacing_s": 0, **options})  # type: ignore[arg-type]
+    await hub.start()
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+async def taken(subscriber: Subscriber) -> bytes:
+    await subscriber.wait(5)
+    return subscriber.take()
+
+
+def test_frames_are_server_sent_events() -> None:
+    assert frame(b"[]") == b"data: []\n\n"
+    assert frame(b"{}", "batch:complete") == b"event: batch:complete\ndata: {}\n\n"
+
+
+async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
+    hub = Broadcaster("trades")
+    subscribers = [hub.subscribe() for _ in range(50)]
+    with pytest.raises(Unavailable, match="50 places") as refusal:
+        hub.subscribe()
+    assert refusal.value.retry_after_s >= 1
+    hub.unsubscribe(subscribers[7])
+    hub.unsubscribe(subscribers[7])
+    assert len(hub) == 49
+    hub.subscribe()
+
+
+async def test_only_the_newest_state_is_kept() -> None:
+    hub = Broadcaster("positions")
+    subscriber = hub.subscribe()
+    for number in range(1000):
+        hub.send(frame(b"%d" % number))
+    assert subscriber.take() == b"data: 999\n\n"
+    assert subscriber.take() == b""
+
+
+@given(st.lists(st.binary(min_size=1, max_size=5), max_size=30), st.integers(1, 10))
+def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], backlog_max: int) -> None:
+    async def check() -> None:
+        hub = EventBroadcaster("workflow", lambda: b"hello", backlog_max=backlog_max)
+        quick, slow = hub.subscribe(), hub.subscribe()
+        assert quick.take() == b"hello"
+        received = []
+        for message in messages:
+            hub.send(message)
+            received.append(quick.take())
+        assert received == messages
+        assert not quick.ended
+        if len(messages) < backlog_max:
+            assert slow.take() == b"".join([b"hello", *messages])
+        else:
+            assert (slow.ended, slow.take(), slow.error) == (True, b"", None)
+        assert hub.dropped == (1 if slow.ended else 0)
+
+    asyncio.run(check())
+
+
+async def test_the_end_of_a_subscriber_breaks_its_write() -> None:
+    hub = EventBroadcaster("workflow", lambda: b"hello", backlog_max=1)
+    subscriber = hub.subscribe()
+    cuts: list[str] = []
+    subscriber.cut = lambda: cuts.append("cut")
+    hub.send(b"more")
+    assert cuts == ["cut"]
+    await hub.close()
+    assert cuts == ["cut"]
+    with pytest.raises(Unavailable, match="shutting down"):
+        hub.subscribe()
+
+
+async def test_a_newcomer_gets_the_state_and_others_are_left_alone() -> None:
+    source = Source()
+    async with running(source) as hub:
+        first = hub.subscribe()
+        assert await taken(first) == b"data: 0\n\n"
+        source.state = 1
+        second = hub.subscribe()
+        assert await taken(second) == b"data: 1\n\n"
+        assert first.take() == b""
+        assert source.loads == 2
+
+
+async def test_fifty_newcomers_share_a_load() -> None:
+    source = Source()
+    async with running(source) as hub:
+        subscribers = [hub.subscribe() for _ in range(50)]
+        assert {await taken(subscriber) for subscriber in subscribers} == {b"data: 0\n\n"}
+        assert source.loads == 1
+
+
+async def test_nothing_is_loaded_while_nobody_listens() -> None:
+    source = Source()
+    async with running(source) as hub:
+        hub.changed()
+        subscriber = hub.subscribe()
+        await taken(subscriber)
+        hub.unsubscribe(subscriber)
+        loads = source.loads
+        for _ in range(5):
+            hub.changed()
+            await asyncio.sleep(0)
+        assert source.loads == loads == 1
+
+
+async def test_a_burst_is_one_load_and_its_last_state_arrives() -> None:
+    source = Source()
+    async with running(source) as hub:
+        subscriber = hub.subscribe()
+        await taken(subscriber)
+        source.gate.clear()
+        source.began.clear()
+        hub.changed()
+        await source.began.wait()
+        for state in range(1, 101):
+            source.state = state
+            hub.changed()
+        source.gate.set()
+        assert await taken(subscriber) == b"data: 0\n\n"  # loaded before the burst
+        assert await taken(subscriber) == b"data: 100\n\n"
+        assert source.loads == 3
+
+
+async def test_a_state_loaded_before_a_newcomer_is_not_its_first() -> None:
+    source = Source()
+    async with running(source) as hub:
+        first = hub.subscribe()
+        await taken(first)
+        source.gate.clear()
+        source.began.clear()
+        hub.changed()
+        await source.began.wait()
+        source.state = 1
+        newcomer = hub.subscribe()
+        source.gate.set()
+        assert await taken(newcomer) == b"data: 1\n\n"
+
+
+async def test_events_between_two_loads_share_the_next() -> None:
+    source = Source()
+    async with running(source, spacing_s=0.05) as hub:
+        subscriber = hub.subscribe()
+        began = asyncio.get_running_loop().time()
+        await taken(subscriber)
+        while (elapsed_s := asyncio.get_running_loop().time() - began) < 0.2:
+            hub.changed()
+            await asyncio.sleep(0)
+        assert 2 <= source.loads <= elapsed_s / 0.05 + 2
+
+
+async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trader.api.broadcast.RETRY_S", 0.01)
+    source = Source()
+    async with running(source) as hub:
+        subscriber = hub.subscribe()
+        await taken(subscriber)
+        source.error = Unavailable("the database is away")
+        newcomer = hub.subscribe()
+        assert await taken(newcomer) == b""
+        assert newcomer.ended
+        assert newcomer.error is source.error
+        source.state = 7
+        hub.changed()
+        while hub.failures < 3:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0)
+        source.error = None
+        assert await taken(subscriber) == b"data: 7\n\n"
+        assert not subscriber.ended
+    assert "stream positions: load failed: the database is away" in caplog.text
+
+
+async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    source = Source()
+    async with running(source) as hub:
+        subscriber = hub.subscribe()
+        await taken(subscriber)
+        source.error = KeyError("BTC")
+        hub.changed()
+        while not hub.failures:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0)
+        source.error = None
+        hub.changed()
+        assert await taken(subscriber) == b"data: 0\n\n"
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+
+
+async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.api.broadcast.LOAD_S", 0.02)
+    source = Source()
+    source.gate.clear()
+    async with running(source) as hub:
+        newcomer = hub.subscribe()
+        await newcomer.wait(5)
+        assert isinstance(newcomer.error, Unavailable)
+        source.gate.set()
+        assert await taken(hub.subscribe()) == b"data: 0\n\n"
+
+
+async def test_closing_ends_everyone_and_the_loading() -> None:
+    source = Source()
+    source.gate.clear()
+    hub = StateBroadcaster("trades", source, spacing_s=0)
+    await hub.start()
+    subscriber = hub.subscribe()
+    await source.began.wait()
+    await hub.close()
+    await hub.close()
+    assert subscriber.ended
+    assert subscriber.error is None

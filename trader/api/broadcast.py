@@ -1,0 +1,244 @@
+"""The broadcasters: one per stream, each with its subscribers, and what each of them is to be sent next.
+
+A state stream tells what is: a subscriber holds only the newest state, so one that is slow gets fewer of them and
+costs nothing more. The workflow stream tells what happened: a subscriber holds a bounded backlog and is dropped when
+that is full. A message is encoded once, whatever the number of subscribers.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from trader.errors import TraderError, Unavailable
+
+log = logging.getLogger(__name__)
+
+CAPACITY = 50
+BACKLOG_MAX = 1024
+RETRY_AFTER_S = 5
+
+LOAD_S = 10.0
+"""A state that takes longer to load counts as unavailable."""
+
+RETRY_S = 1.0
+"""After this a state that could not be loaded is tried again, if an event asked for it."""
+
+SPACING_S = 0.1
+"""Loads of one stream start at least this far apart; events between them share the next one."""
+
+Load = Callable[[], Awaitable[bytes]]
+
+
+def frame(data: bytes, event: str | None = None) -> bytes:
+    """The server-sent event of one line of JSON; unnamed when `event` is None."""
+    return b"data: %b\n\n" % data if event is None else b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+
+
+class Subscriber:
+    """The end of one open response: frames wait here until its writer takes them.
+
+    With `backlog_max` None only the newest frame is kept. `ended` is set when nothing more will come; `error` says
+    why, if it is a failure.
+    """
+
+    __slots__ = ("_backlog_max", "_frames", "_woken", "cut", "ended", "error")
+
+    def __init__(self, backlog_max: int | None) -> None:
+        self._backlog_max = backlog_max
+        self._frames: deque[bytes] = deque()
+        self._woken = asyncio.Event()
+        self.ended = False
+        self.error: BaseException | None = None
+        self.cut: Callable[[], None] | None = None
+        """Breaks the write that is under way; set by the writer for as long as there is one."""
+
+    def offer(self, message: bytes) -> bool:
+        """Leave a frame to be sent. False when the backlog is full."""
+        if self.ended:
+            return True
+        if self._backlog_max is None:
+            self._frames.clear()
+        elif len(self._frames) >= self._backlog_max:
+            return False
+        self._frames.append(message)
+        self._woken.set()
+        return True
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until there is something to take, or the end, or the time has passed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def take(self) -> bytes:
+        """All frames that wait, as one piece; empty when there are none."""
+        self._woken.clear()
+        message = self._frames.popleft() if len(self._frames) == 1 else b"".join(self._frames)
+        self._frames.clear()
+        return message
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing more will come. A writer that is stuck in a write is freed."""
+        if self.ended:
+            return
+        self.ended = True
+        self.error = error
+        self._frames.clear()
+        self._woken.set()
+        if self.cut is not None:
+            self.cut()
+
+
+class Broadcaster:
+    """The subscribers of one stream, at most `capacity`."""
+
+    def __init__(self, name: str, *, capacity: int = CAPACITY, backlog_max: int | None = None) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.dropped = 0
+        self._backlog_max = backlog_max
+        self._subscribers: dict[Subscriber, None] = {}  # in order of arrival
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._subscribers)
+
+    def subscribe(self) -> Subscriber:
+        """A new subscriber, whose first frame is the current state. Unavailable: full, or shutting down."""
+        if self._closed:
+            raise Unavailable("The service is shutting down", RETRY_AFTER_S)
+        if len(self) >= self.capacity:
+            raise Unavailable(f"All {self.capacity} places of this stream are taken", RETRY_AFTER_S)
+        subscriber = Subscriber(self._backlog_max)
+        self._subscribers[subscriber] = None
+        return subscriber
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.pop(subscriber, None)
+
+    def send(self, message: bytes) -> None:
+        """Leave a frame with every subscriber; those who cannot keep up are dropped."""
+        slow = [subscriber for subscriber in self._subscribers if not subscriber.offer(message)]
+        for subscriber in slow:
+            self.dropped += 1
+            subscriber.end()
+
+    async def start(self) -> None:
+        """Ready to serve."""
+
+    async def close(self) -> None:
+        """End every subscriber; none is taken any more."""
+        self._closed = True
+        for subscriber in list(self._subscribers):
+            subscriber.end()
+
+
+class EventBroadcaster(Broadcaster):
+    """Tells what happened. `greeting` makes the first frame of a subscriber."""
+
+    def __init__(
+        self, name: str, greeting: Callable[[], bytes], *, capacity: int = CAPACITY, backlog_max: int = BACKLOG_MAX
+    ) -> None:
+        super().__init__(name, capacity=capacity, backlog_max=backlog_max)
+        self._greeting = greeting
+
+    def subscribe(self) -> Subscriber:
+        subscriber = super().subscribe()
+        subscriber.offer(self._greeting())
+        return subscriber
+
+
+class StateBroadcaster(Broadcaster):
+    """Tells what is: loads the state for newcomers and after every event that may have changed it.
+
+    One long-lived task does all loading. Nothing is loaded while nobody listens; all that asked before a load began
+    share it. A load that fails is logged and ends the newcomers that waited for it. One that failed because something
+    is unavailable is tried again soon, any other on the next event.
+    """
+
+    def __init__(self, name: str, load: Load, *, capacity: int = CAPACITY, spacing_s: float = SPACING_S) -> None:
+        super().__init__(name, capacity=capacity)
+        self._load = load
+        self._spacing_s = spacing_s
+        self._wanted = asyncio.Event()
+        self._changed = False
+        self._newcomers: dict[Subscriber, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.loads = 0
+        self.failures = 0
+
+    def subscribe(self) -> Subscriber:
+        # Subscribed first, loaded for afterwards: no change falls between the two.
+        subscriber = super().subscribe()
+        self._newcomers[subscriber] = None
+        self._wanted.set()
+        return subscriber
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        super().unsubscribe(subscriber)
+        self._newcomers.pop(subscriber, None)
+
+    def changed(self) -> None:
+        """The state may have changed: load and send it, soon and once for all events until then."""
+        if self._subscribers:
+            self._changed = True
+            self._wanted.set()
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._refresh_forever(), name=f"stream {self.name}")
+
+    async def close(self) -> None:
+        await super().close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1)
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            newcomers, self._newcomers = self._newcomers, {}
+            everyone, self._changed = self._changed, False
+            if newcomers or (everyone and self._subscribers):
+                state = await self._loaded()
+                self._hand_out(state, newcomers, everyone)
+                again = everyone and isinstance(state, TraderError)
+                await asyncio.sleep(RETRY_S if again else self._spacing_s)
+                if again:
+                    self.changed()
+
+    def _hand_out(self, state: bytes | BaseException, newcomers: dict[Subscriber, None], everyone: bool) -> None:
+        if isinstance(state, BaseException):
+            for subscriber in newcomers:
+                subscriber.end(state)
+            return
+        message = frame(state)
+        # A newcomer of after the load began waits for its own; it must not take this for the current state.
+        for subscriber in self._subscribers if everyone else newcomers:
+            if subscriber not in self._newcomers:
+                subscriber.offer(message)
+
+    async def _loaded(self) -> bytes | BaseException:
+        """The encoded state, or what went wrong, as a value: no failure may end the task that loads."""
+        self.loads += 1
+        task = asyncio.ensure_future(self._load())
+        try:
+            await asyncio.wait({task}, timeout=LOAD_S)
+        finally:
+            late = not task.done()
+            task.cancel()
+        if late:
+            await asyncio.wait({task}, timeout=1)
+        if not late and not task.cancelled() and task.exception() is None:
+            return task.result()
+        self.failures += 1
+        error = None if late or task.cancelled() else task.exception()
+        if error is None or isinstance(error, TraderError):
+            error = error or Unavailable("The state took too long to load")
+            log.warning("stream %s: load failed: %s", self.name, error)
+        else:
+            log.error("stream %s: load failed: %r", self.name, error, exc_info=error)
+        return error

@@ -1,0 +1,254 @@
+"""The event streams: `GET /api/events/<stream>`, `text/event-stream`.
+
+Each response has one writer, its handler. It waits for the next frame until the ping is due; every write has a bound,
+and a reader that does not take it is cut off. The streams end when the application shuts down, else an open one would
+hold the process for the whole shutdown timeout.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import hdrs, web
+
+from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber, frame
+from trader.api.schemas.common import ENCODER, iso
+from trader.api.schemas.streams import StreamRefusal
+from trader.clock import Clock
+from trader.errors import Unavailable
+from trader.services.events import (
+    ConversationsChanged,
+    Event,
+    EventBus,
+    MarketChecked,
+    PositionsChanged,
+    TradesChanged,
+    WorkflowProgress,
+)
+
+log = logging.getLogger(__name__)
+
+PING = b"event: ping\ndata:\n\n"
+
+HEADERS = {
+    hdrs.CONTENT_TYPE: "text/event-stream",
+    hdrs.CACHE_CONTROL: "no-cache, no-transform",
+    "X-Accel-Buffering": "no",
+}
+
+GONE_MS = 30_000
+"""A peer that acknowledges nothing for this long is gone, whatever the kernel would still try."""
+
+EOF_S = 1.0
+
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel holds for a reader that has stopped reading; states beyond it are replaced by newer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of real time: between pings, for one write, between two looks whether the client is still there."""
+
+    ping_s: float = 15.0
+    write_s: float = 10.0
+    watch_s: float = 1.0
+
+
+class Hubs:
+    """The five streams, fed by the events of the services.
+
+    `loads` holds, for `positions`, `trades`, `conversations` and `portfolio`, what gives the current state as JSON.
+    """
+
+    def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
+        self.positions = StateBroadcaster("positions", loads["positions"])
+        self.trades = StateBroadcaster("trades", loads["trades"])
+        self.conversations = StateBroadcaster("conversations", loads["conversations"])
+        self.portfolio = StateBroadcaster("portfolio", loads["portfolio"])
+        self.workflow = EventBroadcaster("workflow", lambda: _workflow_frame("connected", iso(clock.now()), {}))
+        self.all: dict[str, Broadcaster] = {
+            hub.name: hub for hub in (self.positions, self.trades, self.conversations, self.portfolio, self.workflow)
+        }
+        events.subscribe(self._on_event)
+
+    async def start(self) -> None:
+        for hub in self.all.values():
+            await hub.start()
+
+    async def close(self) -> None:
+        for hub in self.all.values():
+            await hub.close()
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case MarketChecked():
+                self.positions.changed()
+                self.portfolio.changed()
+            case PositionsChanged(at=at, account_ids=account_ids):
+                self.positions.changed()
+                self._tell("positions:changed", iso(at), {"accountIds": account_ids})
+            case TradesChanged(at=at, account_ids=account_ids):
+                self.trades.changed()
+                self._tell("trades:changed", iso(at), {"accountIds": account_ids})
+            case ConversationsChanged(at=at, model_id=model_id):
+                self.conversations.changed()
+                self._tell("conversations:changed", iso(at), {"modelId": model_id})
+            case WorkflowProgress(type=kind, at=at, details=details):
+                self._tell(kind, iso(at), details)
+
+    def _tell(self, kind: str, timestamp: str, details: Mapping[str, Any]) -> None:
+        if not len(self.workflow):
+            return
+        try:
+            message = _workflow_frame(kind, timestamp, details)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            # Whoever published this must not fail because a detail cannot be told.
+            log.error("workflow event %s cannot be encoded: %s", kind, error)
+            return
+        self.workflow.send(message)
+
+
+def _workflow_frame(kind: str, timestamp: str, details: Mapping[str, Any]) -> bytes:
+    return frame(ENCODER.encode({**details, "type": kind, "timestamp": timestamp}), kind)
+
+
+def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> None:
+    """Add the streams to the application, and end them when it shuts down.
+
+    `Hubs.start` and `Hubs.close` stay with the owner of the hubs; closing twice does no harm.
+    """
+    for name, hub in hubs.all.items():
+        path = f"/api/events/{name}"
+        app.router.add_get(path, _handler(hub, timing or Timing()), allow_head=False)
+        for method in (hdrs.METH_HEAD, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE):
+            app.router.add_route(method, path, _refuse_method)
+    app.router.add_get("/api/events/{stream:.*}", _refuse_path)
+
+    async def end_streams(_: web.Application) -> None:
+        await hubs.close()
+
+    app.on_shutdown.append(end_streams)
+
+
+def _handler(hub: Broadcaster, timing: Timing) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def stream(request: web.Request) -> web.StreamResponse:
+        try:
+            subscriber = hub.subscribe()
+        except Unavailable as error:
+            return _refusal(error)
+        try:
+            # Nothing is sent before the first state is there, so a failure can still be told by its status.
+            while not (first := subscriber.take()) and not subscriber.ended and _is_connected(request):
+                await subscriber.wait(timing.watch_s)
+            if not first:
+                return _refusal(subscriber.error or Unavailable("The stream has ended"))
+            return await _serve(request, subscriber, first, timing)
+        finally:
+            hub.unsubscribe(subscriber)
+
+    return stream
+
+
+async def _serve(request: web.Request, subscriber: Subscriber, first: bytes, timing: Timing) -> web.StreamResponse:
+    """Write to one client until it goes, is cut off, or the stream ends."""
+    response = web.StreamResponse(headers=HEADERS)
+    writer = _Writer(request, response, subscriber, timing.write_s)
+    loop = asyncio.get_running_loop()
+    with suppress(ConnectionError):
+        await response.prepare(request)
+        _tune(request)
+        ping_at = loop.time() + timing.ping_s
+        alive = await writer.write(first)
+        while alive and not subscriber.ended and _is_connected(request):
+            await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
+            message = subscriber.take()
+            if (now := loop.time()) >= ping_at:
+                message += PING
+                ping_at += timing.ping_s
+                if ping_at <= now:  # a write took so long that pings were missed: they are not made up for
+                    ping_at = now + timing.ping_s
+            if message:
+                alive = await writer.write(message)
+        await writer.finish()
+    return response
+
+
+class _Writer:
+    """Writes to one response, each write under a bound, and breakable by the subscriber's end."""
+
+    def __init__(
+        self, request: web.Request, response: web.StreamResponse, subscriber: Subscriber, timeout_s: float
+    ) -> None:
+        self._request = request
+        self._response = response
+        self._subscriber = subscriber
+        self._timeout_s = timeout_s
+
+    async def write(self, message: bytes) -> bool:
+        """False when the reader took too long and was cut off."""
+        self._subscriber.cut = self._abort
+        try:
+            return await self._bounded(self._response.write(message), self._timeout_s)
+        finally:
+            self._subscriber.cut = None
+
+    async def finish(self) -> None:
+        """Say that nothing more comes; the framework would wait for a stalled reader without a bound."""
+        await self._bounded(self._response.write_eof(), min(self._timeout_s, EOF_S))
+
+    async def _bounded(self, write: Awaitable[None], timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await write
+        except TimeoutError:
+            self._abort()
+            return False
+        return True
+
+    def _abort(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def _is_connected(request: web.Request) -> bool:
+    return request.transport is not None and not request.transport.is_closing()
+
+
+def _tune(request: web.Request) -> None:
+    """Let the kernel hold little for the client, and give up early on one that has vanished."""
+    sock = request.get_extra_info("socket")
+    if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
+
+
+def _refusal(error: BaseException) -> web.Response:
+    """An answer before any stream header: unavailable, or a failure of which nothing is told."""
+    if isinstance(error, Unavailable):
+        response = _json(503, str(error))
+        response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_s)
+        return response
+    return _json(500, "Internal server error")
+
+
+async def _refuse_method(_: web.Request) -> web.Response:
+    response = _json(405, "Method Not Allowed")
+    response.headers[hdrs.ALLOW] = hdrs.METH_GET
+    return response
+
+
+async def _refuse_path(_: web.Request) -> web.Response:
+    return _json(404, "Not Found")
+
+
+def _json(status: int, error: str) -> web.Response:
+    body = ENCODER.encode(StreamRefusal(error=error))
+    return web.Response(status=status, body=body, headers={hdrs.CONTENT_TYPE: "application/json"})
