@@ -1,0 +1,190 @@
+"""The health endpoints: `GET /health` for those who watch the service, `GET /health/schedulers` for those who look in.
+
+The database is asked under a short bound, and an answer is good for a moment, so that many questions are one query.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+from aiohttp import hdrs, web
+
+from trader.api.broadcast import Broadcaster
+from trader.api.schemas.common import ENCODER, iso
+from trader.api.schemas.health import (
+    DatabaseHealth,
+    HealthReport,
+    MarketHealth,
+    ModelRunning,
+    SchedulerHealth,
+    SchedulersReport,
+    StreamHealth,
+)
+from trader.api.schemas.streams import StreamRefusal
+from trader.clock import Clock
+from trader.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+PING_S = 1.0
+"""A database that takes longer to answer is not healthy."""
+
+GOOD_FOR_S = 0.2
+
+
+class SchedulerStatus(Protocol):
+    """What a scheduler tells of itself."""
+
+    @property
+    def interval_ms(self) -> int: ...
+    @property
+    def running(self) -> bool: ...
+    @property
+    def runs(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def last_started_at(self) -> datetime | None: ...
+    @property
+    def last_finished_at(self) -> datetime | None: ...
+    @property
+    def last_duration_ms(self) -> int | None: ...
+    @property
+    def last_error(self) -> str | None: ...
+    @property
+    def next_due_at(self) -> datetime | None: ...
+
+
+class MarketStatus(Protocol):
+    """What the market feed tells of itself."""
+
+    @property
+    def source_name(self) -> str: ...
+    @property
+    def last_update_at(self) -> datetime | None: ...
+    def is_stale(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSources:
+    """What the reports are made of. `ping` gives the database's latency in milliseconds."""
+
+    clock: Clock
+    started_at: datetime
+    trading_mode: str
+    ping: Callable[[], Awaitable[float]]
+    market: MarketStatus
+    hubs: Mapping[str, Broadcaster]
+    schedulers: Callable[[], Mapping[str, SchedulerStatus]]
+    models_running: Callable[[], Mapping[str, datetime]]
+
+
+class _DatabaseProbe:
+    """Asks the database at most once at a time, and not again while the last answer is fresh."""
+
+    def __init__(self, ping: Callable[[], Awaitable[float]]) -> None:
+        self._ping = ping
+        self._asking = asyncio.Lock()
+        self._answer = DatabaseHealth(ok=False, latency_ms=None)
+        self._good_until_s = 0.0
+
+    async def ask(self) -> DatabaseHealth:
+        async with self._asking:
+            if time.monotonic() >= self._good_until_s:
+                self._answer = await self._latency()
+                self._good_until_s = time.monotonic() + GOOD_FOR_S
+            return self._answer
+
+    async def _latency(self) -> DatabaseHealth:
+        try:
+            async with asyncio.timeout(PING_S):
+                return DatabaseHealth(ok=True, latency_ms=round(await self._ping(), 3))
+        except (Unavailable, OSError, TimeoutError) as error:
+            log.warning("database ping failed: %s", error or type(error).__name__)
+            return DatabaseHealth(ok=False, latency_ms=None)
+
+
+def setup(app: web.Application, sources: HealthSources) -> None:
+    """Add the endpoints to the application."""
+    database = _DatabaseProbe(sources.ping)
+
+    async def health(_: web.Request) -> web.Response:
+        return _answer_health(sources, await database.ask())
+
+    async def schedulers(_: web.Request) -> web.Response:
+        return _json(200, _schedulers_report(sources, await database.ask()))
+
+    for path, handler in (("/health", health), ("/health/schedulers", schedulers)):
+        for prefix in ("", "/api"):
+            app.router.add_get(prefix + path, handler)  # HEAD too
+            for method in (hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE):
+                app.router.add_route(method, prefix + path, _refuse_method)
+
+
+def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
+    running = {name: status.running for name, status in sources.schedulers().items()}
+    healthy = database.ok and bool(running) and all(running.values())
+    report = HealthReport(
+        status="healthy" if healthy else "unhealthy", timestamp=iso(sources.clock.now()), schedulers=running
+    )
+    return _json(200 if healthy else 503, report)
+
+
+def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> SchedulersReport:
+    now = sources.clock.now()
+    updated_at = sources.market.last_update_at
+    return SchedulersReport(
+        timestamp=iso(now),
+        started_at=iso(sources.started_at),
+        uptime_seconds=(now - sources.started_at).total_seconds(),
+        trading_mode=sources.trading_mode,
+        database=database,
+        market=MarketHealth(
+            source=sources.market.source_name,
+            last_update_at=_iso_or_none(updated_at),
+            stale=sources.market.is_stale(),
+        ),
+        streams={name: StreamHealth(subscribers=len(hub), capacity=hub.capacity) for name, hub in sources.hubs.items()},
+        schedulers={name: _scheduler(status) for name, status in sources.schedulers().items()},
+        models_running=[
+            ModelRunning(model_id=model_id, running_for_seconds=(now - since).total_seconds())
+            for model_id, since in sources.models_running().items()
+        ],
+    )
+
+
+def _scheduler(status: SchedulerStatus) -> SchedulerHealth:
+    return SchedulerHealth(
+        running=status.running,
+        interval_ms=status.interval_ms,
+        runs=status.runs,
+        failures=status.failures,
+        skipped=status.skipped,
+        last_started_at=_iso_or_none(status.last_started_at),
+        last_finished_at=_iso_or_none(status.last_finished_at),
+        last_duration_ms=status.last_duration_ms,
+        last_error=status.last_error,
+        next_due_at=_iso_or_none(status.next_due_at),
+    )
+
+
+def _iso_or_none(moment: datetime | None) -> str | None:
+    return None if moment is None else iso(moment)
+
+
+async def _refuse_method(_: web.Request) -> web.Response:
+    response = _json(405, StreamRefusal(error="Method Not Allowed"))
+    response.headers[hdrs.ALLOW] = "GET, HEAD"
+    return response
+
+
+def _json(status: int, body: msgspec.Struct) -> web.Response:
+    headers = {hdrs.CONTENT_TYPE: "application/json", hdrs.CACHE_CONTROL: "no-store"}
+    return web.Response(status=status, body=ENCODER.encode(body), headers=headers)

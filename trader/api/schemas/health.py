@@ -1,0 +1,67 @@
+"""What the health endpoints answer."""
+
+from typing import Literal
+
+from trader.api.schemas.common import Wire
+
+
+class HealthReport(Wire):
+    """`GET /health`. `schedulers` holds whether each of the three is running."""
+
+    status: Literal["healthy", "unhealthy"]
+    timestamp: str
+    schedulers: dict[str, bool]
+
+
+class DatabaseHealth(Wire):
+    """`latency_ms` is null when the database did not answer."""
+
+    ok: bool
+    latency_ms: float | None
+
+
+class MarketHealth(Wire):
+    """`last_update_at` is null before the first update."""
+
+    source: str
+    last_update_at: str | None
+    stale: bool
+
+
+class StreamHealth(Wire):
+    subscribers: int
+    capacity: int
+
+
+class SchedulerHealth(Wire):
+    """Times are null before the first run; `last_error` is null when the last run went well."""
+
+    running: bool
+    interval_ms: int
+    runs: int
+    failures: int
+    skipped: int
+    last_started_at: str | None
+    last_finished_at: str | None
+    last_duration_ms: int | None
+    last_error: str | None
+    next_due_at: str | None
+
+
+class ModelRunning(Wire):
+    model_id: str
+    running_for_seconds: float
+
+
+class SchedulersReport(Wire):
+    """`GET /health/schedulers`."""
+
+    timestamp: str
+    started_at: str
+    uptime_seconds: float
+    trading_mode: str
+    database: DatabaseHealth
+    market: MarketHealth
+    streams: dict[str, StreamHealth]
+    schedulers: dict[str, SchedulerHealth]
+    models_running: list[ModelRunning]
