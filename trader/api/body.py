@@ -1,0 +1,48 @@
+"""Reading a request's body within bounds of size and time."""
+
+import asyncio
+from typing import Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
+
+from trader.errors import InvalidInput, Issue, PayloadTooLarge
+
+BODY_SIZE_MAX: Final = 2**20
+"""Bytes of a request body, after decompression."""
+BODY_WAIT_S: Final = 30.0
+"""How long a caller may take to send its body."""
+
+
+class BodyTimeout(Exception):
+    """The caller took too long to send its body."""
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The request's body, decompressed. Raises PayloadTooLarge, InvalidInput (broken compression) and BodyTimeout.
+
+    A body that says its size is refused before it is read; any other, a compressed one too, as soon as it is over.
+    """
+    if request.content_length is not None:
+        _check_size(request.content_length)
+    content = request.content
+    if content.is_eof() and content.exception() is None:
+        whole = content.read_nowait()
+        _check_size(len(whole))
+        return whole
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_WAIT_S):
+            while chunk := await content.readany():
+                body += chunk
+                _check_size(len(body))
+    except TimeoutError:
+        raise BodyTimeout(f"the body did not arrive within {BODY_WAIT_S:g} s") from None
+    except (ContentEncodingError, web.RequestPayloadError) as error:
+        raise InvalidInput(Issue((), f"the body cannot be read: {error}")) from None
+    return bytes(body)
+
+
+def _check_size(size: int) -> None:
+    if size > BODY_SIZE_MAX:
+        raise PayloadTooLarge(f"the body is over {BODY_SIZE_MAX} bytes")

@@ -1,0 +1,152 @@
+"""The two body styles of the RPC endpoint: bare JSON, and the envelope of the oRPC client. Pure functions.
+
+Which style a request has is decided by its path; two bodies override the path (see `unwrap`).
+"""
+
+import json
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trader.api.schemas.common import ENCODER
+from trader.errors import Issue
+
+_BOM = b"\xef\xbb\xbf"
+_EMPTY_OBJECT = b"{}"
+_ENVELOPE_KEYS: Final = frozenset({"json", "meta"})
+_SHORT_BODIES: Final = {b"": _EMPTY_OBJECT, b"{}": _EMPTY_OBJECT}
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Style(Enum):
+    """How a body is written. PLAIN: the object itself. ORPC: `{"json": …}`."""
+
+    PLAIN = "plain"
+    ORPC = "orpc"
+
+
+class Unwrapped(NamedTuple):
+    """The style to answer in, and the JSON text of the input, or what is wrong with the body."""
+
+    style: Style
+    input: bytes | msgspec.Raw
+    issue: Issue | None = None
+
+
+def unwrap(body: bytes, by_path: Style) -> Unwrapped:
+    """Find the input in a request body.
+
+    An empty body and `{}` are undefined input, which is `{}`. A body in plain style that has the keys of an envelope
+    and no others is one; a body in oRPC style that is an object with keys but without `json` is plain.
+    """
+    known = _SHORT_BODIES.get(body)
+    if known is not None:
+        return Unwrapped(by_path, known)
+    body = body.removeprefix(_BOM)
+    if not body.strip():
+        return Unwrapped(by_path, _EMPTY_OBJECT)
+    issue = text_issue(body)
+    if issue is not None:
+        return Unwrapped(by_path, body, issue)
+    try:
+        members = _members.decode(body)
+    except msgspec.ValidationError:
+        return Unwrapped(by_path, body, Issue((), "expected a JSON object"))
+    enveloped = "json" in members and (by_path is Style.ORPC or members.keys() <= _ENVELOPE_KEYS)
+    if enveloped:
+        return _opened(members)
+    return Unwrapped(Style.PLAIN if members else by_path, body)
+
+
+def _opened(members: dict[str, msgspec.Raw]) -> Unwrapped:
+    """The input of an envelope. `meta` names JavaScript types; the schemas are JSON's own, so only its shape counts."""
+    inner = members["json"]
+    if "meta" in members and bytes(members["meta"])[:1] != b"[":
+        return Unwrapped(Style.ORPC, inner, Issue(("meta",), "expected a list"))
+    if bytes(inner)[:1] != b"{":
+        return Unwrapped(Style.ORPC, inner, Issue((), "expected `json` to hold an object"))
+    return Unwrapped(Style.ORPC, inner)
+
+
+def text_issue(body: bytes) -> Issue | None:
+    """What makes the body unusable as JSON whatever its schema: syntax, encoding, nesting, a field given twice.
+
+    A duplicate is refused since two readers of it would disagree; NUL and lone surrogates, since PostgreSQL
+    cannot store them.
+    """
+    try:
+        text = body.decode()
+        msgspec.json.decode(body, type=msgspec.Raw)
+        value = json.loads(text, object_pairs_hook=_unique, parse_int=float, parse_constant=_refuse)
+        if "\\u" in text:
+            _check_text(value)
+    except _Refused as error:
+        return Issue(error.path, str(error))
+    except UnicodeDecodeError as error:
+        return Issue((), f"the body is not UTF-8 (byte {error.start})")
+    except RecursionError:
+        return Issue((), "the JSON is nested too deeply")
+    except (msgspec.DecodeError, ValueError) as error:
+        return Issue((), f"the body is not JSON: {error}")
+    return None
+
+
+class _Refused(Exception):
+    def __init__(self, message: str, *path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                shown = key.encode("utf-8", "replace").decode()[:100]
+                raise _Refused("the field is given twice", shown)
+            seen.add(key)
+    return members
+
+
+def _refuse(constant: str) -> None:
+    raise _Refused(f"{constant} is not JSON")
+
+
+def _check_text(value: Any) -> None:
+    if isinstance(value, str):
+        if "\0" in value:
+            raise _Refused("text must not hold the character NUL")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _Refused("text must not hold half of a surrogate pair") from None
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            _check_text(key)
+            _check_text(member)
+    elif isinstance(value, list):
+        for member in value:
+            _check_text(member)
+
+
+def success(style: Style, output: bytes) -> bytes:
+    """The body of an answer whose encoded output is given."""
+    return output if style is Style.PLAIN else b'{"json":' + output + b"}"
+
+
+def failure(style: Style, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:
+    """The body of an error in the style of the success."""
+    listed = [{"path": issue.path, "message": issue.message} for issue in issues]
+    if style is Style.PLAIN:
+        plain: dict[str, object] = {"error": message, "code": code}
+        if listed:
+            plain["issues"] = listed
+        return ENCODER.encode(plain)
+    inner: dict[str, object] = {"defined": False, "code": code, "status": status, "message": message}
+    if listed:
+        inner["data"] = {"issues": listed}
+    return ENCODER.encode({"json": inner})

@@ -1,0 +1,372 @@
+"""The RPC endpoint: the registry of procedures, their dispatch, and what each error is on the wire.
+
+HTTP statuses live in this module alone. Every error that a procedure raises is answered here; what is not one of
+`errors.RequestError` is a bug, logged with the request id and answered with 500 and nothing about its cause.
+"""
+
+import hmac
+import importlib
+import logging
+import pkgutil
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_type_hints
+
+import msgspec
+from aiohttp import web
+
+from trader.api import batch, envelope
+from trader.api.body import BodyTimeout, read_body
+from trader.api.cors import OriginRule
+from trader.api.envelope import Style
+from trader.api.issues import find_issues
+from trader.api.schemas.common import ENCODER
+from trader.errors import (
+    Forbidden,
+    InvalidInput,
+    Issue,
+    MarketUnavailable,
+    NotFound,
+    PayloadTooLarge,
+    Precondition,
+    RequestError,
+    TraderError,
+    Unauthorized,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from trader.api.context import Context
+
+PREFIX: Final = "/api/rpc/"
+
+JSON: Final = "application/json"
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+
+_log = logging.getLogger("trader.request")
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+H = TypeVar("H", bound=Handler)
+
+_INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
+_STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
+    InvalidInput: (HTTPStatus.BAD_REQUEST, "VALIDATION_ERROR"),
+    Unauthorized: (HTTPStatus.UNAUTHORIZED, "UNAUTHORIZED"),
+    Forbidden: (HTTPStatus.FORBIDDEN, "FORBIDDEN"),
+    NotFound: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
+    Precondition: (HTTPStatus.PRECONDITION_FAILED, "PRECONDITION_FAILED"),
+    PayloadTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "PAYLOAD_TOO_LARGE"),
+    Unavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
+    MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
+}
+_NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
+_TIMEOUT: Final = (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT")
+_UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """One remote procedure: what it takes, what it gives, and the function that does it.
+
+    `changes`: it changes something, so API_TOKEN guards it. `static`: its output never changes while the process
+    lives and depends on nothing but the build, so it is made, checked and encoded once.
+    """
+
+    name: str
+    handler: Handler
+    input_type: type[Any]
+    output_type: Any
+    changes: bool
+    static: bool
+    input_decoder: msgspec.json.Decoder[Any]
+    output_decoder: msgspec.json.Decoder[Any]
+
+
+class Registry:
+    """The procedures by their dotted name, in the order of their declaration."""
+
+    def __init__(self) -> None:
+        self._procedures: dict[str, Procedure] = {}
+
+    @property
+    def procedures(self) -> Mapping[str, Procedure]:
+        return self._procedures
+
+    def procedure(self, name: str, *, changes: bool = False, static: bool = False) -> Callable[[H], H]:
+        """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
+
+        The types come from its annotations. A name that is taken raises `ValueError`, at import.
+        """
+
+        def declare(handler: H) -> H:
+            if name in self._procedures:
+                raise ValueError(f"the procedure {name} is declared twice")
+            hints = get_type_hints(handler, include_extras=True)
+            output_type = hints.pop("return")
+            input_type = list(hints.values())[-1]
+            self._procedures[name] = Procedure(
+                name=name,
+                handler=handler,
+                input_type=input_type,
+                output_type=output_type,
+                changes=changes,
+                static=static,
+                input_decoder=msgspec.json.Decoder(input_type),
+                output_decoder=msgspec.json.Decoder(output_type),
+            )
+            return handler
+
+        return declare
+
+
+REGISTRY: Final = Registry()
+procedure: Final = REGISTRY.procedure
+
+
+class Target(NamedTuple):
+    """What a raw path names: a procedure, and the style of its callers."""
+
+    procedure: Procedure
+    style: Style
+
+
+class Answer(NamedTuple):
+    """What goes back for one call. `headers` are those beside the content type and the request id."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+class Dispatcher:
+    """Answers every request under `/api/rpc/`."""
+
+    def __init__(self, registry: Registry, context: "Context") -> None:
+        self._context = context
+        self._origins = OriginRule.of(context.settings)
+        token = context.settings.api_token
+        self._token = None if token is None else token.reveal().encode()
+        self._live = context.settings.trading_mode == "live"
+        self._static: dict[str, bytes] = {}
+        self._targets: dict[str, Target] = {}
+        for name, declared in registry.procedures.items():
+            for path, style in ((name, Style.PLAIN), (name.replace(".", "/"), Style.ORPC)):
+                self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
+        self._boot = secrets.token_hex(4)
+        self._count = count(1)
+
+    def new_request_id(self) -> str:
+        """An id that is unique among the processes of the service, as far as a log goes back."""
+        return f"{self._boot}-{next(self._count):06x}"
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """The aiohttp handler of every path and method under `/api/rpc/`."""
+        started_s = time.perf_counter()
+        request_id = request[REQUEST_ID] = self.new_request_id()
+        path = request.rel_url.raw_path
+        batch_mode = request.headers.get(batch.HEADER)
+        if batch_mode is not None and request.method == "POST" and path.startswith(PREFIX):
+            response = await self._handle_batch(request, batch_mode, request_id)
+            self._finished("batch", response.status, started_s, request_id)
+            return response
+        target = self._targets.get(path)
+        if request.method == "OPTIONS" and path.startswith(PREFIX):  # a preflight; `cors` adds what its origin may know
+            answer = Answer(HTTPStatus.NO_CONTENT, b"", {"Allow": "POST, OPTIONS"})
+        elif target is None:
+            answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
+        elif request.method != "POST":
+            answer = _method_not_supported(request.method, target.style)
+        else:
+            answer = await self._handle_call(request, target, request_id)
+        self._finished(target.procedure.name if target else "unknown", answer.status, started_s, request_id)
+        return web.Response(
+            status=answer.status,
+            body=answer.body,
+            headers={"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers},
+        )
+
+    async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
+        try:
+            self._origins.check(request)
+            body = await read_body(request)
+        except RequestError as error:
+            return _error_answer(error, target.style)
+        except BodyTimeout as error:
+            return _failure(target.style, _TIMEOUT, str(error))
+        return await self.call(target, body, request.headers.get("Authorization"), request_id)
+
+    async def call(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
+        """Call the procedure with a whole request body. Every error becomes an answer here."""
+        style, text, issue = envelope.unwrap(body, target.style)
+        declared = target.procedure
+        try:
+            if issue is not None:
+                raise InvalidInput(issue)
+            self._check_allowed(declared, authorization)
+            request = _decoded(declared, text)
+            output = self._static.get(declared.name)
+            if output is None:
+                output = await self._output(declared, request)
+            return Answer(HTTPStatus.OK, envelope.success(style, output))
+        except TraderError as error:
+            if type(error) in _STATUSES:
+                return _error_answer(error, style)
+            _log.exception("%s failed (request %s)", declared.name, request_id)
+        except Exception:  # noqa: BLE001 - the RPC edge: a bug is answered without its cause and must not end the process
+            _log.exception("%s failed (request %s)", declared.name, request_id)
+        return _failure(style, _INTERNAL, "Internal server error")
+
+    def _check_allowed(self, declared: Procedure, authorization: str | None) -> None:
+        if self._live and declared.name.startswith("simulator."):
+            raise Precondition(f"{declared.name} needs TRADING_MODE=simulated; this service runs with live")
+        if not declared.changes or self._token is None:
+            return
+        scheme, _, given = (authorization or "").partition(" ")
+        given_bytes = given.strip().encode("utf-8", "surrogateescape")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, self._token):
+            raise Unauthorized(f"{declared.name} needs the header Authorization: Bearer <API_TOKEN>")
+
+    async def _output(self, declared: Procedure, request: Any) -> bytes:
+        """The encoded output, checked against its type as a caller would read it. A static one is kept."""
+        output = ENCODER.encode(await declared.handler(self._context, request))
+        declared.output_decoder.decode(output)
+        if declared.static:
+            self._static[declared.name] = output
+        return output
+
+    async def _handle_batch(self, request: web.Request, mode: str, request_id: str) -> web.StreamResponse:
+        headers = {"X-Request-Id": request_id}
+        try:
+            self._origins.check(request)
+            items = batch.parse(await read_body(request))
+        except RequestError as error:
+            answer = _error_answer(error, Style.ORPC)
+        except BodyTimeout as error:
+            answer = _failure(Style.ORPC, _TIMEOUT, str(error))
+        else:
+            authorization = request.headers.get("Authorization")
+
+            async def call(index: int, item: batch.Item) -> batch.Reply:
+                answer = await self._call_item(item, authorization, f"{request_id}.{index}")
+                return batch.Reply(index, answer.status, answer.headers, answer.body)
+
+            return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS, headers)
+        return web.Response(
+            status=answer.status, body=answer.body, headers={"Content-Type": JSON, **headers, **answer.headers}
+        )
+
+    async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
+        """One call of a batch. It comes from the oRPC client, so it is answered in its style whatever the path."""
+        started_s = time.perf_counter()
+        target = self._targets.get(item.path)
+        if target is None:
+            answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
+        elif item.method != "POST":
+            answer = _method_not_supported(item.method, Style.ORPC)
+        else:
+            enveloped = Target(target.procedure, Style.ORPC)
+            answer = await self.call(enveloped, item.body, item.authorization or authorization, request_id)
+        self._finished(target.procedure.name if target else "unknown", answer.status, started_s, request_id)
+        return answer
+
+    def _finished(self, name: str, status: int, started_s: float, request_id: str) -> None:
+        """The one place every call passes at its end: the log line (and what measures calls)."""
+        if not _log.isEnabledFor(logging.INFO):
+            return
+        duration_ms = round((time.perf_counter() - started_s) * 1000, 3)
+        _log.info(
+            "%s %d %.1f ms (request %s)",
+            name,
+            status,
+            duration_ms,
+            request_id,
+            extra={"request_id": request_id, "procedure": name, "status": int(status), "duration_ms": duration_ms},
+        )
+
+
+def _decoded(declared: Procedure, text: bytes | msgspec.Raw) -> Any:
+    try:
+        return declared.input_decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(*find_issues(declared.input_type, text, error)) from None
+
+
+def _method_not_supported(method: str, style: Style) -> Answer:
+    answer = _failure(style, _NOT_SUPPORTED, f"{method[:20]} is not supported here; use POST")
+    return answer._replace(headers={"Allow": "POST"})
+
+
+def _error_answer(error: TraderError, style: Style) -> Answer:
+    headers: dict[str, str] = {}
+    issues: tuple[Issue, ...] = ()
+    message = str(error)
+    if isinstance(error, InvalidInput):
+        issues = error.issues
+        message = "; ".join(_sentence(issue) for issue in issues)
+    elif isinstance(error, Unavailable):
+        headers["Retry-After"] = str(error.retry_after_s)
+    elif isinstance(error, MarketUnavailable):
+        headers["Retry-After"] = "1"
+    elif isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return _failure(style, _STATUSES[type(error)], message, issues)._replace(headers=headers)
+
+
+def _sentence(issue: Issue) -> str:
+    place = ".".join(str(part) for part in issue.path)
+    return f"{place}: {issue.message}" if place else issue.message
+
+
+def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: tuple[Issue, ...] = ()) -> Answer:
+    status, code = kind
+    return Answer(status, envelope.failure(style, status, code, message, issues))
+
+
+@web.middleware
+async def _json_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """aiohttp's own refusals (unknown path, wrong method) as JSON, outside of `/api/rpc/`."""
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        body = {"error": f"{error.method} is not supported here; use {allowed}", "code": _NOT_SUPPORTED[1]}
+        return _plain_json(error.status, body, {"Allow": allowed})
+    except web.HTTPException as error:
+        return _plain_json(error.status, {"error": error.reason})
+
+
+def _plain_json(status: int, body: dict[str, str], headers: Mapping[str, str] = {}) -> web.Response:
+    return web.Response(status=status, body=ENCODER.encode(body), headers={"Content-Type": JSON, **headers})
+
+
+def load_procedures() -> None:
+    """Import every module of `api/procedures`, so that each declares its procedures."""
+    package = importlib.import_module("trader.api.procedures")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+
+
+def setup(app: web.Application, context: "Context", registry: Registry | None = None) -> Dispatcher:
+    """Mount the RPC endpoint, JSON errors and request ids. Without a registry: every procedure of `api/procedures`."""
+    if registry is None:
+        load_procedures()
+        registry = REGISTRY
+    dispatcher = Dispatcher(registry, context)
+    for name in registry.procedures:  # exact routes are found without a pattern; the pattern has the rest
+        app.router.add_route("*", PREFIX + name, dispatcher.handle)
+        app.router.add_route("*", PREFIX + name.replace(".", "/"), dispatcher.handle)
+    app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle)
+
+    async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+        if "X-Request-Id" not in response.headers:
+            response.headers["X-Request-Id"] = request.get(REQUEST_ID) or dispatcher.new_request_id()
+
+    app.on_response_prepare.append(add_request_id)
+    app.middlewares.append(_json_errors)
+    return dispatcher
