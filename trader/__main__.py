@@ -1,0 +1,114 @@
+"""The command: arguments, settings, logs, and then the service until it is told to stop.
+
+Exit codes: 0 it ended as asked, 1 it could not start, 2 the arguments or the settings are wrong.
+"""
+
+import argparse
+import asyncio
+import errno
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from trader.errors import SettingsError, TraderError
+from trader.logs import configure_logs
+from trader.settings import DEFINITIONS, PROVIDERS, Settings
+
+EXIT_NO_START = 1
+EXIT_WRONG_SETTINGS = 2
+LISTEN_ERRORS = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        settings = Settings.load(os.environ, Path(".env"), demo=options.demo)
+    except SettingsError as error:
+        print("The configuration is wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return EXIT_WRONG_SETTINGS
+    configure_logs(settings.log_level, settings.log_format)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            if options.check:
+                print(*runner.run(_check(settings)), sep="\n")
+            else:
+                runner.run(_serve(settings))
+    except TraderError as error:
+        print(f"trader cannot start: {error}", file=sys.stderr)
+        return EXIT_NO_START
+    except OSError as error:
+        if error.errno not in LISTEN_ERRORS:
+            raise
+        print(f"trader cannot listen on {settings.host} port {settings.port}: {error.strerror}", file=sys.stderr)
+        return EXIT_NO_START
+    except KeyboardInterrupt:  # before the service minds its signals itself
+        return 128 + 2
+    return 0
+
+
+async def _serve(settings: Settings) -> None:
+    from trader import app  # noqa: PLC0415 - --help and mistakes in the settings answer at once
+
+    await app.serve(settings)
+
+
+async def _check(settings: Settings) -> list[str]:
+    from trader import app  # noqa: PLC0415 - as above
+
+    return await app.check(settings)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's when it is installed (the extra `fast`)."""
+    try:
+        import uvloop  # noqa: PLC0415 - optional
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trader",
+        description="AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.",
+        epilog=settings_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--demo", action="store_true", help="run on a synthetic market with rule agents; needs no key and no database"
+    )
+    parser.add_argument("--check", action="store_true", help="check the settings, connect to the database, and exit")
+    parser.add_argument("--version", action="version", version=_version())
+    return parser
+
+
+def _version() -> str:
+    try:
+        return f"trader {version('trader')}"
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "trader"
+
+
+def settings_help() -> str:
+    """The settings as `--help` shows them."""
+    lines = ["settings, from the environment and from .env in the working folder (the environment wins):", ""]
+    for definition in DEFINITIONS:
+        lines += _entry(definition.name, f"{definition.meaning} Default: {definition.default_text}.")
+    keys = ", ".join(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
+    urls = ", ".join(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
+    lines += ["", *textwrap.wrap(f"At least one AI provider, except with --demo: {keys}; more keys of one provider as "
+                                 f"..._API_KEY1, ..._API_KEY_2 and on. Other servers of the same protocol: {urls}.",
+                                 width=100, initial_indent="  ", subsequent_indent="  ")]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    wrapped = textwrap.wrap(text.replace("`", ""), width=72)
+    return [f"  {name:24}  {wrapped[0]}", *(f"{'':28}{line}" for line in wrapped[1:])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
