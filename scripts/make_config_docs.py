@@ -1,0 +1,76 @@
+"""Write what documents the settings from their definitions: the table in README.md, and .env.example.
+
+`python scripts/make_config_docs.py` writes; with `--check` it only says whether they are in step (exit code 1 if not).
+"""
+
+import sys
+import textwrap
+from pathlib import Path
+
+from trader.settings import DEFINITIONS, PROVIDERS
+
+ROOT = Path(__file__).parents[1]
+START, END = "<!-- settings:start -->", "<!-- settings:end -->"
+
+
+def configuration_table() -> str:
+    """The settings as a Markdown table."""
+    rows = ["| name | default | meaning |", "|---|---|---|"]
+    for definition in DEFINITIONS:
+        default = definition.shown_default or (f"`{definition.default}`" if definition.default else "none")
+        rows.append(f"| `{definition.name}` | {default} | {definition.meaning.replace('|', chr(92) + '|')} |")
+    for provider in PROVIDERS:
+        name = provider.upper()
+        rows.append(
+            f"| `{name}_API_KEY`, `{name}_API_KEY1`, `{name}_API_KEY_2` and on | none "
+            f"| Keys of the AI provider `{provider}`; several share the load. |"
+        )
+        rows.append(f"| `{name}_BASE_URL` | the provider's own | Another server of its protocol; a key is optional. |")
+    return "\n".join(rows)
+
+
+def readme_with_table(readme: str) -> str:
+    """The README with the table between its markers."""
+    before, start, rest = readme.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise SystemExit(f"README.md has no {START} and {END}")
+    return f"{before}{START}\n{configuration_table()}\n{END}{after}"
+
+
+def env_example() -> str:
+    """An `.env` file of all settings, each with its meaning, none of them set."""
+    lines = [
+        "# Settings of trader. Copy to .env in the folder where it runs, and set what you need.",
+        "# The environment wins over this file; an empty value means the default.",
+    ]
+    for definition in DEFINITIONS:
+        lines += ["", *_comment(f"{definition.meaning} Default: {definition.default_text}.")]
+        lines.append(f"# {definition.name}={definition.default}")
+    lines += ["", *_comment("AI providers: at least one, except with --demo. More keys of one: ..._API_KEY_2 and on.")]
+    for provider in PROVIDERS:
+        lines += [f"# {provider.upper()}_API_KEY=", f"# {provider.upper()}_BASE_URL="]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, width=100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def main() -> int:
+    documents = {
+        ROOT / "README.md": readme_with_table((ROOT / "README.md").read_text(encoding="utf-8")),
+        ROOT / ".env.example": env_example(),
+    }
+    stale = [path for path, text in documents.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.name} is not in step with trader/settings.py; run scripts/make_config_docs.py")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(documents[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
