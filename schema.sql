@@ -74,11 +74,15 @@ CREATE TABLE IF NOT EXISTS invocations (
     cost_usd       numeric CHECK (cost_usd >= 0),
     started_at     timestamptz NOT NULL,
     finished_at    timestamptz CHECK (finished_at >= started_at),
+    failed_tool_calls integer NOT NULL DEFAULT 0 CHECK (failed_tool_calls >= 0),  -- kept by a trigger of tool_calls
     CHECK ((finished_at IS NULL) = (status = 'running'))
 );
 CREATE INDEX IF NOT EXISTS invocations_by_time ON invocations (started_at DESC);
 CREATE INDEX IF NOT EXISTS invocations_by_model ON invocations (model_id, started_at DESC);
-CREATE INDEX IF NOT EXISTS invocations_failed ON invocations (started_at DESC) WHERE status IN ('failed', 'timeout');
+CREATE INDEX IF NOT EXISTS invocations_failed ON invocations (started_at DESC)
+    WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0);
+CREATE INDEX IF NOT EXISTS invocations_failed_by_model ON invocations (model_id, started_at DESC)
+    WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0);
 CREATE INDEX IF NOT EXISTS invocations_running ON invocations (model_id) WHERE status = 'running';
 
 -- The messages and raw answers of a run (zlib-compressed JSON), apart from the record so that they can be dropped
@@ -116,6 +120,60 @@ CREATE TABLE IF NOT EXISTS tool_calls (
     created_at    timestamptz NOT NULL,
     PRIMARY KEY (invocation_id, number)
 );
+
+CREATE OR REPLACE FUNCTION count_failed_tool_calls() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE invocations i
+    SET failed_tool_calls = i.failed_tool_calls + f.count
+    FROM (SELECT invocation_id, count(*) FROM added WHERE status = 'failed' GROUP BY invocation_id) f
+    WHERE i.id = f.invocation_id;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER tool_calls_counted AFTER INSERT ON tool_calls
+    REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION count_failed_tool_calls();
+
+-- How many invocations of a model ended within each of its runs (0: before its first), so that no request counts a
+-- million rows. An invocation belongs to the run in which it started. `tool_failed` are completed ones in which a tool
+-- call failed, so failed + tool_failed counts each invocation once.
+CREATE TABLE IF NOT EXISTS invocation_counts (
+    model_id    text NOT NULL REFERENCES models,
+    run_number  integer NOT NULL,
+    finished    bigint NOT NULL,
+    failed      bigint NOT NULL,
+    tool_failed bigint NOT NULL,
+    PRIMARY KEY (model_id, run_number)
+) WITH (fillfactor = 50);
+
+CREATE OR REPLACE FUNCTION count_invocations() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    add_counts CONSTANT text := $count$
+        INSERT INTO invocation_counts AS c (model_id, run_number, finished, failed, tool_failed)
+        SELECT i.model_id, r.number, $1 * count(*),
+               $1 * count(*) FILTER (WHERE i.status IN ('failed', 'timeout')),
+               $1 * count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0)
+        FROM %I i
+        CROSS JOIN LATERAL (
+            SELECT coalesce(max(number), 0) AS number FROM runs
+            WHERE account_id = i.model_id AND started_at <= i.started_at
+        ) r
+        WHERE i.status <> 'running'
+        GROUP BY i.model_id, r.number
+        ORDER BY i.model_id, r.number
+        ON CONFLICT (model_id, run_number) DO UPDATE
+        SET finished = c.finished + excluded.finished, failed = c.failed + excluded.failed,
+            tool_failed = c.tool_failed + excluded.tool_failed
+    $count$;
+BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        EXECUTE format(add_counts, 'earlier') USING -1;
+    END IF;
+    EXECUTE format(add_counts, 'later') USING 1;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER invocations_counted_new AFTER INSERT ON invocations
+    REFERENCING NEW TABLE AS later FOR EACH STATEMENT EXECUTE FUNCTION count_invocations();
+CREATE OR REPLACE TRIGGER invocations_counted AFTER UPDATE ON invocations
+    REFERENCING OLD TABLE AS earlier NEW TABLE AS later FOR EACH STATEMENT EXECUTE FUNCTION count_invocations();
 
 -- The single source of truth for positions: OPEN is a position, CLOSED a completed trade. A partial close splits the
 -- closed part off into a CLOSED row of its own, whose parent_id is the position.
@@ -288,5 +346,35 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
     last       numeric NOT NULL,
     last_at    timestamptz NOT NULL,
     PRIMARY KEY (account_id, hour)
-);
+) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);
+
+-- The same sums per variant: the statement that writes a snapshot keeps both tables, and the trigger below moves the
+-- hours of a model that is added, removed or given another variant.
+CREATE TABLE IF NOT EXISTS variant_hourly (
+    hour    timestamptz NOT NULL CHECK (hour = date_trunc('hour', hour, 'UTC')),
+    variant variant_id NOT NULL,
+    total   numeric NOT NULL,
+    count   bigint NOT NULL CHECK (count >= 0),
+    PRIMARY KEY (hour, variant)
+) WITH (fillfactor = 70);
+
+CREATE OR REPLACE FUNCTION move_variant_hours() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    -- A snapshot that is being written must see this change, or be seen by it.
+    LOCK TABLE portfolio_hourly IN SHARE ROW EXCLUSIVE MODE;
+    IF TG_OP <> 'INSERT' THEN
+        UPDATE variant_hourly v SET total = v.total - h.total, count = v.count - h.count
+        FROM portfolio_hourly h WHERE h.account_id = OLD.id AND v.hour = h.hour AND v.variant = OLD.variant;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        INSERT INTO variant_hourly AS v (hour, variant, total, count)
+        SELECT hour, NEW.variant, total, count FROM portfolio_hourly WHERE account_id = NEW.id
+        ON CONFLICT (hour, variant) DO UPDATE SET total = v.total + excluded.total, count = v.count + excluded.count;
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER models_move_hours AFTER INSERT OR DELETE ON models
+    FOR EACH ROW EXECUTE FUNCTION move_variant_hours();
+CREATE OR REPLACE TRIGGER models_change_hours AFTER UPDATE ON models
+    FOR EACH ROW WHEN (OLD.variant <> NEW.variant OR OLD.id <> NEW.id) EXECUTE FUNCTION move_variant_hours();
