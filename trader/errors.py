@@ -5,6 +5,7 @@
     ├── StartError           the service cannot start (database too old, foreign, held by another); exit code 1
     ├── MarketDataError      a source gave something unusable (file, line and reason)
     ├── MarketUnavailable    there is no usable price for a market now
+    ├── BooksViolated        a booking broke a constraint of the schema: a bug, and nothing of it was written
     ├── ProviderError        an AI provider gave no usable answer
     └── RequestError         a caller's request cannot be served; `api/rpc.py` maps each to its HTTP status
         ├── InvalidInput     one or more fields do not fit
@@ -44,6 +45,10 @@ class MarketDataError(TraderError):
 
 class MarketUnavailable(TraderError):
     """There is no usable price for a market now."""
+
+
+class BooksViolated(TraderError):
+    """A booking broke a constraint of the schema: a bug, and nothing of it was written."""
 
 
 class ProviderError(TraderError):

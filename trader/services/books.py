@@ -1,0 +1,162 @@
+"""The accounts in memory, equal to their rows: the one place where an account changes.
+
+A change goes one way: lock the account, decide (pure), commit in one transaction, apply to memory, publish. When a
+commit is not confirmed the account is in doubt: before anything else happens to it, it is read again from its rows and
+goes through what it has missed.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+
+from trader.domain.account import Account, Run
+from trader.domain.booking import Booking
+from trader.errors import StartError, Unavailable
+from trader.services.events import EventBus, PositionsChanged, TradesChanged
+from trader.services.writer import BookingWriter
+from trader.store import audit as audit_store
+from trader.store import trading as store
+from trader.store.pool import Database
+
+log = logging.getLogger("trader.exchange")
+
+CatchUp = Callable[[str, datetime], Awaitable[None]]
+"""Takes an account, just read from its rows, through the updates of the markets since the moment given."""
+
+
+class Books:
+    """Every account, and the ways to change one."""
+
+    def __init__(self, database: Database, events: EventBus, catch_up: CatchUp) -> None:
+        self._database = database
+        self._events = events
+        self._catch_up = catch_up
+        self._writer = BookingWriter(database)
+        self._accounts: dict[str, Account] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._in_doubt: dict[str, datetime | None] = {}
+        self._tasks: set[asyncio.Task[Booking | None]] = set()
+        self.reviewed_until: datetime | None = None
+
+    async def restore(self, market_identity: str, trading_mode: str) -> Mapping[str, Decimal]:
+        """Rebuild every account from its rows and check the books. Gives the last marks noted.
+
+        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        """
+        async with self._database.transaction() as conn:
+            state = await store.upsert_service_state(conn, market_identity, trading_mode)
+            _refuse_foreign(state, market_identity, trading_mode)
+            if differences := await audit_store.select_differences(conn):
+                raise StartError(
+                    f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
+                    "Run scripts/audit for the whole list. Nothing was changed."
+                )
+            self._accounts = await store.select_accounts(conn)
+            marks = await store.select_last_marks(conn)
+        self.reviewed_until = state.processed_until
+        self._writer.start()
+        log.info(
+            "restored %d accounts with %d positions and %d resting orders",
+            len(self._accounts),
+            sum(len(account.positions) for account in self._accounts.values()),
+            sum(len(account.resting) for account in self._accounts.values()),
+        )
+        return marks
+
+    async def close(self) -> None:
+        """Let changes that are under way finish, then stop."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2)
+        await self._writer.close()
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """Every account, as of its last commit."""
+        return self._accounts
+
+    def is_unsettled(self, account_id: str) -> bool:
+        """Whether the account is changing right now, or in doubt: what it is can be known only under its lock."""
+        return account_id in self._in_doubt or self._locks[account_id].locked()
+
+    async def open(self, account_id: str, run: Run) -> Account:
+        """The account, opened with this first run when it does not exist."""
+        async with self._locks[account_id]:
+            if account_id not in self._accounts:
+                async with self._database.transaction() as conn:
+                    await store.insert_account(conn, account_id, run)
+                    self._accounts.update(await store.select_accounts(conn, account_id))
+        return self._accounts[account_id]
+
+    async def change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
+        """Lock, decide, commit, apply, publish. Goes on to its end even when the caller is cancelled.
+
+        :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
+            is read again, which happens before its next change
+        """
+        task = asyncio.create_task(self._change(account_id, decide))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def commit(self, booking: Booking) -> None:
+        """Commit, apply and publish. Only under the account's lock: from within `change` or the catch-up."""
+        account = booking.account
+        try:
+            await self._writer.write(booking)
+        except Unavailable:
+            self._in_doubt.setdefault(account.id, self.reviewed_until)
+            raise
+        self._accounts[account.id] = account
+        if booking.positions or booking.trades or booking.resting or booking.starts_run:
+            self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
+        if booking.trades:
+            self._events.publish(TradesChanged(account.changed_at, (account.id,)))
+
+    def missed(self, account_id: str) -> None:
+        """Note that the account could not follow the market from the last reviewed tick on."""
+        self._in_doubt.setdefault(account_id, self.reviewed_until)
+
+    async def checkpoint(self, marks: Mapping[str, Decimal]) -> None:
+        """Note in the database up to which tick every account has been reviewed.
+
+        :raises Unavailable: the database cannot answer now; the next checkpoint makes up for it
+        """
+        if self.reviewed_until is None:
+            return
+        doubts = [since for since in self._in_doubt.values() if since is not None]
+        async with self._database.connection() as conn:
+            await store.update_processed_until(conn, min([self.reviewed_until, *doubts]), marks)
+
+    async def _change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
+        async with self._locks[account_id]:
+            if account_id in self._in_doubt:
+                await self._recover(account_id)
+            booking = decide(self._accounts[account_id])
+            if booking is not None:
+                await self.commit(booking)
+            return booking
+
+    async def _recover(self, account_id: str) -> None:
+        since = self._in_doubt[account_id]
+        async with self._database.connection() as conn:
+            self._accounts.update(await store.select_accounts(conn, account_id))
+        if since is not None:
+            await self._catch_up(account_id, since)
+        del self._in_doubt[account_id]
+        log.info("account %s is in step with its rows again", account_id)
+
+
+def _refuse_foreign(state: store.ServiceState, market_identity: str, trading_mode: str) -> None:
+    if state.market_identity != market_identity:
+        raise StartError(
+            f"This database holds the books of the market {state.market_identity}; MARKET_SOURCE now gives "
+            f"{market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
+        )
+    if state.trading_mode != trading_mode:
+        raise StartError(
+            f"This database holds {state.trading_mode} orders; TRADING_MODE is {trading_mode}. "
+            "Use another database (DATABASE_URL)."
+        )

@@ -1,0 +1,386 @@
+"""Writing bookings: every row of one or many changes in one statement, and so in one transaction.
+
+The rows travel as one JSON array per table, since a statement with a hundred array parameters could not be read. Each
+row struct has the columns of its table, in order; a test holds the two together.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.domain.account import Position, RestingOrder
+from trader.domain.booking import Booking, ClosedTrade, RestingChange
+from trader.domain.money import ZERO
+from trader.domain.orders import ExitPlan, Fill, FundingPayment, InsurancePayment, OrderAnswer
+from trader.errors import BooksViolated
+from trader.store.pool import Connection
+
+
+class AccountChange(msgspec.Struct):
+    """The account row's step from the sequence that a booking was decided on to the one that it leads to."""
+
+    id: str
+    sequence_before: int
+    sequence: int
+    changed_at: datetime
+    last_order_at: datetime | None
+
+
+class RunRow(msgspec.Struct):
+    id: UUID
+    account_id: str
+    number: int
+    initial_capital: Decimal
+    quote_currency: str
+    started_at: datetime
+    ended_at: datetime | None
+
+
+class OrderRow(msgspec.Struct):
+    id: UUID
+    parent_id: UUID | None
+    account_id: str
+    run_id: UUID
+    symbol: str
+    side: str
+    status: str
+    quantity: Decimal
+    entry_notional: Decimal
+    margin: Decimal
+    leveraged: bool
+    exit_notional: Decimal | None
+    gross_pnl: Decimal | None
+    fees: Decimal
+    liquidation_fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal | None
+    insurance: Decimal
+    close_reason: str | None
+    closing: str | None
+    stop: Decimal | None
+    target: Decimal | None
+    invalidation: str | None
+    invalidation_price: Decimal | None
+    time_exit: datetime | None
+    confidence: Decimal | None
+    invocation_id: UUID | None
+    opened_at: datetime
+    funded_until: datetime
+    closed_at: datetime | None
+
+
+class RequestRow(msgspec.Struct):
+    id: UUID
+    account_id: str
+    run_id: UUID
+    client_order_id: str | None
+    answer: OrderAnswer
+    created_at: datetime
+
+
+class LimitOrderRow(msgspec.Struct):
+    id: UUID
+    account_id: str
+    run_id: UUID
+    symbol: str
+    side: str
+    status: str
+    quantity: Decimal
+    remaining: Decimal
+    limit_price: Decimal
+    leverage: Decimal | None
+    reduce_only: bool
+    stop: Decimal | None
+    target: Decimal | None
+    invalidation: str | None
+    invalidation_price: Decimal | None
+    time_exit: datetime | None
+    has_exit_plan: bool
+    confidence: Decimal | None
+    invocation_id: UUID | None
+    cancel_reason: str | None
+    sequence: int
+    created_at: datetime
+    closed_at: datetime | None
+
+
+class FillRow(msgspec.Struct):
+    account_id: str
+    sequence: int
+    run_id: UUID
+    order_id: UUID
+    request_id: UUID | None
+    symbol: str
+    side: str
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    liquidation_fee: Decimal
+    maker: bool
+    cause: str
+    created_at: datetime
+
+
+class FundingRow(msgspec.Struct):
+    account_id: str
+    sequence: int
+    run_id: UUID
+    order_id: UUID
+    symbol: str
+    boundary: datetime
+    quantity: Decimal
+    mark: Decimal
+    rate: Decimal
+    amount: Decimal
+    created_at: datetime
+
+
+class InsuranceRow(msgspec.Struct):
+    account_id: str
+    sequence: int
+    run_id: UUID
+    order_id: UUID
+    amount: Decimal
+    created_at: datetime
+
+
+# A booking whose account has moved on since it was decided updates no account row, and with it writes nothing. Of the
+# rows in conflict CLOSED orders and ended runs come first, since the partial unique indexes look at each row in turn.
+WRITE_BOOKINGS = """
+WITH booked AS (
+    UPDATE accounts SET sequence = c.sequence, changed_at = c.changed_at, last_order_at = c.last_order_at
+    FROM json_to_recordset($1) AS c (id text, sequence_before bigint, sequence bigint,
+                                     changed_at timestamptz, last_order_at timestamptz)
+    WHERE accounts.id = c.id AND accounts.sequence = c.sequence_before
+    RETURNING accounts.id
+), written_runs AS (
+    INSERT INTO runs
+    SELECT r.* FROM json_populate_recordset(NULL::runs, $2) r JOIN booked ON booked.id = r.account_id
+    ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at
+), written_requests AS (
+    INSERT INTO order_requests
+    SELECT r.* FROM json_populate_recordset(NULL::order_requests, $3) r JOIN booked ON booked.id = r.account_id
+), written_orders AS (
+    INSERT INTO orders
+    SELECT r.* FROM json_populate_recordset(NULL::orders, $4) r JOIN booked ON booked.id = r.account_id
+    ON CONFLICT (id) DO UPDATE SET
+        status = excluded.status, quantity = excluded.quantity, entry_notional = excluded.entry_notional,
+        margin = excluded.margin, leveraged = excluded.leveraged, exit_notional = excluded.exit_notional,
+        gross_pnl = excluded.gross_pnl, fees = excluded.fees, liquidation_fees = excluded.liquidation_fees,
+        funding = excluded.funding, net_pnl = excluded.net_pnl, insurance = excluded.insurance,
+        close_reason = excluded.close_reason, closing = excluded.closing, stop = excluded.stop,
+        target = excluded.target, invalidation = excluded.invalidation,
+        invalidation_price = excluded.invalidation_price, time_exit = excluded.time_exit,
+        confidence = excluded.confidence, funded_until = excluded.funded_until, closed_at = excluded.closed_at
+), written_limit_orders AS (
+    INSERT INTO limit_orders
+    SELECT r.* FROM json_populate_recordset(NULL::limit_orders, $5) r JOIN booked ON booked.id = r.account_id
+    ON CONFLICT (id) DO UPDATE SET
+        status = excluded.status, remaining = excluded.remaining, cancel_reason = excluded.cancel_reason,
+        closed_at = excluded.closed_at
+), written_fills AS (
+    INSERT INTO fills
+    SELECT r.* FROM json_populate_recordset(NULL::fills, $6) r JOIN booked ON booked.id = r.account_id
+), written_funding AS (
+    INSERT INTO funding_payments
+    SELECT r.* FROM json_populate_recordset(NULL::funding_payments, $7) r JOIN booked ON booked.id = r.account_id
+), written_insurance AS (
+    INSERT INTO insurance_payments
+    SELECT r.* FROM json_populate_recordset(NULL::insurance_payments, $8) r JOIN booked ON booked.id = r.account_id
+)
+SELECT id FROM booked
+"""
+
+
+async def write_bookings(conn: Connection, bookings: Sequence[Booking]) -> set[str]:
+    """Write bookings of different accounts, all in one transaction. Gives the ids of the accounts that were booked.
+
+    An account that is missing in the answer was changed by somebody else since; nothing of its booking was written.
+
+    :raises BooksViolated: a row broke a constraint; nothing of any booking was written
+    """
+    try:
+        return await _write(conn, bookings)
+    except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
+        raise BooksViolated(f"{type(error).__name__}: {error}") from error
+
+
+async def _write(conn: Connection, bookings: Sequence[Booking]) -> set[str]:
+    records = await conn.fetch(
+        WRITE_BOOKINGS,
+        _json(_account_change(b) for b in bookings),
+        _json(row for b in bookings for row in _run_rows(b)),
+        _json(_request_row(b, b.answer) for b in bookings if b.answer is not None),
+        _json(row for b in bookings for row in _order_rows(b)),
+        _json(_limit_order_row(b, change) for b in bookings for change in b.resting),
+        _json(_fill_row(b, fill) for b in bookings for fill in b.fills),
+        _json(_funding_row(b, payment) for b in bookings for payment in b.funding),
+        _json(_insurance_row(b, payment) for b in bookings for payment in b.insurance),
+    )
+    return {record["id"] for record in records}
+
+
+def _json(rows: Iterable[msgspec.Struct]) -> str:
+    return msgspec.json.encode(list(rows)).decode()
+
+
+def _account_change(booking: Booking) -> AccountChange:
+    account = booking.account
+    return AccountChange(
+        account.id, booking.sequence_before, account.sequence, account.changed_at, account.last_order_at
+    )
+
+
+def _run_rows(booking: Booking) -> list[RunRow]:
+    if not booking.starts_run:
+        return []
+    old, new, account_id = booking.run, booking.account.run, booking.account.id
+    return [
+        RunRow(
+            id=run.id,
+            account_id=account_id,
+            number=run.number,
+            initial_capital=run.initial_capital,
+            quote_currency=run.quote_currency,
+            started_at=run.started_at,
+            ended_at=ended_at,
+        )
+        for run, ended_at in ((old, new.started_at), (new, None))
+    ]
+
+
+def _request_row(booking: Booking, answer: OrderAnswer) -> RequestRow:
+    return RequestRow(answer.id, booking.account.id, booking.run.id, answer.client_order_id, answer, answer.at)
+
+
+def _order_rows(booking: Booking) -> list[OrderRow]:
+    closed = [_closed_row(booking, trade) for trade in booking.trades]
+    return closed + [_open_row(booking, position) for position in booking.positions]
+
+
+def _open_row(booking: Booking, position: Position) -> OrderRow:
+    plan = position.exit_plan
+    return OrderRow(
+        id=position.id,
+        parent_id=None,
+        account_id=booking.account.id,
+        run_id=booking.run.id,
+        symbol=position.symbol,
+        side=position.side,
+        status="OPEN",
+        quantity=position.quantity,
+        entry_notional=position.entry_notional,
+        margin=position.margin,
+        leveraged=position.leveraged,
+        exit_notional=None,
+        gross_pnl=None,
+        fees=position.fees,
+        liquidation_fees=ZERO,
+        funding=position.funding,
+        net_pnl=None,
+        insurance=ZERO,
+        close_reason=None,
+        closing=position.closing,
+        stop=plan.stop,
+        target=plan.target,
+        invalidation=plan.invalidation,
+        invalidation_price=plan.invalidation_price,
+        time_exit=plan.time_exit,
+        confidence=position.confidence,
+        invocation_id=position.invocation_id,
+        opened_at=position.opened_at,
+        funded_until=position.funded_until,
+        closed_at=None,
+    )
+
+
+def _closed_row(booking: Booking, trade: ClosedTrade) -> OrderRow:
+    part = trade.part
+    return msgspec.structs.replace(
+        _open_row(booking, part),
+        parent_id=trade.parent_id,
+        status="CLOSED",
+        exit_notional=trade.exit_notional,
+        gross_pnl=trade.gross_pnl,
+        liquidation_fees=trade.liquidation_fees,
+        net_pnl=trade.gross_pnl - part.fees + part.funding,
+        insurance=trade.insurance,
+        close_reason=trade.close_reason,
+        closing=None,
+        closed_at=trade.closed_at,
+    )
+
+
+def _limit_order_row(booking: Booking, change: RestingChange) -> LimitOrderRow:
+    order: RestingOrder = change.order
+    plan = order.exit_plan or ExitPlan()
+    return LimitOrderRow(
+        id=order.id,
+        account_id=booking.account.id,
+        run_id=booking.run.id,
+        symbol=order.symbol,
+        side=order.side,
+        status=change.status,
+        quantity=order.quantity,
+        remaining=order.remaining,
+        limit_price=order.limit_price,
+        leverage=order.leverage,
+        reduce_only=order.reduce_only,
+        stop=plan.stop,
+        target=plan.target,
+        invalidation=plan.invalidation,
+        invalidation_price=plan.invalidation_price,
+        time_exit=plan.time_exit,
+        has_exit_plan=order.exit_plan is not None,
+        confidence=order.confidence,
+        invocation_id=order.invocation_id,
+        cancel_reason=change.cancel_reason,
+        sequence=change.sequence,
+        created_at=order.created_at,
+        closed_at=change.closed_at,
+    )
+
+
+def _fill_row(booking: Booking, fill: Fill) -> FillRow:
+    return FillRow(
+        account_id=booking.account.id,
+        sequence=fill.sequence,
+        run_id=booking.run.id,
+        order_id=fill.order_id,
+        request_id=fill.request_id,
+        symbol=fill.symbol,
+        side=fill.side,
+        quantity=fill.quantity,
+        price=fill.price,
+        fee=fill.fee,
+        liquidation_fee=fill.liquidation_fee,
+        maker=fill.maker,
+        cause=fill.cause,
+        created_at=fill.at,
+    )
+
+
+def _funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
+    return FundingRow(
+        account_id=booking.account.id,
+        sequence=payment.sequence,
+        run_id=booking.run.id,
+        order_id=payment.order_id,
+        symbol=payment.symbol,
+        boundary=payment.boundary,
+        quantity=payment.quantity,
+        mark=payment.mark,
+        rate=payment.rate,
+        amount=payment.amount,
+        created_at=payment.at,
+    )
+
+
+def _insurance_row(booking: Booking, payment: InsurancePayment) -> InsuranceRow:
+    return InsuranceRow(
+        booking.account.id, payment.sequence, booking.run.id, payment.order_id, payment.amount, payment.at
+    )
