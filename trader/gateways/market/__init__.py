@@ -1,1 +1,29 @@
-"""Sources of market data, all behind the one protocol of `source`."""
+"""Where market data comes from: made (`synthetic`), recorded (`replay`) or met (`venue`)."""
+
+from pathlib import Path
+
+from trader.errors import StartError
+from trader.gateways.market.replay import ReplaySource
+from trader.gateways.market.source import MarketSource
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.settings import Settings
+
+
+def make_source(settings: Settings) -> MarketSource:
+    """The source that MARKET_SOURCE names. Raises `StartError` for one that this build cannot give."""
+    kind, _, place = settings.market_source.partition(":")
+    match kind:
+        case "synthetic":
+            return SyntheticSource(settings.seed, settings.market_symbols)
+        case "replay":
+            return ReplaySource(
+                Path(place).expanduser(),
+                settings.market_symbols,
+                speed=settings.replay_speed,
+                start=settings.replay_start,
+                end=settings.replay_end,
+            )
+        case _:
+            raise StartError(
+                f"MARKET_SOURCE {kind} is not available in this build; use synthetic or replay:<folder or file>"
+            )

@@ -1,0 +1,224 @@
+"""1-minute candles read from Binance kline files, and refused with file, line and reason when anything is wrong.
+
+A file is CSV, plain or gzip, of 6 columns (open_time, open, high, low, close, volume) or Binance's 12, with or without
+a header, times in milliseconds or microseconds.
+"""
+
+import gzip
+import re
+import zlib
+from array import array
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+from trader.domain.market import canonical_symbol
+from trader.errors import MarketDataError
+from trader.gateways.market.candles import moment_of
+
+_COLUMN_COUNTS: Final = (6, 12)
+_NAMES: Final = ["open", "high", "low", "close", "volume"]
+_FILE_NAME: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.csv(?:\.gz)?")
+_MS_MIN: Final = 10**11
+"""Times below are no milliseconds: it would be 1973."""
+_US_MIN: Final = 10**14
+"""Times from here on are microseconds: as milliseconds it would be the year 5138."""
+
+
+class Row(NamedTuple):
+    """A candle by the minute since 1970 in which it opens."""
+
+    minute: int
+    open: float
+    high: float
+    low: float
+    close: float
+    volume: float
+
+
+class Minutes:
+    """The 1-minute candles of one market, ascending, a column each: 48 bytes a candle."""
+
+    def __init__(self) -> None:
+        self.minute = array("q")
+        self.open = array("d")
+        self.high = array("d")
+        self.low = array("d")
+        self.close = array("d")
+        self.volume = array("d")
+
+    def __len__(self) -> int:
+        return len(self.minute)
+
+    def __getitem__(self, place: int) -> Row:
+        return Row(
+            self.minute[place],
+            self.open[place],
+            self.high[place],
+            self.low[place],
+            self.close[place],
+            self.volume[place],
+        )
+
+    def append(self, row: Row) -> None:
+        self.minute.append(row.minute)
+        self.open.append(row.open)
+        self.high.append(row.high)
+        self.low.append(row.low)
+        self.close.append(row.close)
+        self.volume.append(row.volume)
+
+    def extend(self, later: "Minutes") -> None:
+        """Add candles that all come after those here."""
+        self.minute.extend(later.minute)
+        self.open.extend(later.open)
+        self.high.extend(later.high)
+        self.low.extend(later.low)
+        self.close.extend(later.close)
+        self.volume.extend(later.volume)
+
+
+def find_files(place: Path) -> dict[str, list[Path]]:
+    """The kline files of a folder, or the one file given, by market. Raises `MarketDataError` when there are none."""
+    try:
+        paths = sorted(place.iterdir()) if place.is_dir() else [place]
+    except OSError as error:
+        raise MarketDataError(f"{place}: {error.strerror}") from error
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        name = _FILE_NAME.fullmatch(path.name)
+        if name is None or not path.is_file():
+            continue
+        if name["interval"] not in (None, "1m"):
+            raise MarketDataError(f"{path}: candles of {name['interval']}; a replay needs those of 1m")
+        found.setdefault(canonical_symbol(name["market"]), []).append(path)
+    if not found:
+        raise MarketDataError(f"{place}: no kline files there (such as BTCUSDT-1m-2025-01.csv or .csv.gz)")
+    return found
+
+
+def read_market(paths: list[Path]) -> Minutes:
+    """The candles of all files of one market, joined in time order. Files that overlap are refused."""
+    parts = sorted(((read_file(path), path) for path in paths), key=lambda part: part[0].minute[0])
+    joined, previous = parts[0]
+    for minutes, path in parts[1:]:
+        if minutes.minute[0] <= joined.minute[-1]:
+            at = moment_of(minutes.minute[0] * 60).isoformat()
+            raise MarketDataError(f"{path}: begins at {at}, which {previous.name} has already")
+        joined.extend(minutes)
+        previous = path
+    return joined
+
+
+def read_file(path: Path) -> Minutes:
+    """The candles of one file. Raises `MarketDataError` with file, line and reason."""
+    minutes = Minutes()
+    column_count: int | None = None
+    last_minute: int | None = None
+    has_neighbours = False
+    for number, line in _lines(path):
+        fields = line.split(",")
+        if column_count is None:
+            if len(fields) not in _COLUMN_COUNTS:
+                _refuse(path, number, f"{len(fields)} columns instead of 6 or 12")
+            column_count = len(fields)
+            if not any(_is_number(field) for field in fields):
+                _check_header(path, number, fields)
+                continue
+        if len(fields) != column_count:
+            _refuse(path, number, f"{len(fields)} columns instead of {column_count}")
+        try:
+            row = _row(fields)
+        except ValueError as error:
+            _refuse(path, number, str(error))
+        if last_minute is not None and row.minute <= last_minute:
+            _refuse(path, number, "its time is not after that of the row before")
+        has_neighbours = has_neighbours or row.minute - 1 == last_minute
+        last_minute = row.minute
+        minutes.append(row)
+    if not minutes:
+        _refuse(path, 1, "no candles")
+    if len(minutes) > 1 and not has_neighbours:
+        _refuse(path, 2, "no two candles are a minute apart; a replay needs candles of 1m")
+    return minutes
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Each line with its number from 1; blank ones only at the end."""
+    number = 0
+    blank: int | None = None
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline=None) as file:
+            for line in file:
+                number += 1
+                if not line.strip():
+                    blank = blank or number
+                    continue
+                if blank is not None:
+                    _refuse(path, blank, "an empty line")
+                yield number, line.rstrip("\n")
+    except (OSError, EOFError, zlib.error) as error:
+        _refuse(path, number + 1, f"cannot be read ({error})")
+    except UnicodeDecodeError:
+        _refuse(path, number + 1, "is no text")
+
+
+def _row(fields: list[str]) -> Row:
+    """Raises `ValueError` with the reason."""
+    values = [_number(field) for field in fields[1:]]
+    opened, high, low, close, volume = values[:5]
+    minute = _minute(fields[0])
+    if low <= 0:
+        raise ValueError("a price that is not positive")
+    if high < low:
+        raise ValueError(f"high {high} is below low {low}")
+    if not low <= opened <= high:
+        raise ValueError(f"open {opened} is outside [{low}, {high}]")
+    if not low <= close <= high:
+        raise ValueError(f"close {close} is outside [{low}, {high}]")
+    if volume < 0:
+        raise ValueError(f"volume {volume} is negative")
+    return Row(minute, opened, high, low, close, volume)
+
+
+def _number(field: str) -> float:
+    try:
+        value = float(field)
+    except ValueError:
+        raise ValueError(f"{field[:40]!r} is not a number") from None
+    if not isfinite(value) or "_" in field:
+        raise ValueError(f"{field[:40]!r} is not a number")
+    return value
+
+
+def _is_number(field: str) -> bool:
+    try:
+        _number(field)
+    except ValueError:
+        return False
+    return True
+
+
+def _minute(field: str) -> int:
+    """Minutes since 1970 of an open time in milliseconds or microseconds."""
+    if not (field.isascii() and field.isdigit() and len(field) <= 16):
+        raise ValueError(f"the time {field[:40]!r} is not a whole number of milliseconds or microseconds")
+    time = int(field)
+    if time < _MS_MIN:
+        raise ValueError(f"the time {field} is neither milliseconds nor microseconds")
+    minute, rest = divmod(time, 60_000 if time < _US_MIN else 60_000_000)
+    if rest:
+        raise ValueError(f"the time {field} is not on the minute")
+    return minute
+
+
+def _check_header(path: Path, number: int, fields: list[str]) -> None:
+    names = [field.strip().strip('"').lower() for field in fields]
+    if names[1:6] != _NAMES:
+        _refuse(path, number, f"the header's columns are not open_time,{','.join(_NAMES)}")
+
+
+def _refuse(path: Path, line: int, reason: str) -> NoReturn:
+    raise MarketDataError(f"{path}, line {line}: {reason}")

@@ -1,0 +1,144 @@
+"""A market that is made, not met: the same for everybody who knows its seed, at any moment past or future."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache, partial
+from random import Random
+
+from trader.clock import Clock, SystemClock
+from trader.domain.market import (
+    INTERVALS,
+    MARKETS,
+    PLAIN_FUNDING_RATE,
+    Book,
+    Candle,
+    Interval,
+    Market,
+    Quote,
+    Tick,
+)
+from trader.errors import MarketUnavailable, StartError
+from trader.gateways.market.books import Grid, levels
+from trader.gateways.market.candles import EPOCH, aggregate, ceil_time, epoch_second, floor_time, moment_of
+from trader.gateways.market.path import CHARACTERS, HOUR_S, Paths
+
+_HOUR = timedelta(hours=1)
+_HOURS_KEPT = 48
+_LEVELS = 10
+
+
+class SyntheticSource:
+    """Markets of our own making: seeded, correlated, with trends, ranges and crashes. Pushes once a second."""
+
+    name = "synthetic"
+    ends_at: datetime | None = None
+
+    def __init__(self, seed: int, symbols: Sequence[str]) -> None:
+        if unknown := [symbol for symbol in symbols if symbol not in CHARACTERS]:
+            raise StartError(
+                f"MARKET_SYMBOLS names {', '.join(unknown)}; the synthetic market has {', '.join(CHARACTERS)}"
+            )
+        self.identity = f"synthetic:{seed}"
+        self.markets: Mapping[str, Market] = {symbol: MARKETS[symbol] for symbol in symbols}
+        paths = Paths(seed)
+        self._makers = {symbol: _MarketMaker(seed, market, paths) for symbol, market in self.markets.items()}
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def clock(self, resume_at: datetime | None) -> Clock:
+        return SystemClock()
+
+    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        second = epoch_second(after)
+        while True:
+            second += 1
+            await clock.lead(moment_of(second))
+            await asyncio.sleep(0)  # a feed that is behind its clock must not keep others from running
+            yield self.tick(second)
+
+    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
+        for second in range(epoch_second(after) + 1, epoch_second(until) + 1):
+            yield self.tick(second)
+
+    def tick(self, second: int) -> Tick:
+        """What is pushed at a second since 1970."""
+        at = moment_of(second)
+        return Tick(at, {symbol: maker.quote(second, at) for symbol, maker in self._makers.items()})
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        maker = self._makers.get(symbol)
+        if maker is None:
+            raise MarketUnavailable(f"{symbol} is not traded here")
+        span = INTERVALS[interval]
+        first, last = ceil_time(start, span), floor_time(end, span)
+        parts: list[Candle] = []
+        part_interval: Interval = "1h" if interval == "4h" else interval
+        for hour in range((first - EPOCH) // _HOUR, -((EPOCH - last) // _HOUR)):
+            minutes = (candle for candle in maker.minutes(hour) if first <= candle.open_time < last)
+            parts += aggregate(minutes, part_interval)
+            await asyncio.sleep(0)  # an hour takes milliseconds, four hundred of them would be felt
+        return aggregate(parts, interval)
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
+        return PLAIN_FUNDING_RATE
+
+
+class _MarketMaker:
+    """The quotes, books and candles of one synthetic market."""
+
+    def __init__(self, seed: int, market: Market, paths: Paths) -> None:
+        self._name = f"{seed}:{market.symbol}"
+        self._market = market
+        self._grid = Grid(market)
+        self._character = CHARACTERS[market.symbol]
+        self._paths = paths
+        self._prices = lru_cache(maxsize=_HOURS_KEPT)(self._make_prices)
+        self._is_stressed = lru_cache(maxsize=_HOURS_KEPT)(paths.is_stressed)
+        self.minutes = lru_cache(maxsize=_HOURS_KEPT)(self._make_minutes)
+
+    def _make_prices(self, hour: int) -> "array[int]":
+        return self._paths.hour(self._market.symbol, hour, self._grid.halves_per_unit)
+
+    def quote(self, second: int, at: datetime) -> Quote:
+        hour, place = divmod(second, HOUR_S)
+        mark = self._prices(hour)[place]
+        # Mostly one tick, now and then three or more: the low bits of a multiplied price are as good as a draw.
+        draw = ((mark + second) * 2654435761 >> 16) & 15
+        spread = 1 + 2 * (draw == 15) + 2 * (draw >= 12) + (10 * (draw & 3) if self._is_stressed(hour) else 0)
+        return self._grid.quote(at, mark, spread, partial(self._book, second))
+
+    def _book(self, second: int, at: datetime, bid: int, ask: int) -> Book:
+        rng = Random(f"{self._name}:book:{second}")
+        thinness = 0.3 if self._is_stressed(second // HOUR_S) else 1.0
+        price = bid * float(self._market.tick)
+        sides = []
+        for best, direction in ((bid, -1), (ask, 1)):
+            total = self._character.side_depth / price * thinness * rng.uniform(0.6, 1.4)
+            weights = [(0.5 + 0.15 * place) * rng.lognormvariate(0, 0.5) for place in range(_LEVELS)]
+            sizes = [total * weight / sum(weights) for weight in weights]
+            steps = [direction * rng.choice((1, 1, 1, 2, 2, 3)) for _ in range(_LEVELS)]
+            sides.append(levels(self._market, best, steps, sizes))
+        return Book(self._market.symbol, at, sides[0], sides[1])
+
+    def _make_minutes(self, hour: int) -> list[Candle]:
+        """The 1-minute candles of an hour, from the very marks that its ticks show."""
+        prices = self._prices(hour)
+        number = self._grid.number
+        rng = Random(f"{self._name}:volume:{hour}")
+        candles = []
+        for minute in range(60):
+            marks = prices[minute * 60 : minute * 60 + 60]
+            low, high = min(marks), max(marks)
+            busy = 0.4 + (high - low) / marks[0] / 0.0008  # a quiet minute of these markets moves by 0.08 %
+            notional = self._character.minute_volume * busy * rng.lognormvariate(-0.18, 0.6)
+            volume = round(notional / number(marks[0]), 3)
+            open_time = moment_of(hour * HOUR_S + minute * 60)
+            candles.append(Candle(open_time, number(marks[0]), number(high), number(low), number(marks[-1]), volume))
+        return candles
