@@ -31,7 +31,8 @@ __all__ = [
 ENCODER = msgspec.json.Encoder(decimal_format="number")
 """The one encoder of the wire: a Decimal is a JSON number. Where the contract wants text, a field is `str`."""
 
-VariantFilter = VariantId | Literal["all"]
+VariantFilter = Literal["Apex", "Trendsurfer", "Contrarian", "Sovereign", "all"]
+"""The values of `VariantId`, and `all`. Spelled out, since msgspec takes no union of an enum and a literal."""
 
 Number = int | float
 """A strict, finite JSON number; `domain.money.from_number` makes the Decimal of it."""

@@ -1,0 +1,39 @@
+"""Open positions and market prices, both from memory."""
+
+from trader.api.context import Context
+from trader.api.rpc import procedure
+from trader.api.schemas.common import UNSET
+from trader.api.schemas.positions import (
+    GetCryptoPricesInput,
+    GetCryptoPricesOutput,
+    GetPositionsInput,
+    PositionView,
+    positions_of,
+    price_of,
+)
+from trader.domain.account import Account
+from trader.domain.market import canonical_symbol
+
+
+@procedure("trading.getPositions")
+async def get_positions(context: Context, request: GetPositionsInput) -> list[PositionView]:
+    exchange, models = context.exchange, context.agents.models
+
+    def is_asked_for(account: Account) -> bool:
+        if request.model_id is not UNSET and account.id != request.model_id:
+            return False
+        model = models.get(account.id)
+        return request.variant == "all" or (model is not None and model.variant == request.variant)
+
+    accounts = [account for account in exchange.accounts.values() if account.positions and is_asked_for(account)]
+    return positions_of(accounts, exchange.marks(), exchange.markets, models)
+
+
+@procedure("trading.getCryptoPrices")
+async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> GetCryptoPricesOutput:
+    """A market that is not traded here, or has had no price yet, is left out."""
+    traded = context.market.markets
+    asked = traded if request.symbols is UNSET else dict.fromkeys(map(canonical_symbol, request.symbols))
+    quotes = [context.market.quote(symbol) for symbol in asked if symbol in traded]
+    now = context.clock.now()
+    return GetCryptoPricesOutput(prices=[price_of(quote, now) for quote in quotes if quote is not None])

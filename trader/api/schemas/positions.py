@@ -1,0 +1,164 @@
+"""Positions and prices on the wire. `getPositions` and the positions stream show the same records, made here.
+
+Money of a position is decimal text, except the prices of its exit plan. A figure that needs a price which nobody has
+yet (no source has been reached since the start) is null, never zero.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated
+
+from msgspec import Meta
+
+from trader.api.schemas.common import (
+    UNSET,
+    Input,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    given,
+    iso,
+    optional_text,
+    text,
+)
+from trader.domain import account as books
+from trader.domain.account import Account, Marks, Position
+from trader.domain.market import Market, Quote
+from trader.domain.orders import ExitPlan, Side
+from trader.domain.records import Model
+
+Markets = Mapping[str, Market]
+
+SYMBOLS_MAX = 100
+
+ModelId = Annotated[str, Meta(max_length=128)]
+
+
+class ExitPlanView(Wire, kw_only=True):
+    """When a position will be left; every key is there, null when it is not set."""
+
+    stop: Decimal | None
+    target: Decimal | None
+    invalidation: str | None
+    invalidation_price: Decimal | None
+    time_exit: str | None
+
+    @classmethod
+    def of(cls, plan: ExitPlan) -> "ExitPlanView":
+        return cls(
+            stop=plan.stop,
+            target=plan.target,
+            invalidation=plan.invalidation,
+            invalidation_price=plan.invalidation_price,
+            time_exit=None if plan.time_exit is None else iso(plan.time_exit),
+        )
+
+
+class PositionView(Wire, kw_only=True):
+    """An open position: a row of `orders` with status OPEN, and what the market makes of it now.
+
+    A position of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
+    """
+
+    id: str
+    model_id: str
+    model_name: str
+    model_variant: VariantId | UnsetType = UNSET
+    symbol: str
+    side: Side
+    quantity: str
+    entry_price: str
+    leverage: str | UnsetType = UNSET
+    exit_plan: ExitPlanView
+    confidence: Decimal | UnsetType = UNSET
+    opened_at: str
+    current_price: str | None
+    notional: str | None
+    unrealized_pnl: str | None
+    liquidation_price: str | UnsetType = UNSET
+
+
+class GetPositionsInput(Input, kw_only=True):
+    model_id: ModelId | UnsetType = UNSET
+    variant: VariantFilter = "all"
+
+
+class GetCryptoPricesInput(Input, kw_only=True):
+    symbols: Annotated[list[str], Meta(max_length=SYMBOLS_MAX)] | UnsetType = UNSET
+
+
+class CryptoPrice(Wire, kw_only=True):
+    """The mark price of a market. `message` is there when it is stale."""
+
+    symbol: str
+    price: Decimal
+    message: str | UnsetType = UNSET
+
+
+class GetCryptoPricesOutput(Wire, kw_only=True):
+    prices: list[CryptoPrice]
+
+
+def has_marks(account: Account, marks: Marks) -> bool:
+    """Whether every market in which the account has a position has a price, as the account's figures need."""
+    return account.positions.keys() <= marks.keys()
+
+
+def liquidation_price(account: Account, symbol: str, marks: Marks, markets: Markets) -> Decimal | None:
+    """As `domain.account.liquidation_price`; None too while a price that it needs is missing."""
+    return books.liquidation_price(account, symbol, marks, markets) if has_marks(account, marks) else None
+
+
+def position_of(
+    account: Account, position: Position, marks: Marks, markets: Markets, model: Model | None
+) -> PositionView:
+    """The wire record of one position."""
+    mark = marks.get(position.symbol)
+    return PositionView(
+        id=str(position.id),
+        model_id=account.id,
+        model_name=account.id if model is None else model.name,
+        model_variant=UNSET if model is None else model.variant,
+        symbol=position.symbol,
+        side=position.side,
+        quantity=text(position.quantity),
+        entry_price=text(position.entry_price),
+        leverage=text(position.leverage) if position.leveraged else UNSET,
+        exit_plan=ExitPlanView.of(position.exit_plan),
+        confidence=given(position.confidence),
+        opened_at=iso(position.opened_at),
+        current_price=None if mark is None else text(mark),
+        notional=None if mark is None else text(position.quantity * mark),
+        unrealized_pnl=None if mark is None else text(position.unrealized(mark)),
+        liquidation_price=optional_text(liquidation_price(account, position.symbol, marks, markets)),
+    )
+
+
+def positions_of_account(account: Account, marks: Marks, markets: Markets, model: Model | None) -> list[PositionView]:
+    """The wire records of an account's positions, the oldest first."""
+    ordered = sorted(account.positions.values(), key=_age)
+    return [position_of(account, position, marks, markets, model) for position in ordered]
+
+
+def positions_of(
+    accounts: Iterable[Account], marks: Marks, markets: Markets, models: Mapping[str, Model]
+) -> list[PositionView]:
+    """The wire records of all positions of the accounts, the oldest first."""
+    held = [(account, position) for account in accounts for position in account.positions.values()]
+    held.sort(key=lambda pair: _age(pair[1]))
+    return [position_of(account, position, marks, markets, models.get(account.id)) for account, position in held]
+
+
+def _age(position: Position) -> tuple[datetime, str]:
+    return position.opened_at, str(position.id)
+
+
+def price_of(quote: Quote, now: datetime) -> CryptoPrice:
+    """The wire record of a market's price."""
+    message: str | UnsetType = UNSET
+    if quote.is_stale(now):
+        age_s = int((now - quote.at).total_seconds())
+        message = f"stale: the last update was at {iso(quote.at)}, {age_s} s ago"
+    return CryptoPrice(symbol=quote.symbol, price=quote.mark, message=message)

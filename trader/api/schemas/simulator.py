@@ -1,0 +1,295 @@
+"""Orders and accounts of the simulator on the wire. Every amount is a JSON number in the quote currency."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from trader.api.schemas.common import (
+    UNSET,
+    Input,
+    PositiveNumber,
+    UnsetType,
+    Wire,
+    given,
+    iso,
+)
+from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price
+from trader.clock import cut_to_ms
+from trader.domain import account as books
+from trader.domain.account import Account, Marks, Position, RestingOrder
+from trader.domain.money import from_number
+from trader.domain.orders import (
+    AnswerFill,
+    ExitPlan,
+    Order,
+    OrderAnswer,
+    OrderSide,
+    OrderStatus,
+    OrderType,
+    Side,
+)
+from trader.errors import InvalidInput, Issue
+
+# `$` alone would let a last line feed pass.
+AccountId = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$(?!\n)",
+        description="1 to 64 characters out of letters, digits, `.`, `_`, `:` and `-`",
+    ),
+]
+ClientOrderId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}$(?!\n)", description="1 to 128 printable ASCII characters")]
+Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="the symbol of a market, such as BTC")]
+Leverage = Annotated[
+    Annotated[int, Meta(ge=1, le=1000)] | Annotated[float, Meta(ge=1, le=1000)],
+    Meta(description="a number from 1 to the market's maximum"),
+]
+Confidence = Annotated[int, Meta(ge=0, le=100)] | Annotated[float, Meta(ge=0, le=100)]
+ZonedTime = Annotated[datetime, Meta(tz=True)]
+Words = Annotated[str, Meta(max_length=2000)]
+
+DEFAULT_ACCOUNT = "default"
+
+SIDES = {"buy": OrderSide.BUY, "long": OrderSide.BUY, "sell": OrderSide.SELL, "short": OrderSide.SELL}
+
+
+class ExitPlanInput(Input, kw_only=True):
+    """When to leave the position. Null is not set, so that a plan that was read can be given back."""
+
+    stop: PositiveNumber | None = None
+    target: PositiveNumber | None = None
+    invalidation: Words | None = None
+    invalidation_price: PositiveNumber | None = None
+    time_exit: ZonedTime | None = None
+
+    def to_plan(self) -> ExitPlan:
+        return ExitPlan(
+            stop=_decimal(self.stop),
+            target=_decimal(self.target),
+            invalidation=self.invalidation,
+            invalidation_price=_decimal(self.invalidation_price),
+            time_exit=None if self.time_exit is None else _utc(self.time_exit, "exitPlan", "timeExit"),
+        )
+
+
+class PlaceOrderInput(Input, kw_only=True):
+    account_id: AccountId = DEFAULT_ACCOUNT
+    symbol: Symbol
+    side: Literal["buy", "sell", "long", "short"]
+    quantity: PositiveNumber
+    type: OrderType = OrderType.MARKET
+    limit_price: PositiveNumber | UnsetType = UNSET
+    leverage: Leverage | UnsetType = UNSET
+    reduce_only: bool = False
+    exit_plan: ExitPlanInput | UnsetType = UNSET
+    confidence: Confidence | UnsetType = UNSET
+    client_order_id: ClientOrderId | UnsetType = UNSET
+
+    def to_order(self) -> Order:
+        """The order that is asked for. Raises InvalidInput for a limit price that is missing, or has no use."""
+        if self.type is OrderType.LIMIT and self.limit_price is UNSET:
+            raise InvalidInput(Issue(("limitPrice",), "required for a limit order: expected a number above 0"))
+        if self.type is OrderType.MARKET and self.limit_price is not UNSET:
+            raise InvalidInput(Issue(("limitPrice",), 'a market order takes no limit price; use "type": "limit"'))
+        return Order(
+            account_id=self.account_id,
+            symbol=self.symbol,
+            side=SIDES[self.side],
+            quantity=from_number(self.quantity),
+            type=self.type,
+            limit_price=_decimal(self.limit_price),
+            leverage=_decimal(self.leverage),
+            reduce_only=self.reduce_only,
+            exit_plan=None if self.exit_plan is UNSET else self.exit_plan.to_plan(),
+            confidence=_decimal(self.confidence),
+            client_order_id=None if self.client_order_id is UNSET else self.client_order_id,
+        )
+
+
+class CancelOrderInput(Input, kw_only=True):
+    account_id: AccountId = DEFAULT_ACCOUNT
+    order_id: Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class AccountInput(Input, kw_only=True):
+    account_id: AccountId = DEFAULT_ACCOUNT
+
+
+class FillView(Wire, kw_only=True):
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    timestamp: str
+
+    @classmethod
+    def of(cls, fill: AnswerFill) -> "FillView":
+        return cls(quantity=fill.quantity, price=fill.price, fee=fill.fee, maker=fill.maker, timestamp=iso(fill.at))
+
+
+class OrderView(Wire, kw_only=True):
+    """What became of an order. `realizedPnl` is gross; `averagePrice` is null without a fill."""
+
+    id: str
+    client_order_id: str | UnsetType = UNSET
+    account_id: str
+    symbol: str
+    side: OrderSide
+    type: OrderType
+    status: OrderStatus
+    reason: str | UnsetType = UNSET
+    requested_quantity: Decimal
+    total_quantity: Decimal
+    average_price: Decimal | None
+    total_fees: Decimal
+    realized_pnl: Decimal
+    fills: list[FillView]
+    timestamp: str
+
+    @classmethod
+    def of(cls, answer: OrderAnswer) -> "OrderView":
+        return cls(
+            id=str(answer.id),
+            client_order_id=given(answer.client_order_id),
+            account_id=answer.account_id,
+            symbol=answer.symbol,
+            side=answer.side,
+            type=answer.type,
+            status=answer.status,
+            reason=given(answer.reason),
+            requested_quantity=answer.requested_quantity,
+            total_quantity=answer.total_quantity,
+            average_price=answer.average_price,
+            total_fees=answer.total_fees,
+            realized_pnl=answer.realized_pnl,
+            fills=[FillView.of(fill) for fill in answer.fills],
+            timestamp=iso(answer.at),
+        )
+
+
+class OrderOutput(Wire, kw_only=True):
+    order: OrderView
+
+
+class AccountPosition(Wire, kw_only=True):
+    """A position as its account sees it. Figures of the market are null while it has no price."""
+
+    symbol: str
+    side: Side
+    quantity: Decimal
+    avg_entry_price: Decimal
+    mark_price: Decimal | None
+    notional: Decimal | None
+    margin: Decimal
+    leverage: Decimal
+    unrealized_pnl: Decimal | None
+    realized_pnl: Decimal
+    liquidation_price: Decimal | None
+    exit_plan: ExitPlanView
+
+    @classmethod
+    def of(cls, account: Account, position: Position, marks: Marks, markets: Markets) -> "AccountPosition":
+        mark = marks.get(position.symbol)
+        return cls(
+            symbol=position.symbol,
+            side=position.side,
+            quantity=position.quantity,
+            avg_entry_price=position.entry_price,
+            mark_price=mark,
+            notional=None if mark is None else position.quantity * mark,
+            margin=position.margin,
+            leverage=position.leverage,
+            unrealized_pnl=None if mark is None else position.unrealized(mark),
+            realized_pnl=position.realized,
+            liquidation_price=liquidation_price(account, position.symbol, marks, markets),
+            exit_plan=ExitPlanView.of(position.exit_plan),
+        )
+
+
+class OpenOrder(Wire, kw_only=True):
+    """A limit order, or the rest of one, that waits in the book."""
+
+    id: str
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    remaining: Decimal
+    limit_price: Decimal
+    created_at: str
+
+    @classmethod
+    def of(cls, order: RestingOrder) -> "OpenOrder":
+        return cls(
+            id=str(order.id),
+            symbol=order.symbol,
+            side=order.side,
+            quantity=order.quantity,
+            remaining=order.remaining,
+            limit_price=order.limit_price,
+            created_at=iso(order.created_at),
+        )
+
+
+class AccountView(Wire, kw_only=True):
+    """An account in its present run. `runId` is null for one that is not open yet."""
+
+    account_id: str
+    run_id: str | None
+    quote_currency: str
+    initial_capital: Decimal
+    cash_balance: Decimal
+    equity: Decimal | None
+    available_cash: Decimal | None
+    borrowed_balance: Decimal
+    margin_balance: Decimal
+    maintenance_margin: Decimal | None
+    total_realized_pnl: Decimal
+    total_unrealized_pnl: Decimal | None
+    total_fees: Decimal
+    total_funding_pnl: Decimal
+    positions: list[AccountPosition]
+    open_orders: list[OpenOrder]
+
+    @classmethod
+    def of(cls, account: Account, marks: Marks, markets: Markets, *, is_open: bool) -> "AccountView":
+        def priced(figure: Callable[[], Decimal]) -> Decimal | None:
+            return figure() if has_marks(account, marks) else None
+
+        held = sorted(account.positions.values(), key=lambda position: (position.opened_at, position.symbol))
+        return cls(
+            account_id=account.id,
+            run_id=str(account.run.id) if is_open else None,
+            quote_currency=account.run.quote_currency,
+            initial_capital=account.run.initial_capital,
+            cash_balance=account.cash,
+            equity=priced(lambda: books.equity(account, marks)),
+            available_cash=priced(lambda: books.available_cash(account, marks)),
+            borrowed_balance=account.borrowed,
+            margin_balance=account.margin,
+            maintenance_margin=priced(lambda: books.maintenance(account, marks, markets)),
+            total_realized_pnl=account.realized,
+            total_unrealized_pnl=priced(lambda: books.unrealized(account, marks)),
+            total_fees=account.fees,
+            total_funding_pnl=account.funding,
+            positions=[AccountPosition.of(account, position, marks, markets) for position in held],
+            open_orders=[OpenOrder.of(order) for order in account.resting],
+        )
+
+
+class AccountOutput(Wire, kw_only=True):
+    account: AccountView
+
+
+def _decimal(number: float | UnsetType | None) -> Decimal | None:
+    return None if number is UNSET or number is None else from_number(number)
+
+
+def _utc(moment: datetime, *path: str) -> datetime:
+    """The moment in UTC, to the millisecond. Raises InvalidInput at the edges of the calendar."""
+    try:
+        return cut_to_ms(moment.astimezone(UTC))
+    except OverflowError:
+        raise InvalidInput(Issue(path, "the time is out of range")) from None
