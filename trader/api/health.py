@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-import msgspec
 from aiohttp import hdrs, web
 
 from trader.api.broadcast import Broadcaster
-from trader.api.schemas.common import ENCODER, iso
+from trader.api.routes import add_read_only, json_answer
+from trader.api.schemas.common import iso
 from trader.api.schemas.health import (
     DatabaseHealth,
     HealthReport,
@@ -25,7 +25,6 @@ from trader.api.schemas.health import (
     SchedulersReport,
     StreamHealth,
 )
-from trader.api.schemas.streams import StreamRefusal
 from trader.clock import Clock
 from trader.errors import Unavailable
 
@@ -35,6 +34,8 @@ PING_S = 1.0
 """A database that takes longer to answer is not healthy."""
 
 GOOD_FOR_S = 0.2
+
+NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
 
 class SchedulerStatus(Protocol):
@@ -119,13 +120,11 @@ def setup(app: web.Application, sources: HealthSources) -> None:
         return _answer_health(sources, await database.ask())
 
     async def schedulers(_: web.Request) -> web.Response:
-        return _json(200, _schedulers_report(sources, await database.ask()))
+        return json_answer(200, _schedulers_report(sources, await database.ask()), NOT_STORED)
 
     for path, handler in (("/health", health), ("/health/schedulers", schedulers)):
         for prefix in ("", "/api"):
-            app.router.add_get(prefix + path, handler)  # HEAD too
-            for method in (hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE):
-                app.router.add_route(method, prefix + path, _refuse_method)
+            add_read_only(app, prefix + path, handler, head=True)
 
 
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
@@ -134,7 +133,7 @@ def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Resp
     report = HealthReport(
         status="healthy" if healthy else "unhealthy", timestamp=iso(sources.clock.now()), schedulers=running
     )
-    return _json(200 if healthy else 503, report)
+    return json_answer(200 if healthy else 503, report, NOT_STORED)
 
 
 def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> SchedulersReport:
@@ -177,14 +176,3 @@ def _scheduler(status: SchedulerStatus) -> SchedulerHealth:
 
 def _iso_or_none(moment: datetime | None) -> str | None:
     return None if moment is None else iso(moment)
-
-
-async def _refuse_method(_: web.Request) -> web.Response:
-    response = _json(405, StreamRefusal(error="Method Not Allowed"))
-    response.headers[hdrs.ALLOW] = "GET, HEAD"
-    return response
-
-
-def _json(status: int, body: msgspec.Struct) -> web.Response:
-    headers = {hdrs.CONTENT_TYPE: "application/json", hdrs.CACHE_CONTROL: "no-store"}
-    return web.Response(status=status, body=ENCODER.encode(body), headers=headers)

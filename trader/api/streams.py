@@ -8,7 +8,7 @@ hold the process for the whole shutdown timeout.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber, frame
+from trader.api.routes import Handler, add_read_only, refusal
 from trader.api.schemas.common import ENCODER, iso
-from trader.api.schemas.streams import StreamRefusal
 from trader.clock import Clock
 from trader.errors import Unavailable
 from trader.services.events import (
@@ -123,11 +123,8 @@ def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> Non
     `Hubs.start` and `Hubs.close` stay with the owner of the hubs; closing twice does no harm.
     """
     for name, hub in hubs.all.items():
-        path = f"/api/events/{name}"
-        app.router.add_get(path, _handler(hub, timing or Timing()), allow_head=False)
-        for method in (hdrs.METH_HEAD, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE):
-            app.router.add_route(method, path, _refuse_method)
-    app.router.add_get("/api/events/{stream:.*}", _refuse_path)
+        add_read_only(app, f"/api/events/{name}", _handler(hub, timing or Timing()))
+    add_read_only(app, "/api/events/{path:.*}", _refuse_path)
 
     async def end_streams(_: web.Application) -> None:
         await hubs.close()
@@ -135,7 +132,7 @@ def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> Non
     app.on_shutdown.append(end_streams)
 
 
-def _handler(hub: Broadcaster, timing: Timing) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(hub: Broadcaster, timing: Timing) -> Handler:
     async def stream(request: web.Request) -> web.StreamResponse:
         try:
             subscriber = hub.subscribe()
@@ -233,22 +230,9 @@ def _tune(request: web.Request) -> None:
 def _refusal(error: BaseException) -> web.Response:
     """An answer before any stream header: unavailable, or a failure of which nothing is told."""
     if isinstance(error, Unavailable):
-        response = _json(503, str(error))
-        response.headers[hdrs.RETRY_AFTER] = str(error.retry_after_s)
-        return response
-    return _json(500, "Internal server error")
-
-
-async def _refuse_method(_: web.Request) -> web.Response:
-    response = _json(405, "Method Not Allowed")
-    response.headers[hdrs.ALLOW] = hdrs.METH_GET
-    return response
+        return refusal(503, str(error), {hdrs.RETRY_AFTER: str(error.retry_after_s)})
+    return refusal(500, "Internal server error")
 
 
 async def _refuse_path(_: web.Request) -> web.Response:
-    return _json(404, "Not Found")
-
-
-def _json(status: int, error: str) -> web.Response:
-    body = ENCODER.encode(StreamRefusal(error=error))
-    return web.Response(status=status, body=body, headers={hdrs.CONTENT_TYPE: "application/json"})
+    return refusal(404, "Not Found")

@@ -1,0 +1,213 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from trader.api import health
+from trader.api.broadcast import Broadcaster
+from trader.api.health import HealthSources
+from trader.clock import ManualClock
+from trader.errors import Unavailable
+from trader.schedulers import Job, Schedulers
+
+START = datetime(2025, 1, 1, 12, tzinfo=UTC)
+NAMES = ("priceTracker", "tradeExecutor", "portfolioSnapshot")
+PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
+
+Client = TestClient[web.Request, web.Application]
+
+
+class FakeDatabase:
+    def __init__(self) -> None:
+        self.pings = 0
+        self.error: Exception | None = None
+        self.hangs = False
+
+    async def ping(self) -> float:
+        self.pings += 1
+        if self.hangs:
+            await asyncio.sleep(3600)
+        if self.error is not None:
+            raise self.error
+        return 0.7
+
+
+class FakeMarket:
+    source_name = "synthetic"
+    last_update_at: datetime | None = None
+
+    def is_stale(self) -> bool:
+        return self.last_update_at is None
+
+
+class House:
+    """The parts that health looks at, with a batch that fails when told."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(START)
+        self.database = FakeDatabase()
+        self.market = FakeMarket()
+        self.error: Exception | None = None
+        self.models_running: dict[str, datetime] = {}
+        self.hub = Broadcaster("positions")
+        runs = dict.fromkeys(NAMES, self.run)
+        self.schedulers = Schedulers([Job(n, timedelta(seconds=10), run) for n, run in runs.items()], self.clock)
+
+    async def run(self, now: datetime) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def sources(self) -> HealthSources:
+        return HealthSources(
+            clock=self.clock,
+            started_at=START,
+            trading_mode="simulated",
+            ping=self.database.ping,
+            market=self.market,
+            hubs={"positions": self.hub},
+            schedulers=self.schedulers.status,
+            models_running=lambda: self.models_running,
+        )
+
+
+@asynccontextmanager
+async def serving(house: House) -> AsyncIterator[Client]:
+    app = web.Application()
+    health.setup(app, house.sources())
+    async with TestClient(TestServer(app)) as client:
+        await house.schedulers.start()
+        await house.clock.advance(timedelta(seconds=1))
+        try:
+            yield client
+        finally:
+            await house.schedulers.close()
+
+
+async def get(client: Client, path: str) -> tuple[int, Any]:
+    async with client.get(path) as response:
+        assert response.headers["Content-Type"] == "application/json"
+        assert response.headers["Cache-Control"] == "no-store"
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("path", ["/health", "/api/health"])
+async def test_healthy(path: str) -> None:
+    async with serving(House()) as client:
+        assert await get(client, path) == (
+            200,
+            {"status": "healthy", "timestamp": "2025-01-01T12:00:01.000Z", "schedulers": dict.fromkeys(NAMES, True)},
+        )
+
+
+async def test_a_database_that_is_away_is_unhealthy_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "GOOD_FOR_S", 0)
+    house = House()
+    async with serving(house) as client:
+        house.database.error = Unavailable("The database cannot be reached now.")
+        status, report = await get(client, "/health")
+        assert (status, report["status"], report["schedulers"]) == (503, "unhealthy", dict.fromkeys(NAMES, True))
+        status, report = await get(client, "/health/schedulers")
+        assert (status, report["database"]) == (200, {"ok": False, "latencyMs": None})
+        house.database.error = None
+        assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_database_that_hangs_is_unhealthy_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PING_S", 0.02)
+    house = House()
+    house.database.hangs = True
+    async with serving(house) as client:
+        assert (await get(client, "/health"))[0] == 503
+
+
+async def test_a_flood_is_one_question() -> None:
+    house = House()
+    async with serving(house) as client:
+        answers = await asyncio.gather(*(get(client, PATHS[n % 4]) for n in range(100)))
+        assert {status for status, _ in answers} == {200}
+        assert house.database.pings <= 3  # 100 answers take less than three times 200 ms, however busy the machine
+
+
+async def test_a_scheduler_that_stands_still_is_unhealthy() -> None:
+    house = House()
+    async with serving(house) as client:
+        house.clock._now += timedelta(seconds=31)  # time that no scheduler saw
+        status, report = await get(client, "/health")
+        assert (status, report["status"]) == (503, "unhealthy")
+        assert report["schedulers"] == dict.fromkeys(NAMES, False)
+
+
+async def test_a_failing_scheduler_still_runs_and_tells_its_error() -> None:
+    house = House()
+    async with serving(house) as client:
+        house.error = Unavailable("the database is away")
+        await house.clock.advance(timedelta(seconds=9))
+        assert (await get(client, "/health"))[0] == 200
+        _, report = await get(client, "/health/schedulers")
+        job = report["schedulers"]["tradeExecutor"]
+        assert isinstance(job.pop("lastDurationMs"), int)
+        assert job == {
+            "running": True,
+            "intervalMs": 10_000,
+            "runs": 2,
+            "failures": 1,
+            "skipped": 0,
+            "lastStartedAt": "2025-01-01T12:00:10.000Z",
+            "lastFinishedAt": "2025-01-01T12:00:10.000Z",
+            "lastError": "Unavailable: the database is away",
+            "nextDueAt": "2025-01-01T12:00:20.000Z",
+        }
+
+
+@pytest.mark.parametrize("path", ["/health/schedulers", "/api/health/schedulers"])
+async def test_the_detailed_report(path: str) -> None:
+    house = House()
+    async with serving(house) as client:
+        house.hub.subscribe()
+        house.models_running = {"apex": START - timedelta(milliseconds=1500)}
+        status, report = await get(client, path)
+        assert status == 200
+        assert list(report) == ["timestamp", "startedAt", "uptimeSeconds", "tradingMode", "database", "market",
+                                "streams", "schedulers", "modelsRunning"]  # fmt: skip
+        assert list(report.pop("schedulers")) == list(NAMES)
+        assert report == {
+            "timestamp": "2025-01-01T12:00:01.000Z",
+            "startedAt": "2025-01-01T12:00:00.000Z",
+            "uptimeSeconds": 1.0,
+            "tradingMode": "simulated",
+            "database": {"ok": True, "latencyMs": 0.7},
+            "market": {"source": "synthetic", "lastUpdateAt": None, "stale": True},
+            "streams": {"positions": {"subscribers": 1, "capacity": 50}},
+            "modelsRunning": [{"modelId": "apex", "runningForSeconds": 2.5}],
+        }
+        house.market.last_update_at = START
+        market = (await get(client, path))[1]["market"]
+        assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}
+
+
+async def test_before_the_schedulers_start_the_service_is_unhealthy() -> None:
+    house = House()
+    app = web.Application()
+    health.setup(app, house.sources())
+    async with TestClient(TestServer(app)) as client:
+        status, report = await get(client, "/health")
+        assert (status, report["schedulers"]) == (503, dict.fromkeys(NAMES, False))
+        _, report = await get(client, "/health/schedulers")
+        assert report["schedulers"]["priceTracker"]["lastStartedAt"] is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_only_reading(path: str) -> None:
+    async with serving(House()) as client:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND"):
+            async with client.request(method, path) as response:
+                assert response.status == 405
+                assert response.headers["Allow"] == "GET, HEAD"
+                assert await response.json() == {"error": "Method Not Allowed"}
+        async with client.head(path) as response:
+            assert (response.status, await response.read()) == (200, b"")

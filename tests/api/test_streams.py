@@ -1,0 +1,434 @@
+import asyncio
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from trader.api import streams
+from trader.api.streams import PING, Hubs, Timing
+from trader.clock import ManualClock
+from trader.errors import Unavailable
+from trader.services.events import (
+    ConversationsChanged,
+    EventBus,
+    MarketChecked,
+    PositionsChanged,
+    TradesChanged,
+    WorkflowProgress,
+)
+
+START = datetime(2025, 1, 1, 12, tzinfo=UTC)
+STATES = ("positions", "trades", "conversations", "portfolio")
+STREAMS = (*STATES, "workflow")
+PATIENCE_S = 10.0
+
+
+class Source:
+    """One stream's state."""
+
+    def __init__(self) -> None:
+        self.state: Any = []
+        self.loads = 0
+        self.error: Exception | None = None
+
+    async def __call__(self) -> bytes:
+        self.loads += 1
+        if self.error is not None:
+            raise self.error
+        return json.dumps(self.state).encode()
+
+
+class Service:
+    """The streams behind a real server on a real port."""
+
+    def __init__(self) -> None:
+        self.events = EventBus()
+        self.sources = {name: Source() for name in STATES}
+        self.hubs = Hubs(self.sources, self.events, ManualClock(START))
+        self.port = 0
+        self.runner: web.AppRunner | None = None
+
+    async def emptied(self) -> None:
+        """Until no subscriber is left."""
+        async with asyncio.timeout(PATIENCE_S):
+            while any(len(hub) for hub in self.hubs.all.values()):  # noqa: ASYNC110 - a count, no event
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(**timing: float) -> AsyncIterator[Service]:
+    service = Service()
+    app = web.Application()
+    streams.setup(app, service.hubs, Timing(**{"watch_s": 0.05, **timing}))
+    service.runner = web.AppRunner(app, shutdown_timeout=20)
+    await service.runner.setup()
+    await web.TCPSite(service.runner, "127.0.0.1", 0).start()
+    service.port = service.runner.addresses[0][1]
+    await service.hubs.start()
+    try:
+        yield service
+    finally:
+        await service.runner.cleanup()
+        await service.hubs.close()
+
+
+class Client:
+    """A raw connection, so that a test sees the very bytes and may stop reading or vanish."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    @classmethod
+    async def get(cls, service: Service, path: str, method: str = "GET", buffer_bytes: int | None = None) -> "Client":
+        sock = socket.socket()
+        if buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", service.port))
+        client = cls(*await asyncio.open_connection(sock=sock, limit=2**12))
+        client.writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return client
+
+    async def head(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        self.status = int(lines[0].split()[1])
+        self.headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines[1:] if line)}
+
+    async def chunk(self) -> bytes:
+        """One chunk of the body; empty at its end."""
+        async with asyncio.timeout(PATIENCE_S):
+            size = int(await self.reader.readline(), 16)
+            return (await self.reader.readexactly(size + 2))[:-2]
+
+    async def event(self) -> tuple[str | None, Any]:
+        """The next server-sent event: name and data."""
+        while b"\n\n" not in self.body:
+            chunk = await self.chunk()
+            if not chunk:
+                raise EOFError
+            self.body += chunk
+        text, _, self.body = self.body.partition(b"\n\n")
+        match = re.fullmatch(rb"(?:event: ([a-z:]+)\n)?data:(?: (.+))?", text)
+        assert match, text
+        name, data = match.groups()
+        return (name.decode() if name else None, json.loads(data) if data else None)
+
+    async def drain(self) -> None:
+        """Read until the stream ends, which raises."""
+        while True:
+            await self.event()
+
+    async def json(self) -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            return json.loads(await self.reader.readexactly(int(self.headers["content-length"])))
+
+    def vanish(self, *, reset: bool) -> None:
+        if reset:
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.writer.close()
+
+
+@asynccontextmanager
+async def streaming(service: Service, name: str, **options: Any) -> AsyncIterator[Client]:
+    client = await Client.get(service, f"/api/events/{name}", **options)
+    try:
+        await client.head()
+        yield client
+    finally:
+        client.writer.close()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_headers(name: str) -> None:
+    async with serving() as service, streaming(service, name) as client:
+        assert client.status == 200
+        assert client.headers["content-type"] == "text/event-stream"
+        assert client.headers["cache-control"] == "no-cache, no-transform"
+        assert client.headers["x-accel-buffering"] == "no"
+
+
+@pytest.mark.parametrize("name", STATES)
+async def test_the_first_message_is_the_current_state(name: str) -> None:
+    async with serving() as service:
+        service.sources[name].state = [{"modelId": "apex"}]
+        async with streaming(service, name) as client:
+            assert await client.chunk() == b'data: [{"modelId": "apex"}]\n\n'
+
+
+async def test_the_workflow_stream_greets_with_connected() -> None:
+    async with serving() as service, streaming(service, "workflow") as client:
+        assert await client.chunk() == (
+            b'event: connected\ndata: {"type":"connected","timestamp":"2025-01-01T12:00:00.000Z"}\n\n'
+        )
+
+
+async def test_each_event_reaches_its_streams() -> None:
+    async with serving() as service:
+        clients = {}
+        for name in STREAMS:
+            clients[name] = await Client.get(service, f"/api/events/{name}")
+            await clients[name].head()
+            await clients[name].event()
+
+        async def updates(*names: str) -> None:
+            for name in names:
+                service.sources[name].state = service.sources[name].loads
+            await asyncio.sleep(0)
+            for name in names:
+                assert await clients[name].event() == (None, service.sources[name].state)
+
+        service.events.publish(MarketChecked(at=START))
+        await updates("positions", "portfolio")
+        service.events.publish(PositionsChanged(at=START, account_ids=("apex", "default")))
+        await updates("positions")
+        service.events.publish(TradesChanged(at=START, account_ids=("apex",)))
+        await updates("trades")
+        service.events.publish(ConversationsChanged(at=START, model_id="apex"))
+        await updates("conversations")
+        service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "step": 2}))
+        at = "2025-01-01T12:00:00.000Z"
+        for kind, details in (
+            ("positions:changed", {"accountIds": ["apex", "default"]}),
+            ("trades:changed", {"accountIds": ["apex"]}),
+            ("conversations:changed", {"modelId": "apex"}),
+            ("workflow:step", {"modelId": "apex", "step": 2}),
+        ):
+            assert await clients["workflow"].event() == (kind, {"type": kind, "timestamp": at, **details})
+        assert [service.sources[name].loads for name in STATES] == [3, 2, 2, 2]
+        for client in clients.values():
+            client.vanish(reset=False)
+        await service.emptied()
+
+
+async def test_a_detail_that_cannot_be_told_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as service, streaming(service, "workflow") as client:
+        await client.event()
+        service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": object()}))
+        service.events.publish(WorkflowProgress("workflow:complete", START, {"modelId": "apex"}))
+        assert (await client.event())[0] == "workflow:complete"
+    assert "workflow event workflow:step cannot be encoded" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["positions", "workflow"])
+async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
+    async with serving(ping_s=0.25) as service, streaming(service, name) as client:
+        await client.event()
+        began = time.monotonic()
+        pings: list[float] = []
+
+        async def busy() -> None:
+            while True:
+                service.hubs.positions.send(b"data: []\n\n")
+                service.hubs.workflow.send(b"event: workflow:step\ndata: {}\n\n")
+                await asyncio.sleep(0.01)
+
+        sender = asyncio.create_task(busy())
+        others = 0
+        while len(pings) < 4:
+            event, data = await client.event()
+            if event == "ping":
+                assert data is None
+                pings.append(time.monotonic() - began)
+            else:
+                others += 1
+        sender.cancel()
+        assert others > 20
+        for number, at in enumerate(pings, start=1):
+            assert number * 0.25 - 0.02 <= at <= number * 0.25 + 0.5
+
+
+async def test_a_ping_is_a_name_and_empty_data() -> None:
+    async with serving(ping_s=0.01) as service, streaming(service, "trades") as client:
+        assert await client.chunk() == b"data: []\n\n"
+        assert await client.chunk() == b"event: ping\ndata:\n\n" == PING
+
+
+async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None:
+    async with serving() as service:
+        clients = [await Client.get(service, "/api/events/positions") for _ in range(50)]
+        for client in clients:
+            await client.head()
+            assert await client.event() == (None, [])
+        async with streaming(service, "positions") as refused:
+            assert refused.status == 503
+            assert refused.headers["content-type"] == "application/json"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert "50" in (await refused.json())["error"]
+        async with streaming(service, "trades") as other:
+            assert other.status == 200
+        service.hubs.positions.send(b"data: [1]\n\n")
+        for client in clients:
+            assert await client.event() == (None, [1])
+        clients[0].vanish(reset=True)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(service.hubs.positions) == 50:  # noqa: ASYNC110 - a count, no event
+                await asyncio.sleep(0.005)
+        async with streaming(service, "positions") as again:
+            assert await again.event() == (None, [])
+        for client in clients[1:]:
+            client.vanish(reset=False)
+        await service.emptied()
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("name", STREAMS)
+async def test_one_who_vanishes_is_removed_at_once(name: str, reset: bool) -> None:
+    async with serving(ping_s=3600) as service, streaming(service, name) as client:
+        await client.event()
+        assert len(service.hubs.all[name]) == 1
+        client.vanish(reset=reset)
+        await service.emptied()
+
+
+async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
+    async with serving() as service:
+        gate = asyncio.Event()
+
+        async def load() -> bytes:
+            await gate.wait()
+            return b"[]"
+
+        service.hubs.trades._load = load
+        client = await Client.get(service, "/api/events/trades")
+        async with asyncio.timeout(PATIENCE_S):
+            while not len(service.hubs.trades):  # noqa: ASYNC110 - a count, no event
+                await asyncio.sleep(0.005)
+        client.vanish(reset=True)
+        await service.emptied()
+        gate.set()
+
+
+async def test_a_half_closed_client_is_removed() -> None:
+    async with serving() as service, streaming(service, "positions") as client:
+        await client.event()
+        client.writer.write_eof()
+        await service.emptied()
+
+
+@pytest.mark.parametrize("name", ["positions", "workflow"])
+async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str) -> None:
+    async with serving(write_s=0.2) as service:
+        stalled = await Client.get(service, f"/api/events/{name}", buffer_bytes=4096)
+        await stalled.head()
+        async with streaming(service, name) as client:
+            await client.event()
+            hub = service.hubs.all[name]
+            assert len(hub) == 2
+            began = time.monotonic()
+            number = 0
+            while len(hub) == 2:
+                assert time.monotonic() - began < PATIENCE_S
+                number += 1
+                hub.send(b"data: [%d, %b]\n\n" % (number, b",".join([b"123456789"] * 5000)))
+                _, data = await client.event()
+                assert data[0] == number
+            assert not client.reader.at_eof()
+        stalled.writer.close()
+        await service.emptied()
+
+
+async def test_a_slow_reader_gets_the_newest_state() -> None:
+    async with serving() as service, streaming(service, "positions", buffer_bytes=4096) as client:
+        await client.event()
+        for number in range(300):
+            service.hubs.positions.send(b"data: [%d, %b]\n\n" % (number, b",".join([b"123456789"] * 5000)))
+            await asyncio.sleep(0)
+        seen: list[int] = []
+        while not seen or seen[-1] < 299:
+            seen.append((await client.event())[1][0])
+        assert seen == sorted(seen)
+        assert len(seen) < 100  # 15 MB were sent, and all but what sockets hold was replaced
+
+
+async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
+    async with serving() as service, streaming(service, "workflow") as client:
+        await client.event()
+        for _ in range(2000):  # more than the backlog, with no chance to write
+            service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex"}))
+        assert service.hubs.workflow.dropped == 1
+        await service.emptied()
+        with pytest.raises((EOFError, OSError)):
+            await client.drain()
+
+
+async def test_a_state_that_cannot_be_loaded_is_refused() -> None:
+    async with serving() as service:
+        service.sources["positions"].error = Unavailable("The database cannot be reached now.", retry_after_s=3)
+        service.sources["trades"].error = KeyError("secret")
+        async with streaming(service, "positions") as client:
+            assert (client.status, client.headers["retry-after"]) == (503, "3")
+            assert await client.json() == {"error": "The database cannot be reached now."}
+        async with streaming(service, "trades") as client:
+            assert client.status == 500
+            assert await client.json() == {"error": "Internal server error"}
+        service.sources["positions"].error = None
+        async with streaming(service, "positions") as client:
+            assert await client.event() == (None, [])
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "PATCH"])
+async def test_only_get(method: str) -> None:
+    async with serving() as service:
+        client = await Client.get(service, "/api/events/positions", method=method)
+        await client.head()
+        assert (client.status, client.headers["allow"]) == (405, "GET")
+        assert client.headers["content-type"] == "application/json"
+        if method != "HEAD":
+            assert await client.json() == {"error": "Method Not Allowed"}
+        client.writer.close()
+
+
+async def test_an_unknown_stream() -> None:
+    async with serving() as service, streaming(service, "nothing") as client:
+        assert client.status == 404
+        assert await client.json() == {"error": "Not Found"}
+
+
+async def test_shutdown_ends_all_streams_stalled_ones_too() -> None:
+    async with serving() as service:
+        clients = []
+        for name in STREAMS:
+            client = await Client.get(service, f"/api/events/{name}", buffer_bytes=4096)
+            await client.head()
+            await client.event()
+            clients.append(client)
+        stalled = await Client.get(service, "/api/events/positions", buffer_bytes=4096)
+        await stalled.head()
+        for _ in range(20):
+            service.hubs.positions.send(b"data: [%b]\n\n" % b",".join([b"123456789"] * 50_000))
+            await asyncio.sleep(0.001)
+        assert service.runner is not None
+        began = time.monotonic()
+        await service.runner.cleanup()
+        assert time.monotonic() - began < 3
+        assert not any(len(hub) for hub in service.hubs.all.values())
+        for client in clients[1:]:
+            with pytest.raises(EOFError):
+                await client.event()
+        for client in (*clients, stalled):
+            client.writer.close()
+
+
+async def test_no_error_is_logged_when_clients_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with serving(ping_s=0.01) as service:
+            for reset in (True, False) * 10:
+                for name in STREAMS:
+                    client = await Client.get(service, f"/api/events/{name}")
+                    await client.head()
+                    client.vanish(reset=reset)
+            await service.emptied()
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []

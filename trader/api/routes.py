@@ -1,0 +1,35 @@
+"""Routes that are only read: what streams and health share."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from aiohttp import hdrs, web
+
+from trader.api.schemas.common import ENCODER
+from trader.api.schemas.streams import Refusal
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        status=status, body=ENCODER.encode(body), headers={hdrs.CONTENT_TYPE: "application/json", **(headers or {})}
+    )
+
+
+def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    return json_answer(status, Refusal(error=error), headers)
+
+
+def add_read_only(app: web.Application, path: str, handler: Handler, *, head: bool = False) -> None:
+    """Serve GET (and HEAD) of a path; every other method is a 405, except the OPTIONS of a browser's preflight."""
+    allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if head else (hdrs.METH_GET,)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method in allowed:
+            return await handler(request)
+        if request.method == hdrs.METH_OPTIONS:
+            return web.Response(status=204, headers={hdrs.ALLOW: ", ".join(allowed)})
+        return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
+
+    app.router.add_route(hdrs.METH_ANY, path, handle)
