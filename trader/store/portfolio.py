@@ -122,7 +122,7 @@ class EquityValue(NamedTuple):
 # A row is the last of its bucket when the row after it is in another one; reading in the order of the primary key
 # needs no sort.
 SELECT_RAW_HISTORY = """
-SELECT account_id, net_portfolio, created_at
+SELECT account_id, trim_scale(net_portfolio), created_at
 FROM (
     SELECT account_id, net_portfolio, created_at,
            lead(created_at) OVER (PARTITION BY account_id ORDER BY created_at) AS next_at
@@ -144,7 +144,7 @@ async def select_raw_history(
 
 # The hour in which the range ends is usually cut by it, and comes from the raw rows.
 SELECT_HOURLY_HISTORY = """
-SELECT account_id, value, at
+SELECT account_id, trim_scale(value), at
 FROM (
     SELECT DISTINCT ON (account_id, date_bin($4::interval, at, '2000-01-01T00:00:00Z')) account_id, value, at
     FROM (

@@ -1,0 +1,257 @@
+"""Statistics of models and variants: how they do in their current run."""
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import Clock
+from trader.domain import statistics
+from trader.domain.money import ZERO, divide
+from trader.domain.records import Invocation, Model, Step, ToolCall, VariantId
+from trader.domain.statistics import Confidence95, EquityPoint
+from trader.services.exchange import Exchange
+from trader.services.portfolio import WINDOWS, Window, value_account
+from trader.services.runs import RunRecord, RunRecords
+from trader.store import agents as agents_store
+from trader.store import analytics as store
+from trader.store.analytics import CurrentRun
+from trader.store.pool import Database
+
+SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
+
+
+class FailureCounts(NamedTuple):
+    """How the invocations of a model's run ended. `tool_calls` are completed ones in which a tool call failed."""
+
+    model: Model
+    workflows: int
+    tool_calls: int
+    invocations: int
+
+    @property
+    def failed(self) -> int:
+        """Each failed invocation once, whatever failed in it."""
+        return self.workflows + self.tool_calls
+
+    @property
+    def rate_percent(self) -> float | None:
+        return statistics.percent(self.failed, self.invocations)
+
+
+class ModelStats(NamedTuple):
+    """A model in its current run. `account_value` is live, None when its markets have no price yet."""
+
+    model: Model
+    account_value: Decimal | None
+    return_percent: float | None
+    record: RunRecord
+    failures: FailureCounts
+
+
+class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model within the window. Values are equity; the drawdown is in percent, and positive."""
+
+    model: Model
+    pnl_percent: float | None
+    pnl_absolute: Decimal
+    max_drawdown: float
+    start_value: Decimal
+    end_value: Decimal
+    trades_count: int
+    ci95: Confidence95 | None
+
+
+class Failures(NamedTuple):
+    """The latest failures with their steps and tool calls, and the counts of every model."""
+
+    invocations: Sequence[Invocation]
+    tool_calls: Mapping[UUID, Sequence[ToolCall]]
+    steps: Mapping[UUID, Sequence[Step]]
+    models: Mapping[str, Model]
+    counts: Sequence[FailureCounts]
+
+
+class RunInfo(NamedTuple):
+    """The current runs of all models together. `started_at` is that of the first; None without any."""
+
+    started_at: datetime | None
+    models: int
+    invocations: int
+    trades: int
+
+
+class VariantStats(NamedTuple):
+    """The completed trades of a variant's models in their current runs. `win_rate` is in percent."""
+
+    variant: VariantId
+    model_count: int
+    trades: int
+    win_rate: float | None
+    total_pnl: Decimal
+    average_pnl: Decimal | None
+
+
+class Analytics:
+    """Statistics of models and variants."""
+
+    def __init__(self, database: Database, exchange: Exchange, clock: Clock) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._clock = clock
+        self._runs = RunRecords(database)
+        self._interval_lock = asyncio.Lock()
+
+    async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
+        async with self._database.connection() as conn:
+            models = await agents_store.select_models(conn)
+        return {model.id: model for model in models if variant in (None, model.variant)}
+
+    def _record(self, records: Mapping[str, RunRecord], model: Model) -> RunRecord:
+        """The record of the model's run; an empty one for an account as it would open."""
+        if model.id in records:
+            return records[model.id]
+        run = self._exchange.account(model.id).run
+        return RunRecord(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now(), 0, 0, 0))
+
+    def _equity(self, model: Model) -> Decimal | None:
+        account = self._exchange.account(model.id)
+        value = value_account(account, self._exchange.marks(), self._clock.now())
+        return None if value is None else value.net_portfolio
+
+    async def model_stats(self, variant: VariantId | None = None) -> list[ModelStats]:
+        """Every model, or those of a variant, the oldest first."""
+        models, records = await self._models(variant), await self._runs.refresh()
+        found = []
+        for model in models.values():
+            record, equity = self._record(records, model), self._equity(model)
+            capital = record.run.initial_capital
+            gain = None if equity is None else statistics.return_percent(float(capital), float(equity))
+            found.append(ModelStats(model, equity, gain, record, _counts(model, record.run)))
+        return found
+
+    async def leaderboard(
+        self, window: Window, sort_by: SortKey, variant: VariantId | None = None
+    ) -> list[LeaderboardEntry]:
+        """Every model (or those of a variant) that has a value, best first: highest pnl, smallest drawdown."""
+        models, records = await self._models(variant), await self._runs.refresh()
+        now = self._clock.now()
+        since = now - WINDOWS[window]
+        chosen = {model.id: self._record(records, model) for model in models.values()}
+        intervals = await self._intervals(chosen, _whole_hours(since, now))
+        entries = [
+            _entry(model, chosen[model.id], equity, since, intervals[model.id])
+            for model in models.values()
+            if (equity := self._equity(model)) is not None
+        ]
+        return sorted(entries, key=lambda entry: _sort_key(entry, sort_by))
+
+    async def _intervals(
+        self, records: Mapping[str, RunRecord], hours: tuple[datetime, datetime]
+    ) -> dict[str, Confidence95 | None]:
+        """The interval of each model's return. Those not at hand are bootstrapped, in a thread: once an hour each."""
+        async with self._interval_lock:
+            missing = [record for record in records.values() if hours not in record.intervals]
+            series = [_within(record.series, *hours) for record in missing]
+            found = await asyncio.to_thread(lambda: [statistics.return_confidence(each) for each in series])
+            for record, interval in zip(missing, found, strict=True):
+                record.intervals = {key: kept for key, kept in record.intervals.items() if key[1] == hours[1]}
+                record.intervals[hours] = interval
+            return {model_id: record.intervals[hours] for model_id, record in records.items()}
+
+    async def failures(self, limit: int, variant: VariantId | None = None) -> Failures:
+        """The latest invocations that failed or in which a tool call failed, the newest first."""
+        models = await self._models(variant)
+        async with self._database.connection() as conn:
+            runs = await store.select_current_runs(conn)
+            if variant is None:
+                found = await store.select_failures(conn, limit)
+            else:
+                found = await store.select_model_failures(conn, list(models), limit)
+            ids = [invocation.id for invocation in found]
+            tool_calls = await agents_store.select_tool_calls(conn, ids)
+            steps = await agents_store.select_steps(conn, ids)
+        counts = [_counts(model, runs.get(model.id)) for model in models.values()]
+        return Failures(found, tool_calls, steps, models, counts)
+
+    async def run_info(self) -> RunInfo:
+        """What happened in the current runs of all models."""
+        models, records = await self._models(), await self._runs.refresh()
+        return RunInfo(
+            started_at=min((record.run.started_at for record in records.values()), default=None),
+            models=len(models),
+            invocations=sum(record.run.finished for record in records.values()),
+            trades=sum(len(record.trades) for record in records.values()),
+        )
+
+    async def variant_stats(self) -> list[VariantStats]:
+        """Every variant, those without models too."""
+        models, records = await self._models(), await self._runs.refresh()
+        return [
+            _variant_stats(variant, [self._record(records, m) for m in models.values() if m.variant is variant])
+            for variant in VariantId
+        ]
+
+
+def _entry(
+    model: Model, record: RunRecord, equity: Decimal, since: datetime, interval: Confidence95 | None
+) -> LeaderboardEntry:
+    first = bisect_right(record.hours, since, key=lambda value: value.last_at)
+    start = record.hours[first - 1].last if first else record.run.initial_capital
+    drawdown = statistics.max_drawdown([float(start), *(p.value for p in record.series[first:]), float(equity)])
+    assert drawdown is not None, "there are always two values"
+    return LeaderboardEntry(
+        model=model,
+        pnl_percent=statistics.return_percent(float(start), float(equity)),
+        pnl_absolute=equity - start,
+        max_drawdown=drawdown.percent,
+        start_value=start,
+        end_value=equity,
+        trades_count=len(record.trades) - bisect_left(record.trades, since, key=lambda trade: trade.closed_at),
+        ci95=interval,
+    )
+
+
+def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:
+    return FailureCounts(model, run.failed, run.tool_failed, run.finished) if run else FailureCounts(model, 0, 0, 0)
+
+
+def _variant_stats(variant: VariantId, records: Sequence[RunRecord]) -> VariantStats:
+    figures = [record.trade_figures for record in records]
+    trades = sum(each.trades for each in figures)
+    total = sum((each.total_net for each in figures), ZERO)
+    return VariantStats(
+        variant=variant,
+        model_count=len(records),
+        trades=trades,
+        win_rate=statistics.percent(sum(each.wins for each in figures), trades),
+        total_pnl=total,
+        average_pnl=divide(total, Decimal(trades)) if trades else None,
+    )
+
+
+def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decimal, Decimal, str]:
+    """Best first; equal ones by pnl and then by id, so that the order is the same in every answer."""
+    if sort_by == "maxDrawdown":
+        first: float | Decimal = entry.max_drawdown
+    elif sort_by == "pnlAbsolute":
+        first = -entry.pnl_absolute
+    else:
+        first = float("inf") if entry.pnl_percent is None else -entry.pnl_percent
+    return first, -entry.pnl_absolute, entry.model.id
+
+
+def _whole_hours(since: datetime, now: datetime) -> tuple[datetime, datetime]:
+    """The whole hours of a window: from the first of them to the one that is running, which is not in it."""
+    return since.replace(minute=0, second=0, microsecond=0), now.replace(minute=0, second=0, microsecond=0)
+
+
+def _within(series: Sequence[EquityPoint], first: datetime, end: datetime) -> Sequence[EquityPoint]:
+    """The points of an ascending series with first <= hour < end."""
+    start = bisect_left(series, first, key=lambda point: point.hour)
+    return series[start : bisect_left(series, end, key=lambda point: point.hour)]

@@ -1,0 +1,197 @@
+"""The current runs of all models, as their statistics need them: trades and hourly equity.
+
+Both only ever grow while a run lasts, so they are read once and then from where the last reading ended; a request
+costs what happened since the one before, not what happened in a season.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+from trader.domain import statistics
+from trader.domain.statistics import Confidence95, Drawdown, EquityPoint, Streaks, Summary
+from trader.store import analytics as analytics_store
+from trader.store import portfolio as portfolio_store
+from trader.store import trades as trades_store
+from trader.store.analytics import CurrentRun
+from trader.store.pool import Connection, Database
+from trader.store.portfolio import HourlyValue
+from trader.store.trades import RunTrade
+
+
+class TradeFigures(NamedTuple):
+    """Statistics of the completed trades of a run. Percentages are percent, times minutes, None is without a value."""
+
+    trades: int
+    wins: int
+    total_net: Decimal
+    win_rate: float | None
+    biggest_win: Decimal | None
+    biggest_loss: Decimal | None
+    signal_to_noise: float | None
+    sizes: Summary
+    holds: Summary
+    confidences: Summary
+    long_percent: float | None
+    expectancy: float | None
+    profit_factor: float | None
+    average_r_multiple: float | None
+    decision_quality: float | None
+    streaks: Streaks
+    average_win_minutes: float | None
+    average_loss_minutes: float | None
+
+
+class EquityFigures(NamedTuple):
+    """Statistics of the hourly equity series of a run. None is without a value."""
+
+    drawdown: Drawdown | None
+    sharpe: float | None
+    sortino: float | None
+    calmar: float | None
+
+
+class RunRecord:
+    """What one run has come to. Its figures are made again only when what they are made of has changed."""
+
+    def __init__(self, run: CurrentRun) -> None:
+        self.run = run
+        self.trades: list[RunTrade] = []
+        self.hours: list[HourlyValue] = []
+        self.series: list[EquityPoint] = []
+        self._trade_figures: TradeFigures | None = None
+        self._equity_figures: EquityFigures | None = None
+        self.intervals: dict[tuple[datetime, datetime], Confidence95 | None] = {}
+
+    @property
+    def trades_since(self) -> datetime:
+        return self.trades[-1].closed_at if self.trades else self.run.started_at
+
+    @property
+    def hours_since(self) -> datetime:
+        if self.hours:
+            return self.hours[-1].hour
+        return self.run.started_at.replace(minute=0, second=0, microsecond=0)
+
+    def add_trades(self, trades: Sequence[RunTrade]) -> None:
+        """Take trades in order of closing; those that are known already, from the last closing time, are left out."""
+        known = {trade.id for trade in _closed_at_last(self.trades)}
+        new = [trade for trade in trades if trade.id not in known]
+        if new:
+            self.trades += new
+            self._trade_figures = None
+
+    def set_hours(self, hours: Sequence[HourlyValue]) -> None:
+        """Take ascending hours from the last known one on, which may have changed since."""
+        if not hours or (self.hours and list(hours) == self.hours[-1:]):
+            return
+        kept = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
+        self.hours[kept:] = hours
+        self.series[kept:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
+        self._equity_figures = None
+
+    @property
+    def trade_figures(self) -> TradeFigures:
+        if self._trade_figures is None:
+            self._trade_figures = figures_of_trades(self.trades)
+        return self._trade_figures
+
+    @property
+    def equity_figures(self) -> EquityFigures:
+        if self._equity_figures is None:
+            self._equity_figures = EquityFigures(
+                drawdown=statistics.max_drawdown([point.value for point in self.series]),
+                sharpe=statistics.sharpe_ratio(self.series),
+                sortino=statistics.sortino_ratio(self.series),
+                calmar=statistics.calmar_ratio(self.series),
+            )
+        return self._equity_figures
+
+    @property
+    def recovery_factor(self) -> float | None:
+        pnls = [float(trade.net_pnl) for trade in self.trades]
+        return statistics.recovery_factor(pnls, self.equity_figures.drawdown)
+
+
+def _closed_at_last(trades: Sequence[RunTrade]) -> list[RunTrade]:
+    found: list[RunTrade] = []
+    for trade in reversed(trades):
+        if trade.closed_at != trades[-1].closed_at:
+            break
+        found.append(trade)
+    return found
+
+
+def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
+    """The statistics of trades that are given in the order in which they closed."""
+    exact = [trade.net_pnl for trade in trades]
+    pnls = [float(pnl) for pnl in exact]
+    holds = [statistics.minutes(trade.opened_at, trade.closed_at) for trade in trades]
+    decisions = [
+        (float(trade.confidence), pnl) for trade, pnl in zip(trades, pnls, strict=True) if trade.confidence is not None
+    ]
+    held = list(zip(pnls, holds, strict=True))
+    best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
+    return TradeFigures(
+        trades=len(trades),
+        wins=sum(pnl > 0 for pnl in exact),
+        total_net=sum(exact, Decimal(0)),
+        win_rate=statistics.win_rate(pnls),
+        biggest_win=best if best > 0 else None,
+        biggest_loss=worst if worst < 0 else None,
+        signal_to_noise=statistics.trade_signal_to_noise(pnls),
+        sizes=statistics.summary([float(trade.entry_notional) for trade in trades]),
+        holds=statistics.summary(holds),
+        confidences=statistics.summary([confidence for confidence, _ in decisions]),
+        long_percent=statistics.percent(sum(trade.is_long for trade in trades), len(trades)),
+        expectancy=statistics.expectancy(pnls),
+        profit_factor=statistics.profit_factor(pnls),
+        average_r_multiple=statistics.average_r_multiple(pnls),
+        decision_quality=statistics.decision_quality(decisions),
+        streaks=statistics.streaks(pnls),
+        average_win_minutes=statistics.average_minutes(held, won=True),
+        average_loss_minutes=statistics.average_minutes(held, won=False),
+    )
+
+
+class RunRecords:
+    """The records of all current runs, by model."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._records: dict[str, RunRecord] = {}
+        self._lock = asyncio.Lock()
+
+    async def refresh(self) -> dict[str, RunRecord]:
+        """Read what is new. A run that has ended is forgotten."""
+        async with self._lock, self._database.connection() as conn:
+            runs = await analytics_store.select_current_runs(conn)
+            records = {model_id: self._record(run) for model_id, run in runs.items()}
+            await _read_new(conn, records)
+            self._records = records
+            return records
+
+    def _record(self, run: CurrentRun) -> RunRecord:
+        known = self._records.get(run.model_id)
+        if known is None or known.run.run_id != run.run_id:
+            return RunRecord(run)
+        known.run = run
+        return known
+
+
+async def _read_new(conn: Connection, records: dict[str, RunRecord]) -> None:
+    hours: dict[str, list[HourlyValue]] = {}
+    since: list[tuple[str, UUID, datetime]]
+    since = [(model_id, record.run.run_id, record.hours_since) for model_id, record in records.items()]
+    for value in await portfolio_store.select_run_hours(conn, since):
+        hours.setdefault(value.account_id, []).append(value)
+    trades: dict[str, list[RunTrade]] = {}
+    since = [(model_id, record.run.run_id, record.trades_since) for model_id, record in records.items()]
+    for account_id, trade in await trades_store.select_run_trades(conn, since):
+        trades.setdefault(account_id, []).append(trade)
+    for model_id, record in records.items():
+        record.set_hours(hours.get(model_id, ()))
+        record.add_trades(trades.get(model_id, ()))
