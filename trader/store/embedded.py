@@ -34,6 +34,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
 SOCKET_PATH_BYTES_MAX = 107
+LOCK_NAME = "launcher.lock"
 SOCKET_NAME = ".s.PGSQL.5432"
 PR_SET_PDEATHSIG = 1
 
@@ -159,6 +160,7 @@ class EmbeddedPostgres:
         }
         if not self._durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+            settings |= {"min_wal_size": "32MB", "max_wal_size": "64MB"}
         command = [self._binaries.program("postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
@@ -265,7 +267,7 @@ def _socket_folder(folder: Path, account: _Account | None) -> Path:
 
 def _lock_folder(folder: Path) -> IO[str]:
     """Hold the folder for this process. The lock ends with the process, however that ends."""
-    file = (folder / "launcher.lock").open("a+")
+    file = (folder / LOCK_NAME).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -85,7 +85,7 @@ class Database:
         try:
             yield conn
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-            problem = _passing_problem(error, is_closed=conn.is_closed())
+            problem = _passing_problem(error, is_lost=_is_lost(conn))
             if problem is None:
                 raise
             raise Unavailable(problem) from error
@@ -132,26 +132,31 @@ async def _keep_as_it_is(conn: Connection) -> None:
 async def _check_version(dsn: str) -> None:
     conn = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
     try:
-        found = conn.get_server_version()
+        major = conn.get_server_version().major
+        version = str(conn.get_settings().server_version).split(" ", 1)[0]
     finally:
         await conn.close(timeout=CONNECT_TIMEOUT_S)
-    if found.major < OLDEST_VERSION:
+    if major < OLDEST_VERSION:
         raise StartError(
-            f"The database at {place(dsn)} is PostgreSQL {found.major}.{found.minor}; "
-            f"version {OLDEST_VERSION} or later is needed."
+            f"The database at {place(dsn)} is PostgreSQL {version}; version {OLDEST_VERSION} or later is needed."
         )
 
 
 def place(dsn: str) -> str:
     """`host:port/database` of a connection string, for messages: never its user, password or options."""
-    parts = urlsplit(dsn)
+    unknown = "the address of DATABASE_URL"
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return unknown
+    if "@" in parts.path + parts.query + parts.fragment:
+        return unknown  # a password with a / or ? or # that was not percent-encoded: its beginning passes for the host
     options = parse_qs(parts.query)
     hosts = options.get("host", [parts.netloc.rpartition("@")[2]])[0] or "localhost"
     if ":" not in hosts and not hosts.startswith("/"):
         hosts += ":" + options.get("port", ["5432"])[0]
     name = options.get("dbname", options.get("database", [parts.path.strip("/")]))[0]
-    # An @ behind the host means that a password was not percent-encoded and its rest is here.
-    return "the address of DATABASE_URL" if "@" in name else f"{hosts}/{name}"
+    return f"{hosts}/{name}"
 
 
 def _start_problem(dsn: str, error: Exception) -> str:
@@ -170,7 +175,14 @@ def _start_problem(dsn: str, error: Exception) -> str:
     return f"The database at {where} cannot be used: DATABASE_URL is no usable connection string."
 
 
-def _passing_problem(error: Exception, *, is_closed: bool) -> str | None:
+def _is_lost(conn: Connection) -> bool:
+    try:
+        return conn.is_closed()
+    except asyncpg.InterfaceError:  # the pool took it back the moment it was lost
+        return True
+
+
+def _passing_problem(error: Exception, *, is_lost: bool) -> str | None:
     """What to tell the caller when the fault is the server's or the connection's; None when it is the statement's."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate or ""
@@ -179,7 +191,7 @@ def _passing_problem(error: Exception, *, is_closed: bool) -> str | None:
         return None
     if isinstance(error, asyncpg.InterfaceError):
         # The driver uses this class for wrong arguments too; those are faults of ours, and the connection lives on.
-        return "The connection to the database was lost." if is_closed else None
+        return "The connection to the database was lost." if is_lost else None
     if isinstance(error, TimeoutError):
         return "The database took too long to answer."
     return "The connection to the database was lost."
