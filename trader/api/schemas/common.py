@@ -23,9 +23,12 @@ __all__ = [
     "VariantFilter",
     "VariantId",
     "Wire",
+    "chosen_variant",
     "given",
     "iso",
+    "optional",
     "text",
+    "trimmed",
 ]
 
 ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -60,3 +63,18 @@ def given(value: T | None) -> T | UnsetType:
 def optional_text(value: Decimal | None) -> str | UnsetType:
     """Decimal text, or absence."""
     return UNSET if value is None else text(value)
+
+
+def trimmed(value: Decimal) -> Decimal:
+    """The same number without exponent and trailing zeros, which a JSON number would show."""
+    return Decimal(text(value))
+
+
+def optional(value: T | UnsetType) -> T | None:
+    """What was given, or None."""
+    return None if value is UNSET else value
+
+
+def chosen_variant(choice: VariantFilter) -> VariantId | None:
+    """The variant, or None for `all`."""
+    return None if choice == "all" else VariantId(choice)

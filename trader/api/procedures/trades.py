@@ -1,0 +1,29 @@
+"""Completed trades."""
+
+from trader.api.context import Context
+from trader.api.rpc import procedure
+from trader.api.schemas.common import chosen_variant, optional
+from trader.api.schemas.trades import (
+    CompletedStats,
+    CompletedTrade,
+    GetCompletedTradesInput,
+    GetCompletedTradesOutput,
+    GetTradesInput,
+    GetTradesOutput,
+    TradeView,
+)
+
+
+@procedure("trading.getTrades")
+async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
+    trades = await context.trading.trades(
+        account_id=optional(request.model_id), variant=chosen_variant(request.variant), limit=request.limit
+    )
+    return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades])
+
+
+@procedure("simulator.getCompletedTradesFromDB")
+async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
+    trades = await context.trading.trades(account_id=optional(request.model_id), limit=request.limit)
+    completed = [CompletedTrade.of(trade) for trade in trades]
+    return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed))

@@ -1,0 +1,174 @@
+"""Completed trades on the wire. Every amount is a JSON number in the quote currency."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from decimal import Decimal
+from statistics import median
+from typing import Annotated
+
+from msgspec import Meta
+
+from trader.api.schemas.common import UNSET, Input, UnsetType, VariantFilter, VariantId, Wire, given, iso, trimmed
+from trader.api.schemas.positions import ModelId
+from trader.domain.money import ZERO, divide
+from trader.domain.orders import Side
+from trader.domain.records import Trade
+
+Limit = Annotated[int, Meta(ge=1, le=500)]
+
+
+class TradeView(Wire, kw_only=True):
+    """A completed trade. `netPnl = grossPnl − fees + funding`; `modelKey` is the router name, else the model's id.
+
+    A trade of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
+    """
+
+    id: str
+    model_id: str
+    model_name: str
+    model_variant: VariantId | UnsetType = UNSET
+    model_router_name: str | None
+    model_key: str
+    side: Side
+    symbol: str
+    quantity: Decimal
+    entry_price: Decimal
+    exit_price: Decimal
+    leverage: Decimal | UnsetType = UNSET
+    gross_pnl: Decimal
+    fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal
+    close_reason: str
+    confidence: Decimal | UnsetType = UNSET
+    opened_at: str
+    closed_at: str
+    holding_time: str
+    timestamp: str
+
+    @classmethod
+    def of(cls, trade: Trade) -> "TradeView":
+        closed_at = iso(trade.closed_at)
+        return cls(
+            id=str(trade.id),
+            model_id=trade.account_id,
+            model_name=trade.model_name or trade.account_id,
+            model_variant=given(trade.model_variant),
+            model_router_name=trade.model_router_name,
+            model_key=trade.model_router_name or trade.account_id,
+            side=trade.side,
+            symbol=trade.symbol,
+            quantity=trimmed(trade.quantity),
+            entry_price=trimmed(trade.entry_price),
+            exit_price=trimmed(trade.exit_price),
+            leverage=UNSET if trade.leverage is None else trimmed(trade.leverage),
+            gross_pnl=trimmed(trade.gross_pnl),
+            fees=trimmed(trade.fees),
+            funding=trimmed(trade.funding),
+            net_pnl=trimmed(trade.net_pnl),
+            close_reason=trade.close_reason,
+            confidence=UNSET if trade.confidence is None else trimmed(trade.confidence),
+            opened_at=iso(trade.opened_at),
+            closed_at=closed_at,
+            holding_time=hours_and_minutes(trade.closed_at - trade.opened_at),
+            timestamp=closed_at,
+        )
+
+
+class GetTradesInput(Input, kw_only=True):
+    variant: VariantFilter = "all"
+    model_id: ModelId | UnsetType = UNSET
+    limit: Limit = 100
+
+
+class GetTradesOutput(Wire, kw_only=True):
+    trades: list[TradeView]
+
+
+class CompletedTrade(Wire, kw_only=True):
+    """A completed trade of the simulator. `notional` is that of its entry; `realizedPnl` is net."""
+
+    id: str
+    model_id: str
+    model_name: str
+    symbol: str
+    direction: Side
+    notional: Decimal
+    realized_pnl: Decimal
+    leverage: Decimal | None
+    confidence: Decimal | None
+    closed_at: str
+    invocation_id: str | None
+
+    @classmethod
+    def of(cls, trade: Trade) -> "CompletedTrade":
+        return cls(
+            id=str(trade.id),
+            model_id=trade.account_id,
+            model_name=trade.model_name or trade.account_id,
+            symbol=trade.symbol,
+            direction=trade.side,
+            notional=trimmed(trade.entry_notional),
+            realized_pnl=trimmed(trade.net_pnl),
+            leverage=None if trade.leverage is None else trimmed(trade.leverage),
+            confidence=None if trade.confidence is None else trimmed(trade.confidence),
+            closed_at=iso(trade.closed_at),
+            invocation_id=None if trade.invocation_id is None else str(trade.invocation_id),
+        )
+
+
+class CompletedStats(Wire, kw_only=True):
+    """Figures of the trades that are listed beside them. What has no value is null."""
+
+    trade_count: int
+    total_realized: Decimal
+    expectancy: Decimal | None
+    average_leverage: Decimal | None
+    median_leverage: Decimal | None
+    max_leverage: Decimal | None
+    leverage_values: list[Decimal]
+    average_confidence: Decimal | None
+    median_confidence: Decimal | None
+    confidence_values: list[Decimal]
+
+    @classmethod
+    def of(cls, trades: Sequence[CompletedTrade]) -> "CompletedStats":
+        realized = [trade.realized_pnl for trade in trades]
+        leverages = [trade.leverage for trade in trades if trade.leverage is not None]
+        confidences = [trade.confidence for trade in trades if trade.confidence is not None]
+        return cls(
+            trade_count=len(trades),
+            total_realized=trimmed(sum(realized, ZERO)),
+            expectancy=_mean(realized),
+            average_leverage=_mean(leverages),
+            median_leverage=_median(leverages),
+            max_leverage=max(leverages, default=None),
+            leverage_values=leverages,
+            average_confidence=_mean(confidences),
+            median_confidence=_median(confidences),
+            confidence_values=confidences,
+        )
+
+
+class GetCompletedTradesInput(Input, kw_only=True):
+    model_id: ModelId | UnsetType = UNSET
+    limit: Limit = 200
+
+
+class GetCompletedTradesOutput(Wire, kw_only=True):
+    trades: list[CompletedTrade]
+    stats: CompletedStats
+
+
+def hours_and_minutes(span: timedelta) -> str:
+    """`26h 05m`; hours are not capped, and seconds are left out."""
+    hours, minutes = divmod(int(span.total_seconds()) // 60, 60)
+    return f"{hours}h {minutes:02d}m"
+
+
+def _mean(values: Sequence[Decimal]) -> Decimal | None:
+    return trimmed(divide(sum(values, ZERO), Decimal(len(values)))) if values else None
+
+
+def _median(values: Sequence[Decimal]) -> Decimal | None:
+    return trimmed(median(values)) if values else None
