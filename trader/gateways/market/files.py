@@ -61,6 +61,16 @@ class Minutes:
             self.volume[place],
         )
 
+    def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
+        """Open, high, low, close and volume of the candles [begin, stop) as one; there is at least one."""
+        return (
+            self.open[begin],
+            max(self.high[begin:stop]),
+            min(self.low[begin:stop]),
+            self.close[stop - 1],
+            sum(self.volume[begin:stop]),
+        )
+
     def append(self, row: Row) -> None:
         self.minute.append(row.minute)
         self.open.append(row.open)

@@ -5,7 +5,6 @@ liquidation see what the market saw, though nobody knows the true order. Books a
 """
 
 import asyncio
-import logging
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -15,7 +14,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Final
 
-from trader.clock import Clock, LockstepClock, ScaledClock, iso
+from trader.clock import Clock, LockstepClock, iso
 from trader.domain.market import (
     INTERVALS,
     MARKETS,
@@ -30,10 +29,9 @@ from trader.domain.market import (
 )
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import Grid, levels
-from trader.gateways.market.candles import aggregate, ceil_time, epoch_second, floor_time, moment_of
+from trader.gateways.market.candles import ceil_time, epoch_second, floor_time, moment_of
 from trader.gateways.market.files import Minutes, Row, find_files, read_market
-
-logger = logging.getLogger(__name__)
+from trader.gateways.market.pace import PacedClock
 
 NEARER_S: Final = 20
 FURTHER_S: Final = 40
@@ -127,7 +125,7 @@ class ReplaySource:
 
     def clock(self, resume_at: datetime | None) -> Clock:
         start = resume_at or moment_of(self._begin)
-        return ScaledClock(start, self._speed) if self._speed else LockstepClock(start)
+        return PacedClock(start, self._speed) if self._speed else LockstepClock(start)
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         for tick in self._walk(epoch_second(after), self._last_second):
@@ -136,6 +134,8 @@ class ReplaySource:
             yield tick
         # Time goes on until everybody can see that prices are old; then nothing is left to wait for.
         await clock.lead(moment_of(self._last_second) + STALE_AFTER + timedelta(seconds=1))
+        if isinstance(clock, PacedClock):
+            clock.release()
         await asyncio.Event().wait()
 
     def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
@@ -170,10 +170,14 @@ class ReplaySource:
         # A candle of which the beginning or the end was not recorded is none.
         first = ceil_time(max(start, moment_of(minutes.minute[0] * 60)), span)
         last = floor_time(min(end, moment_of(minutes.minute[-1] * 60 + 60)), span)
-        begin = bisect_left(minutes.minute, epoch_second(first) // 60)
-        stop = bisect_left(minutes.minute, epoch_second(last) // 60)
-        candles = (Candle(moment_of(row.minute * 60), *row[1:]) for row in map(minutes.__getitem__, range(begin, stop)))
-        return aggregate(candles, interval)
+        width = span // timedelta(minutes=1)
+        candles = []
+        stop = bisect_left(minutes.minute, epoch_second(first) // 60)
+        for minute in range(epoch_second(first) // 60, epoch_second(last) // 60, width):
+            begin, stop = stop, bisect_left(minutes.minute, minute + width, stop)
+            if begin < stop:
+                candles.append(Candle(moment_of(minute * 60), *minutes.join(begin, stop)))
+        return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
