@@ -1,0 +1,72 @@
+"""A market whose every quote the test says, and the settings of a service under test."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from trader.clock import Clock, ManualClock
+from trader.domain.market import MARKETS, PLAIN_FUNDING_RATE, Book, Candle, Interval, Level, Market, Quote, Tick
+from trader.settings import Settings
+
+START = datetime(2025, 1, 1, 12, 0, 30, tzinfo=UTC)
+
+
+def make_book(symbol: str, mid: str | Decimal, at: datetime, *, size: str = "1", levels: int = 10) -> Book:
+    """A book around a mid price: a tick of spread on each side, the same size at every level."""
+    price, tick = Decimal(mid), MARKETS[symbol].tick
+    return Book(
+        symbol,
+        at,
+        bids=tuple(Level(price - tick * n, Decimal(size)) for n in range(1, levels + 1)),
+        asks=tuple(Level(price + tick * n, Decimal(size)) for n in range(1, levels + 1)),
+    )
+
+
+def make_tick(at: datetime, mids: Mapping[str, str | Decimal], *, size: str = "1") -> Tick:
+    return Tick(at, {symbol: Quote.of(make_book(symbol, mid, at, size=size)) for symbol, mid in mids.items()})
+
+
+class ScriptedSource:
+    """A source whose ticks the test lists beforehand; `history` gives the listed ones again."""
+
+    name = "scripted"
+    identity = "scripted:1"
+    markets: Mapping[str, Market] = MARKETS
+    ends_at: datetime | None = None
+
+    def __init__(self) -> None:
+        self.script: list[Tick] = []
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def clock(self, resume_at: datetime | None) -> Clock:
+        return ManualClock(resume_at or START)
+
+    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        for tick in self.script:
+            if tick.at > after:
+                await clock.lead(tick.at)
+                yield tick
+
+    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
+        return (tick for tick in self.script if after < tick.at <= until)
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        return []
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
+        return PLAIN_FUNDING_RATE
+
+
+def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:
+    """Ticks at seconds after START, each with the mids of its markets."""
+    return [make_tick(START + timedelta(seconds=second), mids, size=size) for second, mids in sorted(path.items())]
+
+
+def make_settings(**changes: str) -> Settings:
+    """The demo's settings with no latency, so that an order meets the book of the moment."""
+    return Settings.load({"SIM_LATENCY_MS": "0", **changes}, None, demo=True)
