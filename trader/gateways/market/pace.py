@@ -9,11 +9,11 @@ _AHEAD_MAX = timedelta(seconds=1)
 
 class PacedClock(ScaledClock):
     """Scaled time that waits for the feed: a speed the service cannot follow is only slower, and no price grows stale
-    because of it."""
+    because of it. Before the first tick it waits too."""
 
     def __init__(self, start: datetime, speed: float) -> None:
         super().__init__(start, speed)
-        self._bound: datetime | None = None
+        self._bound: datetime | None = start + _AHEAD_MAX
         self._held = timedelta(0)
 
     def now(self) -> datetime:
@@ -24,8 +24,7 @@ class PacedClock(ScaledClock):
         return moment
 
     async def lead(self, moment: datetime) -> None:
-        before = self.now()
-        self._bound = max(before, moment + _AHEAD_MAX)
+        self._bound = max(self.now(), moment + _AHEAD_MAX)
         await self.sleep_until(moment)
 
     def release(self) -> None:
