@@ -42,6 +42,19 @@ async def running(source: Source, **options: float) -> AsyncIterator[StateBroadc
         await hub.close()
 
 
+class Socket:
+    """A socket that takes all it is given, as long as its reader is not behind."""
+
+    def __init__(self) -> None:
+        self.pushed: list[bytes] = []
+        self.is_behind = False
+
+    def push(self, message: bytes) -> bool:
+        if not self.is_behind:
+            self.pushed.append(message)
+        return not self.is_behind
+
+
 async def taken(subscriber: Subscriber) -> bytes:
     await subscriber.wait(5)
     return subscriber.take()
@@ -73,20 +86,21 @@ async def test_only_the_newest_state_is_kept() -> None:
     assert subscriber.take() == b""
 
 
-@given(st.lists(st.binary(min_size=1, max_size=5), max_size=30), st.integers(1, 10))
-def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], backlog_max: int) -> None:
+@given(st.lists(st.binary(min_size=1, max_size=5), max_size=30), st.integers(5, 60))
+def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], bytes_max: int) -> None:
     async def check() -> None:
-        hub = EventBroadcaster("workflow", lambda: b"hello", backlog_max=backlog_max)
+        hub = EventBroadcaster("workflow", lambda: b"hello", backlog_bytes_max=bytes_max)
         quick, slow = hub.subscribe(), hub.subscribe()
         assert quick.take() == b"hello"
         received = []
         for message in messages:
-            hub.send(message)
+            hub.post(message)
+            hub.flush()
             received.append(quick.take())
         assert received == messages
         assert not quick.ended
-        if len(messages) < backlog_max:
-            assert slow.take() == b"".join([b"hello", *messages])
+        if len(whole := b"".join([b"hello", *messages])) <= bytes_max:
+            assert slow.take() == whole
         else:
             assert (slow.ended, slow.take(), slow.error) == (True, b"", None)
         assert hub.dropped == (1 if slow.ended else 0)
@@ -94,15 +108,51 @@ def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], 
     asyncio.run(check())
 
 
-async def test_the_end_of_a_subscriber_breaks_its_write() -> None:
-    hub = EventBroadcaster("workflow", lambda: b"hello", backlog_max=1)
-    subscriber = hub.subscribe()
+async def test_what_happens_at_once_is_sent_at_once_and_a_newcomer_gets_only_what_follows() -> None:
+    hub = EventBroadcaster("workflow", lambda: b"hello ")
+    subscriber, socket = hub.subscribe(), Socket()
+    assert subscriber.take() == b"hello "
+    subscriber.push = socket.push
+    hub.post(b"a")
+    hub.post(b"b")
+    assert socket.pushed == []
+    newcomer = hub.subscribe()
+    hub.post(b"c")
+    await asyncio.sleep(0)
+    assert socket.pushed == [b"ab", b"c"]
+    assert newcomer.take() == b"hello c"
+    for _ in range(1000):
+        hub.post(b"x")
+    assert len(b"".join(socket.pushed)) >= 3 + 768  # a flood within one moment does not pile up either
+    await hub.close()
+    assert b"".join(socket.pushed) == b"abc" + b"x" * 1000
+
+
+async def test_a_message_is_not_pushed_past_one_that_waits() -> None:
+    hub = Broadcaster("workflow", backlog_bytes_max=100)
+    subscriber, socket = hub.subscribe(), Socket()
+    subscriber.push = socket.push
+    socket.is_behind = True
+    hub.send(b"1")
+    socket.is_behind = False
+    hub.send(b"2")
+    assert socket.pushed == []
+    assert subscriber.take() == b"12"
+    hub.send(b"3")
+    assert (socket.pushed, subscriber.take()) == ([b"3"], b"")
+
+
+async def test_the_end_of_a_subscriber_frees_its_writer_and_sends_nothing_more() -> None:
+    hub = EventBroadcaster("workflow", lambda: b"hello", backlog_bytes_max=8)
+    subscriber, socket = hub.subscribe(), Socket()
     cuts: list[str] = []
     subscriber.cut = lambda: cuts.append("cut")
+    subscriber.push = socket.push
     hub.send(b"more")
     assert cuts == ["cut"]
+    hub.send(b"again")
     await hub.close()
-    assert cuts == ["cut"]
+    assert (cuts, socket.pushed) == (["cut"], [])
     with pytest.raises(Unavailable, match="shutting down"):
         hub.subscribe()
 

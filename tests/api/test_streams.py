@@ -318,6 +318,15 @@ async def test_a_half_closed_client_is_removed() -> None:
         await service.emptied()
 
 
+def kept_bytes(service: Service) -> int:
+    """Bytes that the process keeps for its readers, in transports and subscribers."""
+    assert service.runner is not None
+    assert service.runner.server is not None
+    transports = [handler.transport for handler in service.runner.server.connections]
+    waiting = [message for hub in service.hubs.all.values() for s in hub._subscribers for message in s._messages]
+    return sum(map(len, waiting)) + sum(t.get_write_buffer_size() for t in transports if t is not None)
+
+
 @pytest.mark.parametrize("name", ["positions", "workflow"])
 async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str) -> None:
     async with serving(write_s=0.2) as service:
@@ -331,6 +340,7 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str) -> None:
             number = 0
             while len(hub) == 2:
                 assert time.monotonic() - began < PATIENCE_S
+                assert kept_bytes(service) < 1_000_000
                 number += 1
                 hub.send(b"data: [%d, %b]\n\n" % (number, b",".join([b"123456789"] * 5000)))
                 _, data = await client.event()
@@ -354,10 +364,12 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
 
 
 async def test_a_workflow_reader_with_a_full_backlog_is_dropped() -> None:
-    async with serving() as service, streaming(service, "workflow") as client:
+    async with serving() as service, streaming(service, "workflow", buffer_bytes=4096) as client:
         await client.event()
-        for _ in range(2000):  # more than the backlog, with no chance to write
-            service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex"}))
+        text = "long " * 2000
+        for _ in range(200):  # 2 MB, more than sockets and backlog hold
+            service.events.publish(WorkflowProgress("workflow:step", START, {"modelId": "apex", "text": text}))
+            await asyncio.sleep(0)
         assert service.hubs.workflow.dropped == 1
         await service.emptied()
         with pytest.raises((EOFError, OSError)):
@@ -389,6 +401,22 @@ async def test_only_get(method: str) -> None:
         if method != "HEAD":
             assert await client.json() == {"error": "Method Not Allowed"}
         client.writer.close()
+
+
+async def test_a_client_of_http_1_0_gets_plain_bytes_until_the_end() -> None:
+    """Proxies speak it to their upstreams by default, nginx among them."""
+    async with serving(ping_s=0.05) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(b"GET /api/events/positions HTTP/1.0\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"200 OK" in head
+        assert b"chunked" not in head
+        assert await reader.readexactly(10 + len(PING)) == b"data: []\n\n" + PING
+        service.events.publish(MarketChecked(at=START))
+        assert b"data: []\n\n" in await reader.readuntil(b"data: []\n\n")
+        await service.hubs.close()
+        assert (await reader.read()).replace(PING, b"") == b""
+        writer.close()
 
 
 async def test_an_unknown_stream() -> None:

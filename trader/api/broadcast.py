@@ -3,11 +3,13 @@
 A state stream tells what is: a subscriber holds only the newest state, so one that is slow gets fewer of them and
 costs nothing more. The workflow stream tells what happened: a subscriber holds a bounded backlog and is dropped when
 that is full. A message is encoded once, whatever the number of subscribers.
+
+A subscriber that has taken everything so far gets a message straight to its socket, without its task being woken;
+that is most of them most of the time, and the time a message takes to the last of many sockets depends on it.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from trader.errors import TraderError, Unavailable
@@ -15,7 +17,8 @@ from trader.errors import TraderError, Unavailable
 log = logging.getLogger(__name__)
 
 CAPACITY = 50
-BACKLOG_MAX = 1024
+BACKLOG_BYTES_MAX = 256 * 1024
+EVENTS_AT_ONCE_MAX = 256
 RETRY_AFTER_S = 5
 
 LOAD_S = 10.0
@@ -36,37 +39,48 @@ def frame(data: bytes, event: str | None = None) -> bytes:
 
 
 class Subscriber:
-    """The end of one open response: frames wait here until its writer takes them.
+    """The end of one open response: messages wait here until its writer takes them.
 
-    With `backlog_max` None only the newest frame is kept. `ended` is set when nothing more will come; `error` says
-    why, if it is a failure.
+    With `backlog_bytes_max` None only the newest message is kept. `ended` is set when nothing more will come; `error`
+    says why, if it is a failure. The writer sets `push` for as long as a message may go to the socket at once (it
+    gives False when the reader is behind), and `cut`, which breaks its wait for a reader, while there is such a wait.
     """
 
-    __slots__ = ("_backlog_max", "_frames", "_woken", "cut", "ended", "error")
+    __slots__ = ("_backlog_bytes", "_backlog_bytes_max", "_messages", "_woken", "cut", "ended", "error", "push")
 
-    def __init__(self, backlog_max: int | None) -> None:
-        self._backlog_max = backlog_max
-        self._frames: deque[bytes] = deque()
+    def __init__(self, backlog_bytes_max: int | None) -> None:
+        self._backlog_bytes_max = backlog_bytes_max
+        self._backlog_bytes = 0
+        self._messages: list[bytes] = []
         self._woken = asyncio.Event()
         self.ended = False
         self.error: BaseException | None = None
+        self.push: Callable[[bytes], bool] | None = None
         self.cut: Callable[[], None] | None = None
-        """Breaks the write that is under way; set by the writer for as long as there is one."""
 
     def offer(self, message: bytes) -> bool:
-        """Leave a frame to be sent. False when the backlog is full."""
+        """Send or keep a message. False when the backlog is full."""
         if self.ended:
             return True
-        if self._backlog_max is None:
-            self._frames.clear()
-        elif len(self._frames) >= self._backlog_max:
+        # What waits goes first, so nothing is pushed past it.
+        if not self._messages and self.push is not None and self.push(message):
+            return True
+        if self._backlog_bytes_max is None:
+            self._messages = [message]
+        elif self._backlog_bytes + len(message) > self._backlog_bytes_max:
             return False
-        self._frames.append(message)
+        else:
+            self._messages.append(message)
+            self._backlog_bytes += len(message)
         self._woken.set()
         return True
 
+    def wake(self) -> None:
+        """Let the writer look at its connection."""
+        self._woken.set()
+
     async def wait(self, timeout_s: float) -> None:
-        """Until there is something to take, or the end, or the time has passed."""
+        """Until there is something to take, or the end, or `wake`, or the time has passed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
@@ -74,19 +88,19 @@ class Subscriber:
             return
 
     def take(self) -> bytes:
-        """All frames that wait, as one piece; empty when there are none."""
+        """All messages that wait, as one piece; empty when there are none."""
         self._woken.clear()
-        message = self._frames.popleft() if len(self._frames) == 1 else b"".join(self._frames)
-        self._frames.clear()
-        return message
+        messages, self._messages, self._backlog_bytes = self._messages, [], 0
+        return messages[0] if len(messages) == 1 else b"".join(messages)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing more will come. A writer that is stuck in a write is freed."""
+        """Nothing more will come. A writer that waits for its reader is freed."""
         if self.ended:
             return
         self.ended = True
         self.error = error
-        self._frames.clear()
+        self.push = None
+        self._messages.clear()
         self._woken.set()
         if self.cut is not None:
             self.cut()
@@ -95,11 +109,11 @@ class Subscriber:
 class Broadcaster:
     """The subscribers of one stream, at most `capacity`."""
 
-    def __init__(self, name: str, *, capacity: int = CAPACITY, backlog_max: int | None = None) -> None:
+    def __init__(self, name: str, *, capacity: int = CAPACITY, backlog_bytes_max: int | None = None) -> None:
         self.name = name
         self.capacity = capacity
         self.dropped = 0
-        self._backlog_max = backlog_max
+        self._backlog_bytes_max = backlog_bytes_max
         self._subscribers: dict[Subscriber, None] = {}  # in order of arrival
         self._closed = False
 
@@ -112,7 +126,7 @@ class Broadcaster:
             raise Unavailable("The service is shutting down", RETRY_AFTER_S)
         if len(self) >= self.capacity:
             raise Unavailable(f"All {self.capacity} places of this stream are taken", RETRY_AFTER_S)
-        subscriber = Subscriber(self._backlog_max)
+        subscriber = Subscriber(self._backlog_bytes_max)
         self._subscribers[subscriber] = None
         return subscriber
 
@@ -120,7 +134,7 @@ class Broadcaster:
         self._subscribers.pop(subscriber, None)
 
     def send(self, message: bytes) -> None:
-        """Leave a frame with every subscriber; those who cannot keep up are dropped."""
+        """Send a message to every subscriber; those who cannot keep up are dropped."""
         slow = [subscriber for subscriber in self._subscribers if not subscriber.offer(message)]
         for subscriber in slow:
             self.dropped += 1
@@ -137,18 +151,43 @@ class Broadcaster:
 
 
 class EventBroadcaster(Broadcaster):
-    """Tells what happened. `greeting` makes the first frame of a subscriber."""
+    """Tells what happened. `greeting` makes the first message of a subscriber."""
 
     def __init__(
-        self, name: str, greeting: Callable[[], bytes], *, capacity: int = CAPACITY, backlog_max: int = BACKLOG_MAX
+        self,
+        name: str,
+        greeting: Callable[[], bytes],
+        *,
+        capacity: int = CAPACITY,
+        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> None:
-        super().__init__(name, capacity=capacity, backlog_max=backlog_max)
+        super().__init__(name, capacity=capacity, backlog_bytes_max=backlog_bytes_max)
         self._greeting = greeting
+        self._pending: list[bytes] = []
 
     def subscribe(self) -> Subscriber:
+        self.flush()  # what happened before the greeting is not the newcomer's
         subscriber = super().subscribe()
         subscriber.offer(self._greeting())
         return subscriber
+
+    def post(self, message: bytes) -> None:
+        """Send a message soon: who publishes is not held up by the sockets, and what happens at once goes at once."""
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._pending.append(message)
+        if len(self._pending) >= EVENTS_AT_ONCE_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was posted."""
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self.send(b"".join(pending))
+
+    async def close(self) -> None:
+        self.flush()
+        await super().close()
 
 
 class StateBroadcaster(Broadcaster):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.abc import AbstractStreamWriter
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber, frame
 from trader.api.routes import Handler, add_read_only, refusal
@@ -110,7 +111,7 @@ class Hubs:
             # Whoever published this must not fail because a detail cannot be told.
             log.error("workflow event %s cannot be encoded: %s", kind, error)
             return
-        self.workflow.send(message)
+        self.workflow.post(message)
 
 
 def _workflow_frame(kind: str, timestamp: str, details: Mapping[str, Any]) -> bytes:
@@ -154,57 +155,97 @@ def _handler(hub: Broadcaster, timing: Timing) -> Handler:
 async def _serve(request: web.Request, subscriber: Subscriber, first: bytes, timing: Timing) -> web.StreamResponse:
     """Write to one client until it goes, is cut off, or the stream ends."""
     response = web.StreamResponse(headers=HEADERS)
-    writer = _Writer(request, response, subscriber, timing.write_s)
+    if request.version >= HttpVersion11:
+        response.enable_chunked_encoding()
     loop = asyncio.get_running_loop()
     with suppress(ConnectionError):
-        await response.prepare(request)
+        payload = await response.prepare(request)
+        assert payload is not None
         _tune(request)
+        writer = _Writer(request, response, payload, subscriber, timing.write_s)
         ping_at = loop.time() + timing.ping_s
-        alive = await writer.write(first)
+        alive = await writer.begin(first)
         while alive and not subscriber.ended and _is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             message = subscriber.take()
             if (now := loop.time()) >= ping_at:
                 message += PING
                 ping_at += timing.ping_s
-                if ping_at <= now:  # a write took so long that pings were missed: they are not made up for
+                if ping_at <= now:  # a reader was waited for so long that pings were missed: they are not made up for
                     ping_at = now + timing.ping_s
-            if message:
-                alive = await writer.write(message)
+            alive = await writer.write(message)
         await writer.finish()
     return response
 
 
 class _Writer:
-    """Writes to one response, each write under a bound, and breakable by the subscriber's end."""
+    """Writes to one response and waits for its reader, within a bound and breakable by the subscriber's end.
+
+    A message goes to the transport in one piece and without a pause, be it from the handler or pushed by the
+    broadcaster, so the two never mix. Nothing is pushed while the reader is behind: what is kept for it is at most
+    the transport's limit and one message, and one message (or the backlog) in the subscriber.
+    """
 
     def __init__(
-        self, request: web.Request, response: web.StreamResponse, subscriber: Subscriber, timeout_s: float
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        payload: AbstractStreamWriter,
+        subscriber: Subscriber,
+        timeout_s: float,
     ) -> None:
         self._request = request
         self._response = response
+        self._payload = payload
         self._subscriber = subscriber
         self._timeout_s = timeout_s
 
+    async def begin(self, message: bytes) -> bool:
+        """Write the headers and the first message; False when the reader took too long and was cut off."""
+        alive = await self._bounded(self._response.write(message), self._timeout_s) and await self._drained()
+        if not self._subscriber.ended:
+            self._subscriber.push = self._push
+        return alive
+
     async def write(self, message: bytes) -> bool:
-        """False when the reader took too long and was cut off."""
-        self._subscriber.cut = self._abort
-        try:
-            return await self._bounded(self._response.write(message), self._timeout_s)
-        finally:
-            self._subscriber.cut = None
+        """Write a message, which may be empty, and wait for a reader who is behind; False when it was cut off."""
+        if message:
+            self._put(message)
+        return await self._drained()
 
     async def finish(self) -> None:
         """Say that nothing more comes; the framework would wait for a stalled reader without a bound."""
         await self._bounded(self._response.write_eof(), min(self._timeout_s, EOF_S))
 
-    async def _bounded(self, write: Awaitable[None], timeout_s: float) -> bool:
+    def _push(self, message: bytes) -> bool:
+        if self._is_behind() or not _is_connected(self._request):
+            return False
+        self._put(message)
+        if self._is_behind():
+            self._subscriber.wake()  # the handler sees to it that this does not last
+        return True
+
+    def _put(self, message: bytes) -> None:
+        transport = self._request.transport
+        if transport is not None:
+            transport.write(b"%x\r\n%b\r\n" % (len(message), message) if self._response.chunked else message)
+
+    def _is_behind(self) -> bool:
+        return self._request.protocol.writing_paused
+
+    async def _drained(self) -> bool:
+        return not self._is_behind() or await self._bounded(self._payload.drain(), self._timeout_s)
+
+    async def _bounded(self, wait: Awaitable[None], timeout_s: float) -> bool:
+        self._subscriber.cut = self._abort
         try:
             async with asyncio.timeout(timeout_s):
-                await write
+                await wait
         except TimeoutError:
             self._abort()
             return False
+        finally:
+            self._subscriber.cut = None
         return True
 
     def _abort(self) -> None:

@@ -1,0 +1,207 @@
+"""Fan-out of the event streams: from the publication of an event to the arrival at the last of 250 sockets.
+
+    python -m benchmarks.streams [rounds]
+
+The service's five streams serve 50 subscribers each over real sockets; a second process reads them. Each round
+publishes events that concern every stream at once, the worst moment there is. The reference, measured in turns with it
+in the same run, is the least that could be done: a bare asyncio protocol without HTTP framework, loading or queues,
+that writes the same bytes to its 250 connections in one loop. Both are read by the same process, so the difference is
+the cost of the service. Also told: the growth of the server's memory over the run.
+"""
+
+import asyncio
+import json
+import resource
+import statistics
+import sys
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+
+from trader.api import streams
+from trader.api.broadcast import frame
+from trader.api.streams import HEADERS, Hubs
+from trader.clock import SystemClock
+from trader.services.events import ConversationsChanged, EventBus, MarketChecked, TradesChanged
+
+STREAMS = ("positions", "trades", "conversations", "portfolio", "workflow")
+SUBSCRIBERS = 50
+STATE_BYTES = 8_000
+ROUND_S = 0.15
+P99_MAX_MS = 20.0
+MARK = b'"sent":'
+
+
+def state(sent_ns: int) -> bytes:
+    """A state of the size of a dashboard's, marked with when it was published."""
+    return b'[{"sent":%020d,"rest":"%b"}]' % (sent_ns, b"x" * STATE_BYTES)
+
+
+class Service:
+    """The real streams; loading gives prepared bytes, so what is measured is theirs."""
+
+    def __init__(self) -> None:
+        self.sent_ns = 0
+        self.events = EventBus()
+        self.hubs = Hubs(dict.fromkeys(STREAMS[:4], self.load), self.events, SystemClock())
+
+    async def load(self) -> bytes:
+        return state(self.sent_ns)
+
+    async def start(self) -> int:
+        app = web.Application()
+        streams.setup(app, self.hubs)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        await self.hubs.start()
+        return int(self.runner.addresses[0][1])
+
+    def publish(self) -> None:
+        self.sent_ns = time.monotonic_ns()
+        now = datetime.now(UTC)
+        self.events.publish(MarketChecked(at=now))
+        self.events.publish(TradesChanged(at=now, account_ids=()))
+        self.events.publish(ConversationsChanged(at=now, model_id="apex"))
+        self.hubs.workflow.send(frame(state(self.sent_ns)[:60] + b'"}]', "workflow:step"))
+
+    async def stop(self) -> None:
+        await self.runner.cleanup()
+
+
+class BareProtocol(asyncio.Protocol):
+    def __init__(self, transports: list[tuple[asyncio.Transport, bool]]) -> None:
+        self._transports = transports
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+        self._transport.write(f"HTTP/1.1 200 OK\r\n{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        self._transports.append((self._transport, b"workflow" in data))
+
+
+class Bare:
+    """The reference."""
+
+    def __init__(self) -> None:
+        self.transports: list[tuple[asyncio.Transport, bool]] = []
+
+    async def start(self) -> int:
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(lambda: BareProtocol(self.transports), "127.0.0.1", 0)
+        return int(self.server.sockets[0].getsockname()[1])
+
+    def publish(self) -> None:
+        sent_ns = time.monotonic_ns()
+        large, small = frame(state(sent_ns)), frame(state(sent_ns)[:60] + b'"}]', "workflow:step")
+        chunks = {False: b"%x\r\n%b\r\n" % (len(large), large), True: b"%x\r\n%b\r\n" % (len(small), small)}
+        for transport, is_workflow in self.transports:
+            transport.write(chunks[is_workflow])
+
+    async def stop(self) -> None:
+        for transport, _ in self.transports:
+            transport.close()
+        self.server.close()
+
+
+async def read(port: int) -> None:
+    """The reading process: prints how long each round took to arrive, in milliseconds, first and last socket."""
+    arrivals: dict[int, list[int]] = defaultdict(list)
+    loop = asyncio.get_running_loop()
+
+    class Follower(asyncio.Protocol):
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.rest = b""
+            self.ended = loop.create_future()
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            transport.write(f"GET /api/events/{self.name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+        def data_received(self, data: bytes) -> None:
+            at_ns = time.monotonic_ns()
+            self.rest += data
+            while (end := self.rest.find(b"\n\n")) >= 0:
+                if (mark := self.rest.find(MARK, 0, end)) >= 0:
+                    arrivals[int(self.rest[mark + len(MARK) :][:20])].append(at_ns)
+                self.rest = self.rest[end + 2 :]
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.ended.set_result(None)
+
+    followers = [Follower(name) for name in STREAMS for _ in range(SUBSCRIBERS)]
+    for follower in followers:
+        await loop.create_connection(partial(next, iter([follower])), "127.0.0.1", port)
+    await asyncio.wait([follower.ended for follower in followers])
+    rounds = [
+        {"first": (min(times) - sent_ns) / 1e6, "last": (max(times) - sent_ns) / 1e6}
+        for sent_ns, times in sorted(arrivals.items())
+        if sent_ns and len(times) == SUBSCRIBERS * len(STREAMS)
+    ]
+    print(json.dumps(rounds))
+
+
+async def measure(server: Service | Bare, rounds: int) -> list[dict[str, float]]:
+    port = await server.start()
+    command = (sys.executable, "-m", "benchmarks.streams", "--read", str(port))
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[1], limit=2**24
+    )
+    await asyncio.sleep(2)  # all are connected and have their first state
+    for _ in range(rounds):
+        server.publish()
+        await asyncio.sleep(ROUND_S)
+    await server.stop()
+    async with asyncio.timeout(30):
+        out, _ = await process.communicate()
+    result: list[dict[str, float]] = json.loads(out)
+    return result
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def told(name: str, rounds: list[dict[str, float]]) -> float:
+    last = sorted(entry["last"] for entry in rounds)
+    p99 = last[int(len(last) * 0.99) - 1]
+    first = statistics.median(entry["first"] for entry in rounds)
+    print(
+        f"{name:10} {len(rounds):5} rounds   first socket p50 {first:6.2f} ms   "
+        f"last socket p50 {statistics.median(last):6.2f}   p99 {p99:6.2f}   max {last[-1]:6.2f}"
+    )
+    return p99
+
+
+async def main(rounds: int) -> int:
+    results: dict[str, list[dict[str, float]]] = {"service": [], "reference": []}
+    grown_from = 0
+    for turn in range(4):
+        for name, make in (("service", Service), ("reference", Bare)):
+            results[name] += await measure(make(), rounds // 4)
+        if turn == 0:
+            grown_from = resident_bytes()
+    print(f"{len(STREAMS)} streams × {SUBSCRIBERS} subscribers, states of {STATE_BYTES} bytes, all published at once")
+    p99 = told("service", results["service"])
+    told("reference", results["reference"])
+    print(f"memory growth after warm-up {(resident_bytes() - grown_from) / 1e6:.1f} MB")
+    lost = rounds // 4 * 4 - len(results["service"])
+    print(f"rounds that did not reach every socket: {lost}")
+    met = p99 < P99_MAX_MS and not lost
+    print(f"target p99 < {P99_MAX_MS:g} ms: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--read"]:
+        asyncio.run(read(int(sys.argv[2])))
+    else:
+        sys.exit(asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 400)))
