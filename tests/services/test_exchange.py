@@ -13,10 +13,10 @@ from trader.clock import ManualClock
 from trader.domain.account import Account, equity
 from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.errors import InvalidInput, NotFound, StartError
+from trader.services.audit import audit
 from trader.services.events import Event, EventBus, PositionsChanged, TradesChanged
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
-from trader.store import audit
 from trader.store.pool import Database
 from trader.store.trading import select_accounts
 
@@ -82,8 +82,7 @@ async def agree_with_rows(venue: Venue) -> None:
     assert {one: without_depth(account) for one, account in venue.exchange.accounts.items()} == {
         one: without_depth(account) for one, account in rows.items()
     }
-    async with venue.database.connection() as conn:
-        assert await audit.select_differences(conn) == []
+    assert (await audit(venue.database)).problems == []
 
 
 def without_depth(account: Account) -> dict[str, object]:

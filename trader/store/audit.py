@@ -1,9 +1,12 @@
-"""The books compared with themselves: sums of `orders` against sums of the ledger."""
+"""The books compared with themselves: `orders` against the ledger, in sums and row by row."""
 
 from decimal import Decimal
+from uuid import UUID
 
 import msgspec
 
+from trader.domain.audit import Entry, Mismatch, OrderFigures
+from trader.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
 from trader.store.pool import Connection
 
 
@@ -65,3 +68,74 @@ async def select_differences(conn: Connection) -> list[Difference]:
         Difference(r["account_id"], r["run_number"], r["figure"], r["by_orders"], r["by_ledger"])
         for r in await conn.fetch(SELECT_DIFFERENCES)
     ]
+
+
+SELECT_RUNS = "SELECT id, account_id, number FROM runs ORDER BY account_id, number"
+
+
+async def select_runs(conn: Connection) -> list[tuple[UUID, str, int]]:
+    """(id, account, number) of every run."""
+    return [(r["id"], r["account_id"], r["number"]) for r in await conn.fetch(SELECT_RUNS)]
+
+
+SELECT_FIGURES = """
+SELECT id, symbol, side, quantity, entry_notional, fees, liquidation_fees, funding, insurance, exit_notional, gross_pnl
+FROM orders WHERE run_id = $1
+"""
+
+
+async def select_figures(conn: Connection, run_id: UUID) -> list[OrderFigures]:
+    """The rows of `orders` of a run."""
+    return [OrderFigures(**record) for record in await conn.fetch(SELECT_FIGURES, run_id)]
+
+
+SELECT_FILLS = """
+SELECT sequence, order_id, request_id, symbol, side, quantity, price, fee, liquidation_fee, maker, cause,
+       created_at AS at
+FROM fills WHERE run_id = $1
+"""
+
+SELECT_FUNDING = """
+SELECT sequence, order_id, symbol, boundary, quantity, mark, rate, amount, created_at AS at
+FROM funding_payments WHERE run_id = $1
+"""
+
+SELECT_INSURANCE = """
+SELECT sequence, order_id, amount, created_at AS at FROM insurance_payments WHERE run_id = $1
+"""
+
+
+async def select_entries(conn: Connection, run_id: UUID) -> list[Entry]:
+    """The ledger of a run, in the order of `sequence`."""
+    fills = [
+        Fill(**{**record, "side": OrderSide(record["side"]), "cause": Cause(record["cause"])})
+        for record in await conn.fetch(SELECT_FILLS, run_id)
+    ]
+    funding = [FundingPayment(**record) for record in await conn.fetch(SELECT_FUNDING, run_id)]
+    insurance = [InsurancePayment(**record) for record in await conn.fetch(SELECT_INSURANCE, run_id)]
+    return sorted([*fills, *funding, *insurance], key=lambda entry: entry.sequence)
+
+
+# An order is acknowledged with the taker fills it had at once; those are in the ledger exactly once. A fill is never
+# worse than the limit of its order.
+SELECT_BROKEN_PROMISES = """
+SELECT q.id AS order_id, 'acknowledged quantity' AS figure,
+       (q.answer ->> 'total_quantity')::numeric AS by_row, coalesce(sum(f.quantity), 0) AS by_ledger
+FROM order_requests q LEFT JOIN fills f ON f.request_id = q.id AND NOT f.maker
+GROUP BY q.id
+HAVING (q.answer ->> 'total_quantity')::numeric <> coalesce(sum(f.quantity), 0)
+UNION ALL
+SELECT l.id, 'limit price', l.limit_price, f.price
+FROM limit_orders l JOIN fills f ON f.request_id = l.id
+WHERE CASE l.side WHEN 'buy' THEN f.price > l.limit_price ELSE f.price < l.limit_price END
+UNION ALL
+SELECT l.id, 'filled quantity', l.quantity - l.remaining, coalesce(sum(f.quantity), 0)
+FROM limit_orders l LEFT JOIN fills f ON f.request_id = l.id
+GROUP BY l.id
+HAVING l.quantity - l.remaining <> coalesce(sum(f.quantity), 0)
+"""
+
+
+async def select_broken_promises(conn: Connection) -> list[Mismatch]:
+    """Orders whose fills are not those they were answered with, or worse than their limit."""
+    return [Mismatch(**record) for record in await conn.fetch(SELECT_BROKEN_PROMISES)]

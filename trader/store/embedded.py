@@ -11,13 +11,15 @@ import fcntl
 import logging
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 from urllib.parse import quote
@@ -30,10 +32,12 @@ from trader.store.places import is_open_to_all, name_of, shared_place
 
 log = logging.getLogger(__name__)
 
+EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
 SOCKET_PATH_BYTES_MAX = 107
+SERVER_LOG = "postgres.log"
 LOCK_NAME = "launcher.lock"
 SOCKET_NAME = ".s.PGSQL.5432"
 PR_SET_PDEATHSIG = 1
@@ -58,7 +62,7 @@ class EmbeddedPostgres:
         self._binaries = binaries
         self._account = _server_account()
         self._folder = self._asked_folder
-        self._sockets = self._asked_folder
+        self._sockets: Path | None = None
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -75,6 +79,7 @@ class EmbeddedPostgres:
 
     def dsn(self, database: str) -> str:
         """The connection string of a database of this server."""
+        assert self._sockets is not None, "known once started"
         return f"postgresql://postgres@/{quote(database, safe='')}?host={quote(str(self._sockets), safe='')}"
 
     async def ensure_database(self, name: str) -> str:
@@ -104,14 +109,17 @@ class EmbeddedPostgres:
             # The death signal belongs to the thread that forks, and the main thread is the one that lives longest.
             raise RuntimeError("The embedded PostgreSQL must be started from the main thread.")
         self._folder = _place_for(self._asked_folder, self._account)
-        self._lock = _lock_folder(self._folder)
         try:
+            self._lock = _lock_folder(self._folder)
             await self._stop_leftover()
             self._binaries = choose_binaries(self.data) if self._binaries is None else self._binaries
             self._binaries = self._binaries.readable_copy() if self._account else self._binaries
             await self._make_data()
             self._sockets = _socket_folder(self._folder, self._account)
             await self._launch()
+        except OSError as error:
+            await self.stop()
+            raise StartError(f"The database folder {self._folder} cannot be used: {error}.") from error
         except BaseException:
             await self.stop()
             raise
@@ -121,9 +129,46 @@ class EmbeddedPostgres:
         if self._process is not None:
             process, self._process = self._process, None
             await _end(process)
+        if self._sockets is not None:
+            with suppress(OSError):  # not empty after a kill; the next start uses it again
+                self._sockets.rmdir()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    @classmethod
+    @asynccontextmanager
+    async def attached(cls, folder: Path) -> AsyncIterator["EmbeddedPostgres"]:
+        """The server of a folder for a tool: the one that a service at work has started, else one of its own.
+
+        :raises StartError: the folder has no data, or the server does not come up
+        """
+        server = cls(folder)
+        server._folder = _place_for(server._asked_folder, server._account)
+        pid = _leftover_pid(server.data / "postmaster.pid", server.data)
+        if pid is not None and _is_ready(server.data, pid):
+            server._sockets = Path((server.data / "postmaster.pid").read_text().split("\n")[4])
+            yield server
+            return
+        if not server.data.exists():
+            raise StartError(f"There is no embedded database in {folder}. Set DATABASE_URL, or run in another folder.")
+        async with server:
+            yield server
+
+    async def databases(self) -> list[str]:
+        """The names of the databases made with `ensure_database`."""
+        conn = await asyncpg.connect(self.dsn("postgres"))
+        try:
+            names = await conn.fetch("SELECT datname FROM pg_database WHERE datname LIKE 'trader_%' ORDER BY datname")
+        finally:
+            await conn.close()
+        return [record["datname"] for record in names]
+
+    async def ended(self) -> str:
+        """Wait until the server ends without having been told to; its last words."""
+        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110 - a process, not a task
+            await asyncio.sleep(1)
+        return _tail(self._folder / SERVER_LOG)
 
     async def _make_data(self) -> None:
         if (self.data / "PG_VERSION").exists():
@@ -164,7 +209,7 @@ class EmbeddedPostgres:
         command = [self._binaries.program("postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        output = self._folder / "postgres.log"
+        output = self._folder / SERVER_LOG
         self._process = process = self._spawn(command, output, signal.SIGINT)
         await _until(
             lambda: process.poll() is not None or _is_ready(self.data, process.pid),
@@ -251,9 +296,10 @@ def _make_private(folder: Path, account: _Account | None) -> None:
 
 
 def _socket_folder(folder: Path, account: _Account | None) -> Path:
-    """Where the socket goes: beside the data, unless that path is longer than the system allows."""
+    """Where the socket goes: beside the data, unless that path is too long, or means something in a list of hosts."""
     sockets = folder / "socket"
-    if len(os.fsencode(sockets / SOCKET_NAME)) > SOCKET_PATH_BYTES_MAX:
+    path = str(sockets / SOCKET_NAME)
+    if len(path) > SOCKET_PATH_BYTES_MAX or not re.fullmatch(r"[A-Za-z0-9/._-]+", path):
         sockets = Path(f"/tmp/trader-{name_of(folder)}")  # noqa: S108 - its owner is checked
     try:
         _make_private(sockets, account)
@@ -312,7 +358,7 @@ def _leftover_pid(pid_file: Path, data: Path) -> int | None:
     except PermissionError:
         pass
     if sys.platform != "linux":
-        return pid
+        return pid if "postgres" in _program_of(pid) else None
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return None if state in "ZX" or not Path(f"/proc/{pid}/cwd").samefile(data) else pid
@@ -320,6 +366,11 @@ def _leftover_pid(pid_file: Path, data: Path) -> int | None:
         return None
     except PermissionError:  # a process of another user: none that we could have started
         return None
+
+
+def _program_of(pid: int) -> str:
+    found = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
+    return found.stdout
 
 
 def _is_ready(data: Path, pid: int) -> bool:

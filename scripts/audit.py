@@ -1,0 +1,63 @@
+"""Recompute every account from its fills, funding and insurance, and compare with the rows of `orders`.
+
+Without --database-url: DATABASE_URL, or every database of the embedded PostgreSQL of this folder (of a service at work
+too). Exit code 0: the books are clean; 1: they are not, or cannot be read.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+
+from trader.errors import TraderError
+from trader.services.audit import audit
+from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.pool import Database, place
+
+PROBLEMS_SHOWN_MAX = 50
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/audit", description=__doc__)
+    parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL"), help="default: DATABASE_URL")
+    options = parser.parse_args()
+    try:
+        return asyncio.run(_audit(options.database_url))
+    except TraderError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 1
+
+
+async def _audit(database_url: str | None) -> int:
+    if database_url:
+        return await _audit_database(database_url)
+    async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
+        names = await server.databases()
+        if not names:
+            print("audit: the embedded PostgreSQL of this folder has no database of trader", file=sys.stderr)
+            return 1
+        return max([await _audit_database(server.dsn(name)) for name in names])
+
+
+async def _audit_database(dsn: str) -> int:
+    database = await Database.connect(dsn, size=1)
+    try:
+        report = await audit(database, _show_progress)
+    finally:
+        await database.close()
+    print(f"{place(dsn)}: {report.runs} runs, {report.orders} orders, {report.entries} ledger entries")
+    for problem in report.problems[:PROBLEMS_SHOWN_MAX]:
+        print(f"  {problem}")
+    if len(report.problems) > PROBLEMS_SHOWN_MAX:
+        print(f"  and {len(report.problems) - PROBLEMS_SHOWN_MAX} more")
+    print("clean" if report.is_clean else f"NOT clean: {len(report.problems)} problems")
+    return 0 if report.is_clean else 1
+
+
+def _show_progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} runs", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

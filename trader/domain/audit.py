@@ -1,0 +1,140 @@
+"""The books recomputed from the ledger alone, by the average-cost method, to be compared with the rows of `orders`.
+
+Nothing here is shared with the exchange that wrote the rows except the rounding of `money.share`.
+"""
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from itertools import groupby
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.money import ZERO, share
+from trader.domain.orders import Fill, FundingPayment, InsurancePayment, OrderSide
+
+Entry = Fill | FundingPayment | InsurancePayment
+
+
+class OrderFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row of `orders` says, as far as the ledger knows it. Exit figures are None while it is open."""
+
+    id: UUID
+    symbol: str
+    side: str
+    quantity: Decimal
+    entry_notional: Decimal
+    fees: Decimal
+    liquidation_fees: Decimal
+    funding: Decimal
+    insurance: Decimal
+    exit_notional: Decimal | None = None
+    gross_pnl: Decimal | None = None
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """One figure of one row that the ledger contradicts."""
+
+    order_id: UUID
+    figure: str
+    by_row: object
+    by_ledger: object
+
+    def __str__(self) -> str:
+        return f"order {self.order_id}: {self.figure} is {self.by_row} in the row and {self.by_ledger} by the ledger"
+
+
+class _Holding(msgspec.Struct):
+    id: UUID
+    side: OrderSide
+    quantity: Decimal = ZERO
+    entry_notional: Decimal = ZERO
+    fees: Decimal = ZERO
+    funding: Decimal = ZERO
+
+
+def recompute(entries: Iterable[Entry]) -> list[OrderFigures]:
+    """Every position and trade that the ledger of one run makes, from its entries in the order of `sequence`."""
+    holdings: dict[str, _Holding] = {}
+    closed: dict[UUID, OrderFigures] = {}
+    for _, group in groupby(entries, key=lambda e: (type(e), e.order_id, getattr(e, "side", None))):
+        batch = list(group)
+        for entry in batch:
+            if isinstance(entry, FundingPayment):
+                holdings[entry.symbol].funding += entry.amount
+            elif isinstance(entry, InsurancePayment):
+                trade = closed[entry.order_id]
+                closed[entry.order_id] = msgspec.structs.replace(trade, insurance=trade.insurance + entry.amount)
+        fills = [entry for entry in batch if isinstance(entry, Fill)]
+        if fills:
+            _book(holdings, closed, fills)
+    return [*closed.values(), *(_open_figures(symbol, holding) for symbol, holding in holdings.items())]
+
+
+def _book(holdings: dict[str, _Holding], closed: dict[UUID, OrderFigures], fills: Sequence[Fill]) -> None:
+    """Book the fills of one row that follow each other: they open, add, or close it together."""
+    first = fills[0]
+    holding = holdings.get(first.symbol)
+    quantity = sum((f.quantity for f in fills), ZERO)
+    notional = sum((f.quantity * f.price for f in fills), ZERO)
+    fees = sum((f.fee + f.liquidation_fee for f in fills), ZERO)
+    if holding is None or holding.side is first.side:
+        holding = holdings.setdefault(first.symbol, _Holding(first.order_id, first.side))
+        holding.quantity += quantity
+        holding.entry_notional += notional
+        holding.fees += fees
+        return
+    entry, entry_fees, funding = (
+        share(amount, quantity, holding.quantity) for amount in (holding.entry_notional, holding.fees, holding.funding)
+    )
+    closed[first.order_id] = OrderFigures(
+        id=first.order_id,
+        symbol=first.symbol,
+        side=holding.side.opens,
+        quantity=quantity,
+        entry_notional=entry,
+        fees=entry_fees + fees,
+        liquidation_fees=sum((f.liquidation_fee for f in fills), ZERO),
+        funding=funding,
+        insurance=ZERO,
+        exit_notional=notional,
+        gross_pnl=holding.side.direction * (notional - entry),
+    )
+    holding.quantity -= quantity
+    holding.entry_notional -= entry
+    holding.fees -= entry_fees
+    holding.funding -= funding
+    if not holding.quantity:
+        del holdings[first.symbol]
+
+
+def _open_figures(symbol: str, holding: _Holding) -> OrderFigures:
+    return OrderFigures(
+        id=holding.id,
+        symbol=symbol,
+        side=holding.side.opens,
+        quantity=holding.quantity,
+        entry_notional=holding.entry_notional,
+        fees=holding.fees,
+        liquidation_fees=ZERO,
+        funding=holding.funding,
+        insurance=ZERO,
+    )
+
+
+def compare(rows: Iterable[OrderFigures], recomputed: Iterable[OrderFigures]) -> list[Mismatch]:
+    """Every figure in which the rows and the ledger differ, missing rows included."""
+    by_row = {row.id: row for row in rows}
+    by_ledger = {row.id: row for row in recomputed}
+    mismatches = []
+    for order_id in sorted(by_row.keys() | by_ledger.keys()):
+        row, ledger = by_row.get(order_id), by_ledger.get(order_id)
+        if row is None or ledger is None:
+            mismatches.append(Mismatch(order_id, "existence", row is not None, ledger is not None))
+            continue
+        mismatches += [
+            Mismatch(order_id, figure, getattr(row, figure), getattr(ledger, figure))
+            for figure in OrderFigures.__struct_fields__
+            if getattr(row, figure) != getattr(ledger, figure)
+        ]
+    return mismatches
