@@ -1,0 +1,407 @@
+"""The chat-completions client against a server that speaks the protocol, well and badly, over real sockets."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from trader.domain.conversation import Answer, Turn
+from trader.domain.records import Model, VariantId
+from trader.domain.tool_calls import BadCall, decode
+from trader.domain.tools import Holding
+from trader.domain.view import AccountView, StatsView, View
+from trader.errors import ProviderError
+from trader.gateways.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
+from trader.settings import Secret
+
+NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
+KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003")
+MODEL = Model(
+    id="m", name="M", variant=VariantId.APEX, provider="fake", router_model_name="lab/one", created_at=NOW
+)  # fmt: skip
+ZERO = Decimal(0)
+VIEW = View(
+    at=NOW,
+    account=AccountView(
+        initial_capital=ZERO, equity=ZERO, cash=ZERO, available_cash=ZERO, margin=ZERO, exposure=ZERO,
+        day_opening_equity=ZERO, peak_equity=ZERO, drawdown_percent=ZERO, day_loss_percent=ZERO, taker_fee_rate=ZERO,
+    ),
+    positions=(), trades=(), stats=StatsView(), markets={},
+)  # fmt: skip
+TURN = Turn(
+    model=MODEL,
+    temperature=0.7,
+    number=1,
+    view=VIEW,
+    messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+    answer_tokens_max=1000,
+)
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def said(message: dict[str, Any], **more: Any) -> dict[str, Any]:
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    return {"model": "lab/one-2025", "choices": [{"index": 0, "message": message}], "usage": usage, **more}
+
+
+def held(reason: str = "calm") -> dict[str, Any]:
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "holding", "arguments": orjson.dumps({"reason": reason}).decode()},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def answering(status: int, body: Any = None, **headers: str) -> Reply:
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return reply
+
+
+OK = answering(200, said(held()))
+
+
+class FakeServer:
+    """Gives the scripted replies in their order, the last one for ever; remembers the keys and bodies that came."""
+
+    def __init__(self) -> None:
+        self.script: list[Reply] = [OK]
+        self.by_key: dict[str, Reply] = {}
+        self.keys: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.keys.append(key)
+        self.bodies.append(orjson.loads(await request.read()))
+        if key in self.by_key:
+            return await self.by_key[key](request)
+        reply = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return await reply(request)
+
+
+class Timer:
+    """Seconds in a test's hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
+    server = FakeServer()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.handle)
+    async with TestServer(app) as running:
+        yield server, str(running.make_url("/v1"))
+
+
+MakeClient = Callable[..., ChatClient]
+
+
+@pytest.fixture
+async def client_of(fake: tuple[FakeServer, str]) -> AsyncIterator[MakeClient]:
+    made: list[ChatClient] = []
+
+    def make(*keys: str, timer: Callable[[], float] | None = None, limit_s: float = 5.0) -> ChatClient:
+        client = ChatClient(
+            ProviderRow("fake", fake[1]),
+            [Secret(key) for key in keys],
+            timer=timer or Timer(),
+            attempt_limit_s=limit_s,
+            backoff_s=0.001,
+        )
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        await client.close()
+
+
+async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    server, _ = fake
+    server.script = [answering(200, said({**held(), "reasoning": "thought"}, usage={
+        "prompt_tokens": 7, "completion_tokens": 3, "cost": 0.00125,
+    }))]  # fmt: skip
+    answer = await client_of(KEYS[0]).answer(TURN)
+    body = server.bodies[0]
+    assert body["model"] == "lab/one"
+    assert body["temperature"] == 0.7
+    assert body["messages"] == TURN.messages
+    assert body["max_tokens"] == 1000
+    assert [tool["function"]["name"] for tool in body["tools"]] == [
+        "createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "holding",
+    ]  # fmt: skip
+    assert all(tool["function"]["strict"] for tool in body["tools"])
+    assert (answer.input_tokens, answer.output_tokens, answer.tokens_spent) == (7, 3, 10)
+    assert answer.cost_usd == Decimal("0.00125")
+    assert (answer.model, answer.key_number) == ("lab/one-2025", 1)
+    assert answer.message["reasoning"] == "thought"
+    assert decode(answer.calls[0]) == Holding(reason="calm")
+
+
+async def test_keys_are_used_in_turn(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client = client_of(*KEYS)
+    numbers = [(await client.answer(TURN)).key_number for _ in range(4)]
+    assert numbers == [1, 2, 3, 1]
+    assert fake[0].keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
+
+
+async def test_no_key_sends_no_credentials(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    answer = await client_of().answer(TURN)
+    assert answer.key_number is None
+    assert fake[0].keys == [""]
+
+
+async def test_rate_limit_rests_a_key_for_its_retry_after(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    server, timer = fake[0], Timer()
+    server.by_key[KEYS[0]] = answering(429, {"error": {"message": "slow"}}, Retry_After="120")
+    client = client_of(KEYS[0], KEYS[1], timer=timer)
+    assert [(await client.answer(TURN)).key_number for _ in range(3)] == [2, 2, 2]
+    assert server.keys == [KEYS[0], KEYS[1], KEYS[1], KEYS[1]]
+    timer.now += 119
+    assert (await client.answer(TURN)).key_number == 2
+    assert server.keys.count(KEYS[0]) == 1
+    timer.now += 1
+    del server.by_key[KEYS[0]]
+    assert (await client.answer(TURN)).key_number == 1
+
+
+async def test_rest_doubles_without_retry_after(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    server, timer = fake[0], Timer()
+    server.script = [answering(429)]
+    client = client_of(KEYS[0], timer=timer)
+    for rest_s in (30, 60, 120, 240, 480, 600, 600):
+        with pytest.raises(ProviderError, match=rf"every key of fake rests .* free in {rest_s} s"):
+            await client.answer(TURN)
+        calls = len(server.keys)
+        timer.now += rest_s - 1
+        with pytest.raises(ProviderError, match="rests"):
+            await client.answer(TURN)
+        assert len(server.keys) == calls, "a resting key is not used"
+        timer.now += 1
+    server.script = [OK]
+    await client.answer(TURN)
+    server.script = [answering(429)]
+    with pytest.raises(ProviderError, match="free in 30 s"):
+        await client.answer(TURN)
+
+
+@pytest.mark.parametrize(
+    ("headers", "rest_s"),
+    [
+        ({"Retry_After": "86400"}, 600),
+        ({"Retry_After": "Thu, 02 Jan 2025 12:01:30 GMT", "Date": "Thu, 02 Jan 2025 12:00:00 GMT"}, 90),
+        ({"Retry_After": "soon"}, 30),
+        ({"Retry_After": "-5"}, 30),
+        ({"Retry_After": "nan"}, 30),
+    ],
+)
+async def test_retry_after_forms(
+    fake: tuple[FakeServer, str], client_of: MakeClient, headers: dict[str, str], rest_s: int
+) -> None:
+    fake[0].script = [answering(429, **headers)]
+    with pytest.raises(ProviderError, match=f"free in {rest_s} s"):
+        await client_of(KEYS[0]).answer(TURN)
+
+
+async def test_refused_keys_are_out_until_restart(
+    fake: tuple[FakeServer, str], client_of: MakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, timer = fake[0], Timer()
+    server.by_key[KEYS[0]] = answering(401, {"error": {"message": f"Incorrect API key provided: {KEYS[0]}"}})
+    server.by_key[KEYS[1]] = answering(403)
+    client = client_of(KEYS[0], KEYS[1], timer=timer)
+    with caplog.at_level(logging.DEBUG), pytest.raises(ProviderError) as caught:
+        await client.answer(TURN)
+    assert "refused every key (2)" in str(caught.value)
+    assert "key 1 was refused with status 401" in caplog.text
+    timer.now += 10_000
+    with pytest.raises(ProviderError):
+        await client.answer(TURN)
+    assert len(server.keys) == 2
+    produced = caplog.text + str(caught.value) + repr(client) + repr(client._keys) + repr(client._keys._keys)
+    assert not any(key in produced for key in KEYS)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 529, 408])
+async def test_server_failures_are_tried_on_another_key(
+    fake: tuple[FakeServer, str], client_of: MakeClient, status: int
+) -> None:
+    server = fake[0]
+    server.script = [answering(status), answering(status), answering(status), OK]
+    answer = await client_of(*KEYS).answer(TURN)
+    assert answer.key_number == 1
+    assert server.keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
+
+
+async def test_gives_up_after_three_retries(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    fake[0].script = [answering(500)]
+    with pytest.raises(ProviderError, match="fake answered 500; gave up after 4 attempts"):
+        await client_of(KEYS[0]).answer(TURN)
+    assert len(fake[0].keys) == 4
+
+
+async def test_slow_answers_time_out_and_are_tried_again(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        for _ in range(100):  # never idle, never done
+            await response.write(b" ")
+            await asyncio.sleep(0.02)
+        return response
+
+    fake[0].script = [drip, OK]
+    assert (await client_of(KEYS[0], limit_s=0.2).answer(TURN)).calls
+    assert len(fake[0].keys) == 2
+
+
+async def test_cut_answers_are_tried_again(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "5000"})
+        await response.prepare(request)
+        await response.write(b'{"choices": [')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    fake[0].script = [cut, OK]
+    assert (await client_of(KEYS[0]).answer(TURN)).calls
+    assert len(fake[0].keys) == 2
+
+
+def raw_answer(body: bytes, content_type: str = "application/json") -> Reply:
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=content_type)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (raw_answer(b"<html>Login</html>", "text/html"), "text/html instead of JSON"),
+        (raw_answer(b'{"choices": ['), "unusable JSON"),
+        (raw_answer(b"[" * 100_000), "unusable JSON"),
+        (raw_answer(b'{"choices": [], "a": "\xff\xfe"}'), "(unusable JSON|without choices)"),
+        (raw_answer(b""), "unusable JSON"),
+        (answering(200, {}), "without choices"),
+        (answering(200, {"choices": "none"}), "unusable JSON"),
+        (answering(200, {"choices": [{"message": None}]}), "unusable JSON"),
+        (answering(200, {"choices": [{"message": {"tool_calls": [{"id": "x"}]}}]}), "unusable JSON"),
+        (answering(200, {"error": {"code": 502, "message": "upstream"}}), "answered 502"),
+        (answering(200, {"error": "bad"}), "answered 502"),
+    ],
+)
+async def test_unusable_answers_with_status_200(
+    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
+) -> None:
+    fake[0].script = [reply]
+    with pytest.raises(ProviderError, match=reason):
+        await client_of(KEYS[0]).answer(TURN)
+    assert len(fake[0].keys) == 4
+    fake[0].script = [reply, OK]
+    assert (await client_of(KEYS[0]).answer(TURN)).calls
+
+
+async def test_rate_limit_inside_a_200_rests_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    fake[0].by_key[KEYS[0]] = answering(200, {"error": {"code": 429, "message": "slow"}})
+    client = client_of(KEYS[0], KEYS[1])
+    assert [(await client.answer(TURN)).key_number for _ in range(2)] == [2, 2]
+    assert fake[0].keys.count(KEYS[0]) == 1
+
+
+async def test_client_errors_are_told_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    fake[0].script = [answering(400, {"error": {"message": f"bad model, key {KEYS[0]}"}})]
+    with pytest.raises(ProviderError, match=r"fake answered 400: .*bad model") as caught:
+        await client_of(KEYS[0]).answer(TURN)
+    assert KEYS[0] not in str(caught.value)
+    assert len(fake[0].keys) == 1, "a request that is wrong stays wrong"
+
+
+async def test_redirects_are_not_followed(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    fake[0].script = [answering(302, None, Location="http://127.0.0.1:1/")]
+    with pytest.raises(ProviderError, match="answered 302"):
+        await client_of(KEYS[0]).answer(TURN)
+
+
+async def test_huge_answers_are_bounded(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    fake[0].script = [raw_answer(b" " * (ANSWER_BYTES_MAX + 1))]
+    with pytest.raises(ProviderError, match="more than 4 MiB"):
+        await client_of(KEYS[0]).answer(TURN)
+    assert len(fake[0].keys) == 1
+
+
+async def test_unreachable_server() -> None:
+    client = ChatClient(ProviderRow("fake", "http://127.0.0.1:1/v1"), [Secret(KEYS[0])], backoff_s=0.001)
+    with pytest.raises(ProviderError, match="could not be reached"):
+        await client.answer(TURN)
+    await client.close()
+
+
+async def read(fake: tuple[FakeServer, str], client: ChatClient, message: dict[str, Any], **more: Any) -> Answer:
+    fake[0].script = [answering(200, said(message, **more))]
+    return await client.answer(TURN)
+
+
+async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "fetchIndicators", "arguments": '{"symbol": "BTC"'}},
+        {"function": {"name": "holding", "arguments": {"reason": "as an object"}}},
+        {"id": "c", "function": {"name": "sellEverything", "arguments": None}},
+    ]
+    answer = await read(fake, client_of(KEYS[0]), {"content": "text", "tool_calls": calls})
+    assert [call.id for call in answer.calls] == ["a", "call_1_2", "c"]
+    assert isinstance(decode(answer.calls[0]), BadCall)
+    assert decode(answer.calls[1]) == Holding(reason="as an object")
+    unknown = decode(answer.calls[2])
+    assert isinstance(unknown, BadCall)
+    assert "no tool 'sellEverything'" in unknown.error
+    echoed = [call["function"]["arguments"] for call in answer.message["tool_calls"]]
+    assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
+
+
+async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client = client_of(KEYS[0])
+    for usage in (None, {}, "many", {"prompt_tokens": -1, "completion_tokens": 1.5, "cost": -2}):
+        answer = await read(fake, client, held(), usage=usage)
+        assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (0, 0, None)
+        assert answer.tokens_spent > 0, "the budget still counts"
+
+
+async def test_text_in_parts_and_nul_characters(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a\x00b"}, {"type": "text", "text": "c"}]
+    answer = await read(fake, client_of(KEYS[0]), {"content": parts, "reasoning_content": "x\x00"})
+    assert answer.text == "abc"
+    assert answer.message["reasoning_content"] == "x"
+    assert answer.calls == ()
+
+
+async def test_cancellation_passes_through(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    asked = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.StreamResponse:
+        asked.set()
+        await asyncio.sleep(30)
+        raise AssertionError
+
+    fake[0].script = [hang]
+    task = asyncio.create_task(client_of(KEYS[0]).answer(TURN))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

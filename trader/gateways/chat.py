@@ -1,0 +1,320 @@
+"""A thin client of the OpenAI chat-completions protocol with tools.
+
+An attempt has a deadline of its own, from connecting to the last byte. A 429 rests the key and goes on with the next;
+401 and 403 take it out; 5xx, timeouts, cut and unusable answers are tried again, on another key when there is one.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+import orjson
+
+from trader.domain.conversation import Answer, Message, ToolRequest, Turn, storable
+from trader.domain.tool_schemas import TOOL_SCHEMAS
+from trader.errors import ProviderError
+from trader.gateways.keys import Key, KeyRing
+from trader.settings import Secret
+
+ATTEMPT_LIMIT_S = 60.0
+RETRIES_MAX = 3
+BACKOFF_S = 0.5
+"""Before the first retry; doubled for each further one, and spread by half to one and a half times."""
+
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+CALLS_MAX = 16
+"""Tool calls taken from one answer."""
+
+REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
+"""Given back as they came: models that think between tool calls lose the thread without them."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class ProviderRow(NamedTuple):
+    """A provider of the protocol. `limit_field` bounds the tokens of an answer; `extra` goes into every request."""
+
+    name: str
+    base_url: str
+    limit_field: str = "max_tokens"
+    extra: Mapping[str, Any] = {}
+
+
+class _Transient(ProviderError):
+    """This attempt failed; another may not."""
+
+
+class _KeyUnusable(ProviderError):
+    """The key of this attempt rests or is out; the next one may do."""
+
+
+class ChatClient:
+    """The client of one provider."""
+
+    is_remote = True
+
+    def __init__(
+        self,
+        row: ProviderRow,
+        secrets: Sequence[Secret],
+        *,
+        base_url: str | None = None,
+        timer: Callable[[], float] = time.monotonic,
+        attempt_limit_s: float = ATTEMPT_LIMIT_S,
+        backoff_s: float = BACKOFF_S,
+    ) -> None:
+        self.name = row.name
+        self._row = row
+        self._url = (base_url or row.base_url).rstrip("/") + "/chat/completions"
+        self._keys = KeyRing(row.name, secrets, timer)
+        self._attempt_limit_s = attempt_limit_s
+        self._backoff_s = backoff_s
+        self._jitter = random.Random()
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"ChatClient({self.name})"
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def answer(self, turn: Turn) -> Answer:
+        """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
+        body = orjson.dumps(self._request(turn))
+        failures = 0
+        while True:
+            key = self._keys.take()
+            if key is None:
+                raise ProviderError(self._keys.why_none())
+            try:
+                reply = await self._attempt(key, body)
+            except _KeyUnusable:
+                continue
+            except _Transient as error:
+                failures += 1
+                if failures > RETRIES_MAX:
+                    raise ProviderError(f"{error}; gave up after {failures} attempts") from error
+                _log.info("%s (attempt %d, key %s)", error, failures, key.number)
+                await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
+            else:
+                self._keys.worked(key)
+                return self._read(reply, key, turn, body)
+
+    def _request(self, turn: Turn) -> dict[str, Any]:
+        return {
+            "model": turn.model.router_model_name,
+            "messages": turn.messages,
+            "tools": TOOL_SCHEMAS,
+            "tool_choice": "auto",
+            "temperature": turn.temperature,
+            self._row.limit_field: turn.answer_tokens_max,
+            "stream": False,
+            **self._row.extra,
+        }
+
+    async def _attempt(self, key: Key, body: bytes) -> "_Reply":
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key.secret is not None:
+            headers["Authorization"] = f"Bearer {key.secret.reveal()}"
+        try:
+            async with (
+                asyncio.timeout(self._attempt_limit_s),
+                self._client().post(self._url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                content = await _bounded(response, self.name)
+        except TimeoutError:
+            raise _Transient(f"{self.name} did not answer within {self._attempt_limit_s:g} s") from None
+        except aiohttp.InvalidURL:
+            raise ProviderError(f"the address of {self.name} is not usable") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Transient(f"{self.name} could not be reached or broke off ({type(error).__name__})") from None
+        if response.status == 200:
+            return self._decode(key, response, content)
+        raise self._failure(key, response.status, _retry_after_s(response.headers), content)
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        return self._session
+
+    def _decode(self, key: Key, response: aiohttp.ClientResponse, content: bytes) -> "_Reply":
+        if not response.content_type.endswith("json"):
+            raise _Transient(f"{self.name} answered 200 with {response.content_type} instead of JSON")
+        try:
+            reply = msgspec.json.decode(content, type=_Reply)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise _Transient(f"{self.name} answered 200 with unusable JSON: {_brief(str(error))}") from None
+        if reply.error is not None:
+            raise self._failure(key, _status_of(reply.error), None, content)
+        if not reply.choices:
+            raise _Transient(f"{self.name} answered 200 without choices")
+        reply.raw = content.decode(errors="replace")
+        return reply
+
+    def _failure(self, key: Key, status: int, retry_after_s: float | None, content: bytes) -> ProviderError:
+        """What an answer other than 200 means for the key and for the run."""
+        if status in {402, 429}:
+            self._keys.rest(key, retry_after_s)
+            return _KeyUnusable(f"{self.name} answered {status}")
+        if status in {401, 403}:
+            self._keys.take_out(key, status)
+            return _KeyUnusable(f"{self.name} answered {status}")
+        if status >= 500 or status == 408:
+            return _Transient(f"{self.name} answered {status}")
+        said = _brief(self._keys.scrub(content.decode(errors="replace")))
+        return ProviderError(f"{self.name} answered {status}: {said}")
+
+    def _read(self, reply: "_Reply", key: Key, turn: Turn, body: bytes) -> Answer:
+        message = reply.choices[0].message
+        text = storable(_text(message.content))
+        calls = tuple(
+            ToolRequest(
+                id=storable(call.id) or f"call_{turn.number}_{index}",
+                name=storable(call.function.name),
+                arguments=storable(_arguments(call.function.arguments)),
+            )
+            for index, call in enumerate((message.tool_calls or [])[:CALLS_MAX], 1)
+        )
+        usage = reply.usage if isinstance(reply.usage, dict) else {}
+        taken, given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        raw = self._keys.scrub(reply.raw)
+        return Answer(
+            text=text,
+            calls=calls,
+            message=_message(message, text, calls),
+            model=storable(reply.model) or turn.model.router_model_name,
+            raw=raw,
+            key_number=key.number,
+            input_tokens=taken,
+            output_tokens=given,
+            cost_usd=_cost(usage.get("cost")),
+            tokens_spent=taken + given or (len(body) + len(raw)) // 4,
+        )
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+
+
+class _Said(msgspec.Struct):
+    content: Any = None
+    tool_calls: list[_Call] | None = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    reasoning_details: Any = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Said
+
+
+class _Reply(msgspec.Struct):
+    """The part of an answer that matters; whatever else a provider adds is kept in `raw`."""
+
+    choices: list[_Choice] = []
+    usage: Any = None
+    model: str | None = None
+    error: Any = None
+    raw: str = ""
+
+
+async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_BYTES_MAX:
+            raise ProviderError(f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a Retry-After in either of its forms; a date is read against the answer's own Date."""
+    value = headers.get("Retry-After", "").strip()
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - parsedate_to_datetime(headers["Date"])).total_seconds()
+        except (KeyError, TypeError, ValueError):
+            return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _status_of(error: Any) -> int:
+    """The status that an error inside a 200 stands for; gateways put it in `code`. Without one: a server failure."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code <= 599 else 502
+
+
+def _text(content: Any) -> str | None:
+    """The words of a message; some models send them in typed parts."""
+    if isinstance(content, list):
+        parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        content = "".join(parts)
+    return content or None if isinstance(content, str) else None
+
+
+def _arguments(arguments: Any) -> str:
+    if isinstance(arguments, str):
+        return arguments or "{}"
+    return "{}" if arguments is None else orjson.dumps(arguments).decode()
+
+
+def _message(said: _Said, text: str | None, calls: Sequence[ToolRequest]) -> Message:
+    """The assistant's message as it goes back to the provider."""
+    message: Message = {"role": "assistant", "content": text or ""}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _valid_json(call.arguments)},
+            }
+            for call in calls
+        ]
+    for name in REASONING_FIELDS:
+        if (value := getattr(said, name)) is not None:
+            message[name] = storable(value)
+    return message
+
+
+def _valid_json(arguments: str) -> str:
+    """The arguments, or an empty object in place of text that would make the provider refuse its own call."""
+    try:
+        orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return "{}"
+    return arguments
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else 0
+
+
+def _cost(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**6:
+        return None
+    return Decimal(repr(value))
+
+
+def _brief(text: str) -> str:
+    return storable(" ".join(text.split()))[:300]  # type: ignore[no-any-return]  # a string stays one

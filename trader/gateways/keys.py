@@ -1,0 +1,89 @@
+"""The keys of one AI provider: used in turn, rested when the provider asks for it, taken out when it refuses them.
+
+A key is known by its number, from 1. Its value leaves this module only for the request's own header.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from trader.settings import Secret
+
+REST_S = 30.0
+"""How long a key rests after a 429 that does not say; doubled for each further one in a row."""
+
+REST_S_MAX = 600.0
+
+_log = logging.getLogger("trader.agents")
+
+
+class Key:
+    """One key of a provider; `secret` None is the access without a key that local servers give."""
+
+    __slots__ = ("next_rest_s", "number", "refused", "rests_until", "secret")
+
+    def __init__(self, number: int | None, secret: Secret | None) -> None:
+        self.number = number
+        self.secret = secret
+        self.rests_until = 0.0
+        self.next_rest_s = REST_S
+        self.refused = False
+
+    def __repr__(self) -> str:
+        return f"Key({self.number})"
+
+
+class KeyRing:
+    """The keys of the provider `name`. `timer` gives seconds that only ever grow."""
+
+    def __init__(self, name: str, secrets: Sequence[Secret], timer: Callable[[], float]) -> None:
+        self._name = name
+        self._timer = timer
+        self._keys = [Key(number, secret) for number, secret in enumerate(secrets, 1)] or [Key(None, None)]
+        self._turn = 0
+
+    def take(self) -> Key | None:
+        """The next key whose turn it is; None when every key rests or is out."""
+        now = self._timer()
+        for offset in range(len(self._keys)):
+            key = self._keys[(self._turn + offset) % len(self._keys)]
+            if not key.refused and key.rests_until <= now:
+                self._turn = (self._turn + offset + 1) % len(self._keys)
+                return key
+        return None
+
+    def rest(self, key: Key, retry_after_s: float | None) -> None:
+        """Leave the key alone for as long as the provider asked (at most 10 minutes), else 30 s, doubling."""
+        if retry_after_s is None:
+            rest_s = key.next_rest_s
+            key.next_rest_s = min(rest_s * 2, REST_S_MAX)
+        else:
+            rest_s = min(retry_after_s, REST_S_MAX)
+        key.rests_until = max(key.rests_until, self._timer() + rest_s)
+        _log.warning("%s: key %s is rate-limited and rests for %.0f s", self._name, key.number, rest_s)
+
+    def take_out(self, key: Key, status: int) -> None:
+        """Never use the key again until the service starts anew."""
+        key.refused = True
+        _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
+
+    def worked(self, key: Key) -> None:
+        """The provider took the key: its next rest is a short one again."""
+        key.next_rest_s = REST_S
+
+    def why_none(self) -> str:
+        """Why no key can be used now."""
+        resting = [key for key in self._keys if not key.refused]
+        if not resting:
+            return f"{self._name} refused every key ({len(self._keys)}); they are out of use until a restart"
+        wait_s = max(0.0, min(key.rests_until for key in resting) - self._timer())
+        refused = len(self._keys) - len(resting)
+        return f"every key of {self._name} rests after rate limits; the first is free in {wait_s:.0f} s" + (
+            f" ({refused} of {len(self._keys)} refused)" if refused else ""
+        )
+
+    def scrub(self, text: str) -> str:
+        """The text without the value of any key, should a provider repeat one."""
+        for key in self._keys:
+            if key.secret is not None:
+                text = text.replace(key.secret.reveal(), "***")
+        return text
