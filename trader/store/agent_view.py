@@ -6,10 +6,8 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from trader.domain.money import divide
-from trader.domain.orders import OrderAnswer, OrderSide, Side
+from trader.domain.orders import OrderSide, Side
 from trader.domain.view import StatsView, TradeView
 from trader.store.pool import Connection
 
@@ -105,8 +103,8 @@ async def select_last_actions(
     return found
 
 
-class EquityPoint(NamedTuple):
-    """The last equity of an hour."""
+class EquityMark(NamedTuple):
+    """The last equity recorded in an hour."""
 
     hour: datetime
     equity: Decimal
@@ -120,10 +118,10 @@ ORDER BY hour
 """
 
 
-async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[EquityPoint]:
+async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[EquityMark]:
     """The last equity of every recorded hour of a run, ascending."""
     rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
-    return [EquityPoint(row["hour"], row["last"]) for row in rows]
+    return [EquityMark(row["hour"], row["last"]) for row in rows]
 
 
 SELECT_LOWEST_EQUITY = """
@@ -135,14 +133,3 @@ async def select_lowest_equity(conn: Connection, account_id: str, run_id: UUID, 
     """The lowest equity of a run recorded since a moment; None when nothing was."""
     lowest: Decimal | None = await conn.fetchval(SELECT_LOWEST_EQUITY, account_id, run_id, since)
     return lowest
-
-
-SELECT_ORDER_ANSWER = """
-SELECT answer FROM order_requests WHERE account_id = $1 AND client_order_id = $2
-"""
-
-
-async def select_order_answer(conn: Connection, account_id: str, client_order_id: str) -> OrderAnswer | None:
-    """What an order was answered, or None when it never reached the books."""
-    answer = await conn.fetchval(SELECT_ORDER_ANSWER, account_id, client_order_id)
-    return None if answer is None else msgspec.convert(answer, OrderAnswer, strict=False)

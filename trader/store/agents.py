@@ -58,16 +58,15 @@ async def upsert_model(conn: Connection, model: Model) -> None:
 
 
 SELECT_MODEL_ACTIVITY = """
-SELECT m.id, i.invocation_count, i.last_invoked_at
+SELECT m.id,
+       coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
+       (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at
 FROM models m
-CROSS JOIN LATERAL (
-    SELECT count(*) AS invocation_count, max(started_at) AS last_invoked_at FROM invocations WHERE model_id = m.id
-) i
 """
 
 
 async def select_model_activity(conn: Connection) -> dict[str, tuple[int, datetime | None]]:
-    """How often each model was invoked, and when last."""
+    """How many runs of each model have ended, and when its last one started."""
     rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
     return {row["id"]: (row["invocation_count"], row["last_invoked_at"]) for row in rows}
 

@@ -1,0 +1,33 @@
+"""models.*: who trades, and what each run did."""
+
+from trader.api.context import Context
+from trader.api.rpc import procedure
+from trader.api.schemas.common import UNSET, Empty
+from trader.api.schemas.models import (
+    GetInvocationsInput,
+    GetInvocationsOutput,
+    GetModelsOutput,
+    ModelView,
+    invocation_of,
+)
+
+
+@procedure("models.getModels")
+async def get_models(context: Context, _: Empty) -> GetModelsOutput:
+    """List the models with their activity."""
+    summaries = await context.agents.model_summaries()
+    warning = context.agents.warning()
+    return GetModelsOutput(
+        models=[ModelView.of(summary) for summary in summaries], warning=UNSET if warning is None else warning
+    )
+
+
+@procedure("models.getInvocations")
+async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
+    """List finished runs with their tool calls, the latest first."""
+    found = await context.agents.invocations(
+        model_id=None if request.model_id is UNSET else request.model_id,
+        variant=None if request.variant == "all" else request.variant,
+        limit=request.limit,
+    )
+    return GetInvocationsOutput(conversations=[invocation_of(record) for record in found])

@@ -1,0 +1,130 @@
+"""Models and their invocations on the wire. `getInvocations` and the conversations stream show the same records."""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from trader.api.schemas.common import (
+    UNSET,
+    Input,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    given,
+    iso,
+)
+from trader.domain.records import ToolCall, ToolCallStatus, ToolCallType
+from trader.services.agents import InvocationRecord, ModelSummary
+
+FinishedStatus = Literal["completed", "failed", "timeout"]
+
+
+class ModelView(Wire, kw_only=True):
+    """A model. `invocation_count` counts its finished runs."""
+
+    id: str
+    name: str
+    variant: VariantId
+    provider: str
+    router_model_name: str
+    logo: str | UnsetType = UNSET
+    active: bool
+    created_at: str
+    invocation_count: int
+    last_invoked_at: str | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, summary: ModelSummary) -> "ModelView":
+        model, last = summary.model, summary.last_invoked_at
+        return cls(
+            id=model.id,
+            name=model.name,
+            variant=model.variant,
+            provider=model.provider,
+            router_model_name=model.router_model_name,
+            logo=given(model.logo),
+            active=model.active,
+            created_at=iso(model.created_at),
+            invocation_count=summary.invocation_count,
+            last_invoked_at=UNSET if last is None else iso(last),
+        )
+
+
+class GetModelsOutput(Wire, kw_only=True):
+    """Every model, the oldest first. `warning` says what keeps some of them from running."""
+
+    models: list[ModelView]
+    warning: str | UnsetType = UNSET
+
+
+class GetInvocationsInput(Input, kw_only=True):
+    model_id: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
+    variant: VariantFilter = "all"
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+
+
+class ToolCallView(Wire, kw_only=True):
+    """One tool call: as it came (`raw`), as it was read (`decisions`), and what it did (`results`)."""
+
+    id: str
+    type: ToolCallType
+    status: ToolCallStatus
+    metadata: dict[str, Any]
+    timestamp: str
+
+    @classmethod
+    def of(cls, call: ToolCall) -> "ToolCallView":
+        return cls(
+            id=str(call.id), type=call.type, status=call.status, metadata=call.metadata, timestamp=iso(call.created_at)
+        )
+
+
+class InvocationView(Wire, kw_only=True):
+    """One finished run of a model. `steps` counts its exchanges with the provider; `timestamp` is its start."""
+
+    id: str
+    model_id: str
+    model_name: str
+    model_variant: VariantId
+    model_logo: str | UnsetType = UNSET
+    response: str | None
+    status: FinishedStatus
+    failure_reason: str | None
+    steps: int
+    input_tokens: int
+    output_tokens: int
+    cost_usd: Decimal | UnsetType = UNSET
+    duration_ms: int
+    timestamp: str
+    tool_calls: list[ToolCallView]
+
+
+class GetInvocationsOutput(Wire, kw_only=True):
+    conversations: list[InvocationView]
+
+
+def invocation_of(record: InvocationRecord) -> InvocationView:
+    """The wire record of one finished run."""
+    invocation, model = record.invocation, record.model
+    assert invocation.status != "running"  # only finished runs are read
+    ended_at = invocation.finished_at or invocation.started_at
+    return InvocationView(
+        id=str(invocation.id),
+        model_id=model.id,
+        model_name=model.name,
+        model_variant=model.variant,
+        model_logo=given(model.logo),
+        response=invocation.response,
+        status=invocation.status,
+        failure_reason=invocation.failure_reason,
+        steps=invocation.step_count,
+        input_tokens=invocation.input_tokens,
+        output_tokens=invocation.output_tokens,
+        cost_usd=given(invocation.cost_usd),
+        duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
+        timestamp=iso(invocation.started_at),
+        tool_calls=[ToolCallView.of(call) for call in record.tool_calls],
+    )

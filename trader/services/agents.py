@@ -1,0 +1,276 @@
+"""The agents: who trades, and when each runs. One run per active model and cycle, a bounded number at a time."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import Clock, cut_to_ms
+from trader.domain.records import Invocation, Model, ToolCall, VariantId
+from trader.errors import Unavailable
+from trader.gateways.llm import Provider
+from trader.services.events import EventBus, WorkflowProgress
+from trader.services.exchange import Exchange
+from trader.services.market import MarketData
+from trader.services.observer import Observer
+from trader.services.run_record import RunRecord
+from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
+from trader.settings import Settings
+from trader.store.agents import (
+    select_invocations,
+    select_model_activity,
+    select_models,
+    select_tool_calls,
+    update_interrupted,
+    upsert_model,
+)
+from trader.store.partitions import ensure_partitions
+from trader.store.pool import Database
+
+CLOSE_S: Final = 2.0
+"""How long `close` waits for cancelled runs to write their records."""
+
+UNSAVED_MAX: Final = 1_000
+"""Records that wait for the database to come back; beyond that the oldest is given up."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class InvocationRecord(msgspec.Struct, frozen=True):
+    """A finished run, its model, and its tool calls in their order."""
+
+    invocation: Invocation
+    model: Model
+    tool_calls: tuple[ToolCall, ...]
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    """A model, how many of its runs have ended, and when its last one started."""
+
+    model: Model
+    invocation_count: int
+    last_invoked_at: datetime | None
+
+
+class _Batch:
+    """The runs that one cycle started; the last one to end tells of all."""
+
+    __slots__ = ("left", "model_ids")
+
+    def __init__(self, model_ids: tuple[str, ...]) -> None:
+        self.model_ids = model_ids
+        self.left = len(model_ids)
+
+
+class Agents:
+    """Owns every run. `skipped` counts the models that were still running when their next cycle came."""
+
+    def __init__(
+        self,
+        database: Database,
+        exchange: Exchange,
+        market: MarketData,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+        providers: Mapping[str, Provider],
+        *,
+        run_limit_s: float = RUN_LIMIT_S,
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._clock = clock
+        self._events = events
+        self._settings = settings
+        self._providers = providers
+        self._run_limit_s = run_limit_s
+        self._observer = Observer(database, exchange, market, settings)
+        self._models: dict[str, Model] = {}
+        self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
+        self._queue: deque[tuple[Model, _Batch]] = deque()
+        self._unsaved: deque[RunRecord] = deque(maxlen=UNSAVED_MAX)
+        self._is_closing = False
+        self.skipped = 0
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Close the runs that a crash left open, load the models, and in a demo without any create them."""
+        now = self._clock.now()
+        async with self._database.connection() as conn:
+            await ensure_partitions(conn, now)
+            left_open = await update_interrupted(conn, INTERRUPTED, now)
+            for invocation_id, model_id in left_open:
+                _log.warning("%s: run %s was interrupted by the end of the process", model_id, invocation_id)
+        await self._reload_models()
+        if self._settings.demo and not self._models:
+            await self._create_rule_models(now)
+            await self._reload_models()
+        for model in self._models.values():
+            await self._exchange.open_account(model.id)
+
+    async def close(self) -> None:
+        """Cancel the runs and let them write their records."""
+        self._is_closing = True
+        self._queue.clear()
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in late:
+                _log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
+
+    async def _create_rule_models(self, now: datetime) -> None:
+        async with self._database.transaction() as conn:
+            for variant in VariantId:
+                model = Model(
+                    id=f"{variant.value.lower()}-rules",
+                    name=f"{variant.value} Rules",
+                    variant=variant,
+                    provider="rules",
+                    router_model_name=f"rules/{variant.value.lower()}",
+                    created_at=now,
+                )
+                await upsert_model(conn, model)
+
+    async def _reload_models(self) -> None:
+        async with self._database.connection() as conn:
+            models = await select_models(conn)
+        self._models = {model.id: model for model in models}
+
+    # --- what others read ---------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """Every model by its id, as of the last cycle; the oldest first."""
+        return MappingProxyType(self._models)
+
+    def running(self) -> Mapping[str, datetime]:
+        """The models that run now, and since when."""
+        return {model_id: since for model_id, (_, since) in self._running.items()}
+
+    async def invocations(
+        self, model_id: str | None = None, variant: VariantId | None = None, limit: int = 50
+    ) -> list[InvocationRecord]:
+        """Finished runs, the latest first, of one model or variant or of all (None)."""
+        async with self._database.connection() as conn:
+            found = await select_invocations(conn, model_id, variant, limit)
+            calls = await select_tool_calls(conn, [invocation.id for invocation in found])
+            if any(invocation.model_id not in self._models for invocation in found):
+                self._models = {model.id: model for model in await select_models(conn)}
+        return self._with_models(found, calls)
+
+    def _with_models(
+        self, invocations: Sequence[Invocation], calls: Mapping[UUID, Sequence[ToolCall]]
+    ) -> list[InvocationRecord]:
+        return [InvocationRecord(one, self._models[one.model_id], tuple(calls.get(one.id, ()))) for one in invocations]
+
+    async def model_summaries(self) -> list[ModelSummary]:
+        """Every model with its activity; the oldest first."""
+        async with self._database.connection() as conn:
+            models = await select_models(conn)
+            activity = await select_model_activity(conn)
+        self._models = {model.id: model for model in models}
+        return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
+
+    def warning(self) -> str | None:
+        """What keeps models from running, in words; None when nothing does."""
+        active = [model for model in self._models.values() if model.active]
+        if not active:
+            return "No model is active: nobody trades. Models are created with scripts/seed_accounts.py."
+        idle = [model for model in active if model.provider not in self._providers]
+        if not idle:
+            return None
+        told = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
+        return f"{len(idle)} active model(s) name a provider that is not configured: {told}"
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def run_batch(self, now: datetime) -> None:
+        """Start a run of every active model that is not running, and return; the runs go on by themselves.
+
+        :raises Unavailable: the models cannot be read; nothing was started
+        """
+        await self._reload_models()
+        await self._save_unsaved()
+        if self._is_closing:
+            return
+        waiting = {model.id for model, _ in self._queue}
+        due = []
+        for model in self._models.values():
+            if not model.active:
+                continue
+            if model.id in self._running or model.id in waiting:
+                self.skipped += 1
+                _log.warning("%s: still running, cycle of %s skipped", model.id, now)
+            else:
+                due.append(model)
+        if not due:
+            return
+        batch = _Batch(tuple(model.id for model in due))
+        self._queue.extend((model, batch) for model in due)
+        self._fill_slots()
+
+    def _fill_slots(self) -> None:
+        """Start queued runs while there is room.
+
+        A run that ends calls this before it stops being busy, so that a clock in lockstep cannot move on in between.
+        """
+        while self._queue and not self._is_closing and len(self._running) < self._settings.max_parallel_models:
+            model, batch = self._queue.popleft()
+            started_at = cut_to_ms(self._clock.now())
+            task = asyncio.create_task(self._run(model, batch, started_at), name=f"run of {model.id}")
+            task.add_done_callback(_log_bug)
+            self._running[model.id] = (task, started_at)
+
+    async def _run(self, model: Model, batch: _Batch, started_at: datetime) -> None:
+        async with self._clock.busy():
+            record = RunRecord(self._database, self._events, model, started_at)
+            workflow = Workflow(
+                record,
+                self._providers,
+                self._exchange,
+                self._observer,
+                self._clock,
+                self._events,
+                self._run_limit_s,
+            )
+            try:
+                await workflow.execute()
+            except Unavailable as error:
+                _log.warning("%s: no run, since it could not be recorded: %s", model.id, error)
+            finally:
+                if record.is_unsaved:
+                    self._unsaved.append(record)
+                del self._running[model.id]
+                self._ended(batch)
+                self._fill_slots()
+
+    def _ended(self, batch: _Batch) -> None:
+        batch.left -= 1
+        if not batch.left:
+            told = {"modelIds": list(batch.model_ids)}
+            self._events.publish(WorkflowProgress("batch:complete", self._clock.now(), told))
+
+    async def _save_unsaved(self) -> None:
+        """Write the records that the database could not take when their runs ended."""
+        while self._unsaved:
+            record = self._unsaved.popleft()
+            try:
+                await record.save()
+            except Unavailable:
+                self._unsaved.appendleft(record)
+                raise
+
+
+def _log_bug(task: asyncio.Task[None]) -> None:
+    """A run that ended by a bug: its record says so, the log says where."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("%s ended by a bug", task.get_name(), exc_info=error)

@@ -1,0 +1,224 @@
+"""The record of one run, kept while it goes on and closed whatever becomes of it."""
+
+import logging
+import zlib
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import orjson
+
+from trader.domain.conversation import Answer, Message, ToolRequest, invocation_id, storable, tool_call_id
+from trader.domain.messages import answer_json, decision_json
+from trader.domain.orders import OrderAnswer, OrderStatus
+from trader.domain.records import Invocation, InvocationStatus, Model, Step, ToolCall, ToolCallStatus
+from trader.domain.tool_calls import call_type, raw_of
+from trader.domain.tools import Decision
+from trader.errors import Unavailable
+from trader.services.events import ConversationsChanged, EventBus
+from trader.store.agents import (
+    insert_invocation,
+    insert_payload,
+    insert_step,
+    insert_tool_call,
+    update_invocation,
+)
+from trader.store.partitions import ensure_partitions
+from trader.store.pool import Connection, Database
+from trader.store.trading import select_answer_of_client
+
+RESPONSE_MAX = 20_000
+"""Characters of the response that are kept in the row; the payload has all of it."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class PendingOrder(msgspec.Struct, frozen=True):
+    """An order that was sent and whose answer is not known yet."""
+
+    number: int
+    request: ToolRequest
+    decision: Decision
+    client_order_id: str
+    at: datetime
+
+
+class RunRecord:
+    """Collects what a run does, and writes it in few transactions. What could not be written is kept for `save`."""
+
+    def __init__(self, database: Database, events: EventBus, model: Model, started_at: datetime) -> None:
+        self._database = database
+        self._events = events
+        self.model = model
+        self.invocation = Invocation(
+            id=invocation_id(model, started_at), model_id=model.id, status="running", started_at=started_at
+        )
+        self._steps: list[Step] = []
+        self._calls: list[ToolCall] = []
+        self._pending: PendingOrder | None = None
+        self._answers: list[str] = []
+        self._messages: list[Message] = []
+        self._call_count = 0
+        self._is_saved = False
+
+    @property
+    def id(self) -> UUID:
+        return self.invocation.id
+
+    @property
+    def is_closed(self) -> bool:
+        return self.invocation.status != "running"
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether the run has ended and the rows do not say so."""
+        return self.is_closed and not self._is_saved
+
+    @property
+    def has_pending_order(self) -> bool:
+        """Whether an order was sent whose answer is not known."""
+        return self._pending is not None
+
+    @property
+    def call_count(self) -> int:
+        return self._call_count
+
+    async def open(self) -> None:
+        """Write the invocation row. :raises Unavailable: the database cannot take it; then nothing was begun."""
+        async with self._database.connection() as conn:
+            await insert_invocation(conn, self.invocation)
+
+    def note_messages(self, messages: list[Message]) -> None:
+        """The conversation that the payload will hold; the list may still grow."""
+        self._messages = messages
+
+    def add_step(self, provider: str, answer: Answer, duration_ms: int, at: datetime) -> Step:
+        """A step that has ended."""
+        before = self.invocation
+        step = Step(
+            invocation_id=self.id,
+            number=before.step_count + 1,
+            provider=provider,
+            key_number=answer.key_number,
+            model=answer.model,
+            tool_names=[call.name[:200] for call in answer.calls],
+            input_tokens=answer.input_tokens,
+            output_tokens=answer.output_tokens,
+            cost_usd=answer.cost_usd,
+            duration_ms=duration_ms,
+            created_at=at,
+        )
+        self._steps.append(step)
+        self._answers.append(answer.raw)
+        cost = before.cost_usd if answer.cost_usd is None else (before.cost_usd or Decimal(0)) + answer.cost_usd
+        self.invocation = msgspec.structs.replace(
+            before,
+            step_count=step.number,
+            input_tokens=before.input_tokens + step.input_tokens,
+            output_tokens=before.output_tokens + step.output_tokens,
+            cost_usd=cost,
+        )
+        return step
+
+    def next_call(self) -> int:
+        """The number of the tool call that comes now."""
+        self._call_count += 1
+        return self._call_count
+
+    def add_call(
+        self,
+        number: int,
+        request: ToolRequest,
+        decision: Decision | None,
+        status: ToolCallStatus,
+        result: dict[str, Any],
+        at: datetime,
+    ) -> None:
+        """A tool call that has ended."""
+        metadata = {
+            "raw": raw_of(request),
+            "decisions": [] if decision is None else [decision_json(decision)],
+            "results": [result],
+        }
+        self._calls.append(
+            ToolCall(
+                id=tool_call_id(self.id, number),
+                invocation_id=self.id,
+                number=number,
+                type=call_type(request),
+                status=status,
+                metadata=storable(metadata),
+                created_at=at,
+            )
+        )
+
+    async def before_order(self, pending: PendingOrder) -> None:
+        """Write what is known, and remember the order whose answer comes next."""
+        await self.save()
+        self._pending = pending
+
+    def after_order(self) -> None:
+        """The order's answer is in the record's hands."""
+        self._pending = None
+
+    def close(self, status: InvocationStatus, reason: str | None, response: str | None, at: datetime) -> None:
+        """How the run ended; `save` writes it."""
+        self.invocation = msgspec.structs.replace(
+            self.invocation,
+            status=status,
+            failure_reason=None if reason is None else storable(reason),
+            response=None if response is None else storable(response)[:RESPONSE_MAX],
+            finished_at=max(at, self.invocation.started_at),
+        )
+
+    async def save(self) -> None:
+        """Write what was not written yet, in one transaction.
+
+        :raises Unavailable: nothing of it was written; all of it is kept
+        """
+        async with self._database.transaction() as conn:
+            if self._pending is not None and self.is_closed:
+                await self._settle_pending(conn, self._pending)
+            for step in self._steps:
+                await insert_step(conn, step)
+            for call in self._calls:
+                await insert_tool_call(conn, call)
+            await update_invocation(conn, self.invocation)
+        self._steps.clear()
+        self._calls.clear()
+        if self.is_closed:
+            self._is_saved = True
+            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))
+            await self._save_payload()
+
+    async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
+        """The run broke off while an order was on its way: record what the books say became of it."""
+        answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id)
+        self._pending = None
+        status, result = order_outcome(answer)
+        self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)
+
+    async def _save_payload(self) -> None:
+        """Keep messages and raw answers of an AI model's run; a rule agent has neither."""
+        if not self._messages:
+            return
+        packed = zlib.compress(orjson.dumps({"messages": self._messages, "answers": self._answers}))
+        try:
+            async with self._database.connection() as conn:
+                await ensure_partitions(conn, self.invocation.started_at)
+                await insert_payload(conn, self.id, packed, self.invocation.started_at)
+        except Unavailable as error:
+            _log.warning("%s: the messages of run %s could not be kept: %s", self.model.id, self.id, error)
+
+    def _ended_at(self) -> datetime:
+        return self.invocation.finished_at or self.invocation.started_at
+
+
+def order_outcome(answer: OrderAnswer | None) -> tuple[ToolCallStatus, dict[str, Any]]:
+    """How a call with this answer is recorded; None: the order never reached the books."""
+    if answer is None:
+        return "failed", {"error": "The run broke off before the order was placed."}
+    rejected = answer.status in {OrderStatus.REJECTED, OrderStatus.CANCELLED}
+    return "rejected" if rejected else "ok", answer_json(answer)

@@ -1,0 +1,291 @@
+"""The trading workflow: one run of one model, from what it sees to what is recorded of it.
+
+A run ends in one of three ways, and each is recorded: completed, failed (with the reason) or timeout. Orders go
+through the guard and carry ids made of the run's, so nothing is placed twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+from trader.clock import Clock
+from trader.domain.conversation import Answer, Message, ToolRequest, Turn
+from trader.domain.guard import Approved, Refusal, judge_closing, judge_opening, judge_plan
+from trader.domain.market import canonical_symbol
+from trader.domain.messages import account_json, indicators_json, opening_messages, plan_json, tool_message
+from trader.domain.orders import ExitPlan, Order
+from trader.domain.records import InvocationStatus, Model, ToolCallStatus
+from trader.domain.tool_calls import BadCall, decode
+from trader.domain.tools import ClosePosition, CreatePosition, Decision, FetchIndicators, Holding, UpdateExitPlan
+from trader.domain.view import View
+from trader.errors import InvalidInput, MarketUnavailable, ProviderError, TraderError, Unavailable
+from trader.gateways.llm import Provider
+from trader.services.events import EventBus, WorkflowProgress, WorkflowType
+from trader.services.exchange import Exchange
+from trader.services.observer import Observer
+from trader.services.run_record import PendingOrder, RunRecord, order_outcome
+from trader.variants import VARIANTS
+
+STEPS_MAX: Final = 10
+TOKENS_MAX: Final = 60_000
+ANSWER_TOKENS_MAX: Final = 4_096
+RUN_LIMIT_S: Final = 600.0
+INTERRUPTED: Final = "interrupted"
+CLOSING_S: Final = 1.5
+"""How long a cancelled run may take to write its record."""
+
+Outcome = tuple[ToolCallStatus, dict[str, Any]]
+
+_log = logging.getLogger("trader.agents")
+
+
+class Workflow:
+    """One run. `execute` never raises for what goes wrong in the run itself, a bug or a cancellation excepted."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        providers: Mapping[str, Provider],
+        exchange: Exchange,
+        observer: Observer,
+        clock: Clock,
+        events: EventBus,
+        limit_s: float = RUN_LIMIT_S,
+    ) -> None:
+        self.record = record
+        self._model: Model = record.model
+        self._variant = VARIANTS[record.model.variant]
+        self._providers = providers
+        self._exchange = exchange
+        self._observer = observer
+        self._clock = clock
+        self._events = events
+        self.limit_s = limit_s
+        self._texts: list[str] = []
+        self._reasons: list[str] = []
+
+    @property
+    def response(self) -> str | None:
+        """The last words of the model, else the reasons it held for."""
+        return (self._texts[-1] if self._texts else "\n".join(self._reasons)) or None
+
+    async def execute(self) -> None:
+        """Run to the end and record it.
+
+        :raises Unavailable: the database did not take the invocation row; nothing was done
+        """
+        await self.record.open()
+        self._publish("workflow:started", {})
+        async with _Closing(self), asyncio.timeout(self.limit_s):
+            await self._converse()
+
+    async def _converse(self) -> None:
+        provider = self._provider()
+        await self._exchange.open_account(self._model.id)
+        view = await self._observer.view(self._model.id, self._variant.intervals, self._clock.now())
+        messages: list[Message] = []
+        if provider.is_remote:
+            if not view.markets:
+                raise MarketUnavailable("no market has a price now")
+            messages += opening_messages(self._variant.prompt, self._variant.limits, view)
+            self.record.note_messages(messages)
+        tokens_left = TOKENS_MAX
+        for number in range(1, STEPS_MAX + 1):
+            answer = await self._step(provider, view, messages, number, tokens_left)
+            tokens_left -= answer.tokens_spent
+            if not answer.calls or await self._execute_calls(answer, messages) or tokens_left <= 0:
+                break
+
+    def _provider(self) -> Provider:
+        provider = self._providers.get(self._model.provider)
+        if provider is None:
+            known = ", ".join(self._providers) or "none"
+            raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured are: {known}")
+        return provider
+
+    async def _step(
+        self, provider: Provider, view: View, messages: list[Message], number: int, tokens_left: int
+    ) -> Answer:
+        started_at = self._clock.now()
+        answer = await provider.answer(
+            Turn(
+                model=self._model,
+                temperature=self._variant.temperature,
+                number=number,
+                view=view,
+                messages=messages,
+                answer_tokens_max=min(ANSWER_TOKENS_MAX, tokens_left),
+            )
+        )
+        ended_at = self._clock.now()
+        if answer.text:
+            self._texts.append(answer.text)
+        messages.append(answer.message)
+        step = self.record.add_step(
+            provider.name, answer, (ended_at - started_at) // timedelta(milliseconds=1), ended_at
+        )
+        details = {
+            "step": step.number,
+            "toolNames": step.tool_names,
+            "inputTokens": step.input_tokens,
+            "outputTokens": step.output_tokens,
+        }
+        self._publish("workflow:step", details)
+        return answer
+
+    async def _execute_calls(self, answer: Answer, messages: list[Message]) -> bool:
+        """Execute the calls of an answer in their order. Whether one of them ended the cycle."""
+        ended = False
+        for request in answer.calls:
+            decision = decode(request)
+            number = self.record.next_call()
+            if isinstance(decision, BadCall):
+                status, result = self._failed(decision.error)
+                self.record.add_call(number, request, None, status, result, self._clock.now())
+            else:
+                result = await self._execute(number, request, decision)
+                ended = ended or isinstance(decision, Holding)
+            messages.append(tool_message(request.id, result))
+        if not ended:
+            await self.record.save()
+        return ended
+
+    async def _execute(self, number: int, request: ToolRequest, decision: Decision) -> dict[str, Any]:
+        """Execute one call and record it. Gives what the model is told."""
+        pending = PendingOrder(number, request, decision, f"{self.record.id}:{number}", self._clock.now())
+        try:
+            status, result = await self._outcome(decision, pending)
+        except InvalidInput as error:
+            status, result = self._failed(str(error))
+        except TraderError as error:
+            if not self.record.has_pending_order:  # else the books say later what became of the order
+                status, result = self._failed(str(error))
+                self.record.add_call(number, request, decision, status, result, self._clock.now())
+            raise
+        # What is awaited from here on must not come between the outcome and its record.
+        self.record.add_call(number, request, decision, status, result, self._clock.now())
+        if isinstance(decision, CreatePosition | ClosePosition | UpdateExitPlan):
+            self.record.after_order()
+            await self.record.save()
+            account = account_json(self._exchange.account(self._model.id), self._exchange.marks())
+            return {"result": status, **result, "account": account}
+        return {"result": status, **result}
+
+    async def _outcome(self, decision: Decision, pending: PendingOrder) -> Outcome:
+        if isinstance(decision, Holding):
+            self._reasons.append(decision.reason)
+            return "ok", {"holding": True}
+        symbol = canonical_symbol(decision.symbol)
+        if symbol not in self._exchange.markets:
+            known = ", ".join(self._exchange.markets)
+            return self._failed(f"There is no market {decision.symbol!r}; the markets are {known}.")
+        if isinstance(decision, FetchIndicators):
+            candles, computed = await self._observer.indicators(symbol, decision.interval)
+            return "ok", indicators_json(symbol, decision.interval, candles[-24:], computed)
+        situation = await self._observer.situation(self._model.id, self._clock.now())
+        match decision:
+            case UpdateExitPlan():
+                return await self._set_plan(judge_plan(decision, symbol, situation), symbol)
+            case CreatePosition():
+                return await self._place(judge_opening(decision, symbol, situation, self._variant.limits), pending)
+            case ClosePosition():
+                return await self._place(judge_closing(decision, symbol, situation), pending)
+
+    async def _set_plan(self, plan: ExitPlan | Refusal, symbol: str) -> Outcome:
+        if isinstance(plan, Refusal):
+            return _refused(plan)
+        refusal = await self._exchange.set_exit_plan(self._model.id, symbol, plan)
+        return _refused(Refusal("exchange", refusal)) if refusal is not None else ("ok", {"exitPlan": plan_json(plan)})
+
+    async def _place(self, approved: Approved | Refusal, pending: PendingOrder) -> Outcome:
+        if isinstance(approved, Refusal):
+            return _refused(approved)
+        order = Order(
+            account_id=self._model.id,
+            symbol=approved.symbol,
+            side=approved.side,
+            quantity=approved.quantity,
+            leverage=approved.leverage,
+            reduce_only=approved.reduce_only,
+            exit_plan=approved.exit_plan,
+            confidence=approved.confidence,
+            client_order_id=pending.client_order_id,
+            invocation_id=self.record.id,
+        )
+        await self.record.before_order(pending)
+        return order_outcome(await self._exchange.place_order(order))
+
+    def _failed(self, error: str) -> Outcome:
+        return "failed", {"error": error}
+
+    def _publish(self, kind: WorkflowType, details: dict[str, Any]) -> None:
+        told = {
+            "modelId": self._model.id,
+            "modelName": self._model.name,
+            "modelVariant": self._model.variant.value,
+            "invocationId": str(self.record.id),
+            **details,
+        }
+        self._events.publish(WorkflowProgress(kind, self._clock.now(), told))
+
+    async def finish(self, status: InvocationStatus, reason: str | None) -> None:
+        """Close the record, write it and tell it. What cannot be written stays in the record for a later `save`."""
+        now = self._clock.now()
+        self.record.close(status, reason, self.response, now)
+        try:
+            async with asyncio.timeout(CLOSING_S if reason == INTERRUPTED else None):
+                if self.record.has_pending_order:
+                    await self._exchange.open_account(self._model.id)  # waits until the account has settled
+                await self.record.save()
+        except (Unavailable, TimeoutError) as error:
+            _log.warning("%s: run %s is not recorded yet: %s", self._model.id, self.record.id, error)
+        ended = self.record.invocation
+        details: dict[str, Any] = {"status": status, "steps": ended.step_count, "toolCalls": self.record.call_count}
+        if reason is None:
+            self._publish("workflow:complete", details)
+        else:
+            self._publish("workflow:failed", {**details, "failureReason": reason})
+        _log.info(
+            "%s: %s after %d steps and %d tool calls%s",
+            self._model.id,
+            status,
+            ended.step_count,
+            self.record.call_count,
+            "" if reason is None else f": {reason}",
+        )
+
+
+class _Closing:
+    """Around a run: whatever ends it, its record is closed with a truthful status.
+
+    Failures that belong to the run end here; a cancellation and a bug go on, for the owner of the task to see.
+    """
+
+    def __init__(self, workflow: Workflow) -> None:
+        self._workflow = workflow
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        match error:
+            case None:
+                await self._workflow.finish("completed", None)
+            case TimeoutError():
+                await self._workflow.finish("timeout", f"the run took longer than {self._workflow.limit_s:g} s")
+            case TraderError():
+                await self._workflow.finish("failed", str(error))
+            case asyncio.CancelledError():
+                await self._workflow.finish("failed", INTERRUPTED)
+            case _:
+                await self._workflow.finish("failed", f"internal error ({type(error).__name__})")
+        return error is None or isinstance(error, TimeoutError | TraderError)
+
+
+def _refused(refusal: Refusal) -> Outcome:
+    return "rejected", {"rule": refusal.rule, "reason": refusal.reason}
