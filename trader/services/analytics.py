@@ -1,6 +1,7 @@
 """Statistics of models and variants: how they do in their current run."""
 
 import asyncio
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -24,6 +25,15 @@ from trader.store.analytics import CurrentRun
 from trader.store.pool import Database
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
+
+
+class _Payload(msgspec.Struct):
+    """What is read of a payload: the answers, left as the JSON they are."""
+
+    answers: msgspec.Raw
+
+
+_PAYLOAD = msgspec.json.Decoder(_Payload)
 
 
 class FailureCounts(NamedTuple):
@@ -68,11 +78,15 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failures(NamedTuple):
-    """The latest failures with their steps and tool calls, and the counts of every model."""
+    """The latest failures with all that is kept of them, and the counts of every model.
+
+    `answers` are the provider's raw answers, JSON, of the invocations that have any left.
+    """
 
     invocations: Sequence[Invocation]
     tool_calls: Mapping[UUID, Sequence[ToolCall]]
     steps: Mapping[UUID, Sequence[Step]]
+    answers: Mapping[UUID, msgspec.Raw]
     models: Mapping[str, Model]
     counts: Sequence[FailureCounts]
 
@@ -176,8 +190,10 @@ class Analytics:
             ids = [invocation.id for invocation in found]
             tool_calls = await agents_store.select_tool_calls(conn, ids)
             steps = await agents_store.select_steps(conn, ids)
+            payloads = await store.select_payloads(conn, found)
         counts = [_counts(model, runs.get(model.id)) for model in models.values()]
-        return Failures(found, tool_calls, steps, models, counts)
+        answers = {key: _PAYLOAD.decode(zlib.decompress(payload)).answers for key, payload in payloads.items()}
+        return Failures(found, tool_calls, steps, answers, models, counts)
 
     async def run_info(self) -> RunInfo:
         """What happened in the current runs of all models."""

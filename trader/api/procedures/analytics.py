@@ -1,0 +1,49 @@
+"""Statistics of models, their failures, and the run as a whole."""
+
+from trader.api.context import Context
+from trader.api.rpc import procedure
+from trader.api.schemas.analytics import (
+    AdvancedStats,
+    GetFailuresInput,
+    GetFailuresOutput,
+    GetLeaderboardInput,
+    GetLeaderboardOutput,
+    GetModelStatsInput,
+    GetModelStatsOutput,
+    GetRunInfoOutput,
+    LeaderboardRow,
+    OverallStats,
+)
+from trader.api.schemas.common import Empty, chosen_variant, iso
+
+
+@procedure("analytics.getModelStats")
+async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetModelStatsOutput:
+    stats = await context.analytics.model_stats(chosen_variant(request.variant))
+    if request.mode == "overall":
+        return GetModelStatsOutput(overall=[OverallStats.of(each) for each in stats])
+    return GetModelStatsOutput(advanced=[AdvancedStats.of(each) for each in stats])
+
+
+@procedure("analytics.getLeaderboard")
+async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
+    entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
+    rows = [LeaderboardRow.of(rank, entry) for rank, entry in enumerate(entries, start=1)]
+    return GetLeaderboardOutput(entries=rows, window=request.window)
+
+
+@procedure("analytics.getFailures")
+async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
+    return GetFailuresOutput.of(await context.analytics.failures(request.limit, chosen_variant(request.variant)))
+
+
+@procedure("analytics.getRunInfo")
+async def get_run_info(context: Context, _: Empty) -> GetRunInfoOutput:
+    info = await context.analytics.run_info()
+    return GetRunInfoOutput(
+        run_start_time=None if info.started_at is None else iso(info.started_at),
+        trading_mode=context.settings.trading_mode,
+        models=info.models,
+        invocations=info.invocations,
+        trades=info.trades,
+    )

@@ -1,0 +1,326 @@
+"""Statistics of models on the wire. Percentages are percent, durations minutes, amounts in the quote currency."""
+
+import math
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from trader.api.schemas.common import ENCODER, UNSET, Input, UnsetType, VariantFilter, VariantId, Wire, iso, trimmed
+from trader.domain.records import Invocation, Model, Step, ToolCall, ToolCallType
+from trader.services.analytics import FailureCounts, Failures, LeaderboardEntry, ModelStats, SortKey
+from trader.services.portfolio import Window
+
+Figure = float | Literal["N/A", "Infinity"]
+"""A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
+
+
+def figure(value: float | Decimal | None) -> Figure:
+    """The figure on the wire. A Decimal becomes the float that a reader of a JSON number would make of it."""
+    if value is None:
+        return "N/A"
+    return "Infinity" if value == math.inf else float(value)
+
+
+class GetModelStatsInput(Input, kw_only=True):
+    mode: Literal["overall", "advanced"] = "overall"
+    variant: VariantFilter = "all"
+
+
+class OverallStats(Wire, kw_only=True):
+    """`totalPnl` is the net pnl of the completed trades of the run."""
+
+    model_id: str
+    model_name: str
+    variant: VariantId
+    account_value: Figure
+    return_percent: Figure
+    total_pnl: Figure
+    win_rate: Figure
+    biggest_win: Figure
+    biggest_loss: Figure
+    trades_count: int
+    sharpe_ratio: Figure
+    max_drawdown: Figure
+    trade_signal_to_noise: Figure
+
+    @classmethod
+    def of(cls, stats: ModelStats) -> "OverallStats":
+        trades, equity = stats.record.trade_figures, stats.record.equity_figures
+        return cls(
+            model_id=stats.model.id,
+            model_name=stats.model.name,
+            variant=stats.model.variant,
+            account_value=figure(stats.account_value),
+            return_percent=figure(stats.return_percent),
+            total_pnl=figure(trades.total_net),
+            win_rate=figure(trades.win_rate),
+            biggest_win=figure(trades.biggest_win),
+            biggest_loss=figure(trades.biggest_loss),
+            trades_count=trades.trades,
+            sharpe_ratio=figure(equity.sharpe),
+            max_drawdown=figure(None if equity.drawdown is None else equity.drawdown.percent),
+            trade_signal_to_noise=figure(trades.signal_to_noise),
+        )
+
+
+class AdvancedStats(Wire, kw_only=True):
+    """`failedCount` counts each failed invocation once: those that failed, and those in which a tool call failed."""
+
+    model_id: str
+    model_name: str
+    variant: VariantId
+    account_value: Figure
+    avg_trade_size: Figure
+    median_trade_size: Figure
+    max_trade_size: Figure
+    avg_hold_time_minutes: Figure
+    median_hold_time_minutes: Figure
+    max_hold_time_minutes: Figure
+    long_percent: Figure
+    expectancy: Figure
+    recovery_factor: Figure
+    avg_confidence: Figure
+    median_confidence: Figure
+    max_confidence: Figure
+    failed_workflow_count: int
+    failed_tool_call_count: int
+    failed_count: int
+    invocation_count: int
+    failure_rate: Figure
+    profit_factor: Figure
+    avg_r_multiple: Figure
+    decision_quality_score: Figure
+    sharpe_ratio: Figure
+    sortino_ratio: Figure
+    calmar_ratio: Figure
+    longest_win_streak: int
+    longest_loss_streak: int
+    current_streak_count: int
+    current_streak_type: Literal["win", "loss", "none"]
+    avg_win_duration_minutes: Figure
+    avg_loss_duration_minutes: Figure
+
+    @classmethod
+    def of(cls, stats: ModelStats) -> "AdvancedStats":
+        trades, equity, failures = stats.record.trade_figures, stats.record.equity_figures, stats.failures
+        return cls(
+            model_id=stats.model.id,
+            model_name=stats.model.name,
+            variant=stats.model.variant,
+            account_value=figure(stats.account_value),
+            avg_trade_size=figure(trades.sizes.average),
+            median_trade_size=figure(trades.sizes.median),
+            max_trade_size=figure(trades.sizes.maximum),
+            avg_hold_time_minutes=figure(trades.holds.average),
+            median_hold_time_minutes=figure(trades.holds.median),
+            max_hold_time_minutes=figure(trades.holds.maximum),
+            long_percent=figure(trades.long_percent),
+            expectancy=figure(trades.expectancy),
+            recovery_factor=figure(stats.record.recovery_factor),
+            avg_confidence=figure(trades.confidences.average),
+            median_confidence=figure(trades.confidences.median),
+            max_confidence=figure(trades.confidences.maximum),
+            failed_workflow_count=failures.workflows,
+            failed_tool_call_count=failures.tool_calls,
+            failed_count=failures.failed,
+            invocation_count=failures.invocations,
+            failure_rate=figure(failures.rate_percent),
+            profit_factor=figure(trades.profit_factor),
+            avg_r_multiple=figure(trades.average_r_multiple),
+            decision_quality_score=figure(trades.decision_quality),
+            sharpe_ratio=figure(equity.sharpe),
+            sortino_ratio=figure(equity.sortino),
+            calmar_ratio=figure(equity.calmar),
+            longest_win_streak=trades.streaks.longest_win,
+            longest_loss_streak=trades.streaks.longest_loss,
+            current_streak_count=trades.streaks.current_count,
+            current_streak_type=trades.streaks.current_type,
+            avg_win_duration_minutes=figure(trades.average_win_minutes),
+            avg_loss_duration_minutes=figure(trades.average_loss_minutes),
+        )
+
+
+class GetModelStatsOutput(Wire, kw_only=True):
+    """Only the list of the mode that was asked for is there."""
+
+    overall: list[OverallStats] | UnsetType = UNSET
+    advanced: list[AdvancedStats] | UnsetType = UNSET
+
+
+class GetLeaderboardInput(Input, kw_only=True):
+    window: Window = "7d"
+    sort_by: SortKey = "pnlPercent"
+    variant: VariantFilter = "all"
+
+
+class Interval(Wire, kw_only=True):
+    low: float
+    high: float
+
+
+class LeaderboardRow(Wire, kw_only=True):
+    """A model within the window, live at its end. `ci95` is the 95 % interval of `pnlPercent`."""
+
+    rank: int
+    model_id: str
+    model_name: str
+    variant: VariantId
+    pnl_percent: float | None
+    pnl_absolute: Decimal
+    max_drawdown: float
+    start_value: Decimal
+    end_value: Decimal
+    trades_count: int
+    ci95: Interval | None
+
+    @classmethod
+    def of(cls, rank: int, entry: LeaderboardEntry) -> "LeaderboardRow":
+        return cls(
+            rank=rank,
+            model_id=entry.model.id,
+            model_name=entry.model.name,
+            variant=entry.model.variant,
+            pnl_percent=entry.pnl_percent,
+            pnl_absolute=trimmed(entry.pnl_absolute),
+            max_drawdown=entry.max_drawdown,
+            start_value=trimmed(entry.start_value),
+            end_value=trimmed(entry.end_value),
+            trades_count=entry.trades_count,
+            ci95=None if entry.ci95 is None else Interval(low=entry.ci95.low, high=entry.ci95.high),
+        )
+
+
+class GetLeaderboardOutput(Wire, kw_only=True):
+    entries: list[LeaderboardRow]
+    window: Window
+
+
+class GetRunInfoOutput(Wire, kw_only=True):
+    """The current runs of all models together: since the first of them started."""
+
+    run_start_time: str | None
+    trading_mode: str
+    models: int
+    invocations: int
+    trades: int
+
+
+class GetFailuresInput(Input, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=100)] = 50
+    variant: VariantFilter = "all"
+
+
+class FailureToolCall(Wire, kw_only=True):
+    """`metadata` is JSON text."""
+
+    id: str
+    tool_call_type: ToolCallType
+    metadata: str
+    created_at: str
+
+    @classmethod
+    def of(cls, call: ToolCall) -> "FailureToolCall":
+        return cls(
+            id=str(call.id),
+            tool_call_type=call.type,
+            metadata=ENCODER.encode(call.metadata).decode(),
+            created_at=iso(call.created_at),
+        )
+
+
+class StepTelemetry(Wire, kw_only=True):
+    step_number: int
+    tool_names: list[str]
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    timestamp: str
+
+    @classmethod
+    def of(cls, step: Step) -> "StepTelemetry":
+        return cls(
+            step_number=step.number,
+            tool_names=step.tool_names,
+            input_tokens=step.input_tokens,
+            output_tokens=step.output_tokens,
+            total_tokens=step.input_tokens + step.output_tokens,
+            timestamp=iso(step.created_at),
+        )
+
+
+class Failure(Wire, kw_only=True):
+    """An invocation that failed, or in which a tool call failed (then `failureReason` is null).
+
+    `responsePayload` holds the provider's raw answers while they are kept. The steps and their totals are absent when
+    no step ended.
+    """
+
+    invocation_id: str
+    model_id: str
+    model_name: str
+    response: str | None
+    response_payload: Any
+    created_at: str
+    failure_reason: str | None
+    tool_calls: list[FailureToolCall]
+    step_telemetry: list[StepTelemetry] | UnsetType = UNSET
+    total_steps: int | UnsetType = UNSET
+    total_input_tokens: int | UnsetType = UNSET
+    total_output_tokens: int | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, invocation: Invocation, model: Model, failures: Failures) -> "Failure":
+        steps = [StepTelemetry.of(step) for step in failures.steps.get(invocation.id, ())]
+        return cls(
+            invocation_id=str(invocation.id),
+            model_id=model.id,
+            model_name=model.name,
+            response=invocation.response,
+            response_payload=failures.answers.get(invocation.id),
+            created_at=iso(invocation.started_at),
+            failure_reason=invocation.failure_reason,
+            tool_calls=[FailureToolCall.of(call) for call in failures.tool_calls.get(invocation.id, ())],
+            step_telemetry=steps or UNSET,
+            total_steps=len(steps) or UNSET,
+            total_input_tokens=sum(step.input_tokens for step in steps) if steps else UNSET,
+            total_output_tokens=sum(step.output_tokens for step in steps) if steps else UNSET,
+        )
+
+
+class FailureStats(Wire, kw_only=True):
+    """`failedCount` counts each failed invocation of the run once; `failureRate` is in percent."""
+
+    model_id: str
+    model_name: str
+    variant: VariantId
+    failed_workflow_count: int
+    failed_tool_call_count: int
+    failed_count: int
+    invocation_count: int
+    failure_rate: float | None
+
+    @classmethod
+    def of(cls, counts: FailureCounts) -> "FailureStats":
+        return cls(
+            model_id=counts.model.id,
+            model_name=counts.model.name,
+            variant=counts.model.variant,
+            failed_workflow_count=counts.workflows,
+            failed_tool_call_count=counts.tool_calls,
+            failed_count=counts.failed,
+            invocation_count=counts.invocations,
+            failure_rate=counts.rate_percent,
+        )
+
+
+class GetFailuresOutput(Wire, kw_only=True):
+    failures: list[Failure]
+    model_stats: list[FailureStats]
+
+    @classmethod
+    def of(cls, failures: Failures) -> "GetFailuresOutput":
+        return cls(
+            failures=[Failure.of(one, failures.models[one.model_id], failures) for one in failures.invocations],
+            model_stats=[FailureStats.of(counts) for counts in failures.counts],
+        )

@@ -1,0 +1,133 @@
+"""Equity of models on the wire: over time, and live for the portfolio stream."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated
+
+from msgspec import Meta
+
+from trader.api.schemas.common import UNSET, Input, UnsetType, VariantFilter, VariantId, Wire, iso, trimmed
+from trader.api.schemas.positions import ModelId
+from trader.clock import cut_to_ms
+from trader.domain.records import Model
+from trader.errors import InvalidInput, Issue
+from trader.services.portfolio import LiveValues, Resolution
+from trader.store.portfolio import EquityValue
+
+IsoTime = Annotated[str, Meta(min_length=10, max_length=40, description="an ISO 8601 time")]
+
+_EXAMPLE = "expected an ISO 8601 time such as 2025-01-31T12:00:00.000Z"
+
+
+class GetPortfolioHistoryInput(Input, kw_only=True):
+    """A time without a zone is UTC; a date alone is its first moment."""
+
+    variant: VariantFilter = "all"
+    model_id: ModelId | UnsetType = UNSET
+    start_date: IsoTime | UnsetType = UNSET
+    end_date: IsoTime | UnsetType = UNSET
+    max_points: Annotated[int, Meta(ge=100, le=15_000)] = 1000
+
+    def start(self) -> datetime | None:
+        return None if self.start_date is UNSET else _moment(self.start_date, "startDate")
+
+    def end(self) -> datetime | None:
+        return None if self.end_date is UNSET else _moment(self.end_date, "endDate")
+
+
+def _moment(written: str, field: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(written)
+        return cut_to_ms(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC))
+    except (ValueError, OverflowError):
+        raise InvalidInput(Issue((field,), _EXAMPLE)) from None
+
+
+class HistoryModel(Wire, kw_only=True):
+    name: str
+    variant: VariantId
+    open_router_model_name: str
+
+    @classmethod
+    def of(cls, model: Model) -> "HistoryModel":
+        return cls(name=model.name, variant=model.variant, open_router_model_name=model.router_model_name)
+
+
+class HistoryEntry(Wire, kw_only=True, gc=False):
+    """The last snapshot of a model in one bucket of time. The id is that of the snapshot at every resolution."""
+
+    id: str
+    model_id: str
+    net_portfolio: Decimal
+    created_at: str
+    updated_at: str
+    model: HistoryModel
+
+
+class GetPortfolioHistoryOutput(Wire, kw_only=True):
+    history: list[HistoryEntry]
+    resolution: Resolution
+
+
+def history_of(values: Iterable[EquityValue], models: Mapping[str, Model]) -> list[HistoryEntry]:
+    """The wire records of a history, in its order."""
+    shown = {model.id: HistoryModel.of(model) for model in models.values()}
+    times: dict[datetime, str] = {}
+    entries = []
+    for account_id, net_portfolio, created_at in values:
+        at = times.get(created_at) or times.setdefault(created_at, iso(created_at))
+        entries.append(
+            HistoryEntry(
+                id=f"{account_id}@{at}",
+                model_id=account_id,
+                net_portfolio=net_portfolio,
+                created_at=at,
+                updated_at=at,
+                model=shown[account_id],
+            )
+        )
+    return entries
+
+
+class LiveSnapshot(Wire, kw_only=True):
+    model_id: str
+    model_name: str
+    variant: VariantId
+    net_portfolio: Decimal
+    cash: Decimal
+    unrealized_pnl: Decimal
+    created_at: str
+
+
+class PortfolioUpdate(Wire, kw_only=True):
+    """A message of the portfolio stream. `snapshotsCreated` is how many rows the last snapshot job wrote."""
+
+    last_updated_at: str
+    models_updated: int
+    snapshots_created: int
+    snapshots: list[LiveSnapshot]
+
+    @classmethod
+    def of(cls, live: LiveValues, models: Iterable[Model]) -> "PortfolioUpdate":
+        """The models that have a value now, in the order given."""
+        at = iso(live.at)
+        snapshots = [
+            LiveSnapshot(
+                model_id=model.id,
+                model_name=model.name,
+                variant=model.variant,
+                net_portfolio=trimmed(value.net_portfolio),
+                cash=trimmed(value.cash),
+                unrealized_pnl=trimmed(value.unrealized_pnl),
+                created_at=at,
+            )
+            for model in models
+            if (value := live.values.get(model.id)) is not None
+        ]
+        return cls(
+            last_updated_at=at,
+            models_updated=len(snapshots),
+            snapshots_created=live.snapshots_created,
+            snapshots=snapshots,
+        )

@@ -1,0 +1,104 @@
+"""Variants on the wire: definitions, hourly histories, statistics."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+from trader.api.schemas.common import Input, VariantId, Wire, iso, trimmed
+from trader.services.analytics import VariantStats
+from trader.services.portfolio import Point, VariantHistories, Window
+from trader.variants import VARIANTS, Variant
+
+
+class VariantView(Wire, kw_only=True):
+    id: VariantId
+    label: str
+    description: str
+    temperature: float
+    color: str
+
+    @classmethod
+    def of(cls, variant: Variant) -> "VariantView":
+        return cls(
+            id=variant.id,
+            label=variant.label,
+            description=variant.description,
+            temperature=variant.temperature,
+            color=variant.color,
+        )
+
+
+class GetVariantsOutput(Wire, kw_only=True):
+    variants: list[VariantView]
+
+
+class HistoryPoint(Wire, kw_only=True, gc=False):
+    timestamp: str
+    value: Decimal
+
+
+class VariantHistory(Wire, kw_only=True):
+    variant_id: VariantId
+    label: str
+    color: str
+    history: list[HistoryPoint]
+
+
+class GetVariantHistoryInput(Input, kw_only=True):
+    window: Window = "7d"
+
+
+class GetVariantHistoryOutput(Wire, kw_only=True):
+    variants: list[VariantHistory]
+    aggregate: list[HistoryPoint]
+
+    @classmethod
+    def of(cls, histories: VariantHistories) -> "GetVariantHistoryOutput":
+        times = {point.hour: iso(point.hour) for point in histories.aggregate}
+        return cls(
+            variants=[
+                VariantHistory(
+                    variant_id=variant.id,
+                    label=variant.label,
+                    color=variant.color,
+                    history=_points(histories.variants[variant.id], times),
+                )
+                for variant in VARIANTS.values()
+            ],
+            aggregate=_points(histories.aggregate, times),
+        )
+
+
+def _points(points: Sequence[Point], times: Mapping[datetime, str]) -> list[HistoryPoint]:
+    return [HistoryPoint(timestamp=times[point.hour], value=point.value) for point in points]
+
+
+class VariantStatsView(Wire, kw_only=True):
+    """Completed trades of the variant's models in their current runs. `winRate` is in percent."""
+
+    variant_id: VariantId
+    label: str
+    color: str
+    model_count: int
+    total_trades: int
+    win_rate: float | None
+    total_pnl: Decimal
+    avg_pnl: Decimal | None
+
+    @classmethod
+    def of(cls, stats: VariantStats) -> "VariantStatsView":
+        variant = VARIANTS[stats.variant]
+        return cls(
+            variant_id=variant.id,
+            label=variant.label,
+            color=variant.color,
+            model_count=stats.model_count,
+            total_trades=stats.trades,
+            win_rate=stats.win_rate,
+            total_pnl=trimmed(stats.total_pnl),
+            avg_pnl=None if stats.average_pnl is None else trimmed(stats.average_pnl),
+        )
+
+
+class GetVariantStatsOutput(Wire, kw_only=True):
+    stats: list[VariantStatsView]
