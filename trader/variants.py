@@ -1,0 +1,113 @@
+"""The four variants: each one definition, with everything that makes it one.
+
+A variant has its public fields, its prompt (`prompts/<id>.md`), its limits, the intervals that its agents are shown,
+and its rule agent. What is missing fails when this module is imported, so a service with half a variant never starts.
+"""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from trader.domain.market import Interval
+from trader.domain.records import VariantId
+from trader.domain.rules import apex, contrarian, sovereign, trendsurfer
+from trader.domain.rules.desk import RuleAgent
+from trader.domain.view import Limits
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """A named trading strategy. `id` is the only stable reference; label, description and color are for display.
+
+    `temperature` is the sampling temperature of its AI models. `intervals` are those of the candles and indicators
+    that its agents are shown, the one they decide by first.
+    """
+
+    id: VariantId
+    label: str
+    description: str
+    temperature: float
+    color: str
+    prompt: str
+    limits: Limits
+    intervals: tuple[Interval, ...]
+    agent: RuleAgent
+
+
+def _prompt(variant_id: VariantId) -> str:
+    """The variant's own words to its models.
+
+    :raises FileNotFoundError: the build has no prompt for the variant
+    :raises ValueError: the prompt is empty
+    """
+    text = files("trader").joinpath("prompts", f"{variant_id.lower()}.md").read_text(encoding="utf-8")
+    if not text.strip():
+        raise ValueError(f"the prompt of {variant_id} is empty")
+    return text
+
+
+def _by_id(*variants: Variant) -> Mapping[VariantId, Variant]:
+    """The variants by id, in the order of the enum.
+
+    :raises ValueError: an id of the enum is missing, or given twice
+    """
+    given = [variant.id for variant in variants]
+    if given != list(VariantId):
+        raise ValueError(f"every variant must be defined once, in the order {list(VariantId)}; defined are {given}")
+    return MappingProxyType({variant.id: variant for variant in variants})
+
+
+VARIANTS: Final = _by_id(
+    Variant(
+        id=VariantId.APEX,
+        label="Apex (Kelly Engine)",
+        description=("Aggressive, 10x leverage, VWAP momentum validation, squeeze trading, Kelly-criterion sizing"),
+        temperature=0.7,
+        color="#a855f7",
+        prompt=_prompt(VariantId.APEX),
+        limits=Limits(leverage_max=10),
+        intervals=(apex.INTERVAL, "5m"),
+        agent=apex.decide,
+    ),
+    Variant(
+        id=VariantId.TRENDSURFER,
+        label="Trendsurfer (Momentum)",
+        description="Trend follower, ADX above 25 filter, Kijun-Sen trailing stops",
+        temperature=0.5,
+        color="#06b6d4",
+        prompt=_prompt(VariantId.TRENDSURFER),
+        limits=Limits(leverage_max=5),
+        intervals=(trendsurfer.INTERVAL, "1h"),
+        agent=trendsurfer.decide,
+    ),
+    Variant(
+        id=VariantId.CONTRARIAN,
+        label="Contrarian (Reverter)",
+        description="Mean reversion in ranging markets, ADX below 25, fade toward VWAP",
+        temperature=0.6,
+        color="#e11d48",
+        prompt=_prompt(VariantId.CONTRARIAN),
+        limits=Limits(leverage_max=3),
+        intervals=(contrarian.INTERVAL, "5m"),
+        agent=contrarian.decide,
+    ),
+    Variant(
+        id=VariantId.SOVEREIGN,
+        label="Sovereign (Adaptive)",
+        description="Regime-adaptive allocator blending trend and range strategies",
+        temperature=0.8,
+        color="#eab308",
+        prompt=_prompt(VariantId.SOVEREIGN),
+        limits=Limits(leverage_max=5),
+        intervals=(sovereign.INTERVAL, "4h"),
+        agent=sovereign.decide,
+    ),
+)
+"""Every variant of this build, in the order in which they are listed everywhere."""
+
+
+def variant(variant_id: VariantId) -> Variant:
+    """The definition of a variant."""
+    return VARIANTS[variant_id]
