@@ -69,7 +69,7 @@ class Cause(StrEnum):
     RESET = "reset"
 
 
-class ExitPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """When to leave a position. Prices are marks; `invalidation` is in words, for people and models."""
 
     stop: Decimal | None = None

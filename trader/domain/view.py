@@ -36,8 +36,8 @@ class AccountView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The account at the marks of the view. `exposure` is Σ quantity × mark of all positions.
 
     `day_opening_equity` is the equity at 00:00 UTC (or at the start of the run, if that is later), `peak_equity` the
-    highest of the run. `drawdown_percent` is the fall from that peak, `day_loss_percent` the fall from the day's
-    opening; both are 0 when there is none.
+    highest of the run. `drawdown_percent` is the fall from that peak, `day_loss_percent` the deepest fall of the day
+    from its opening, since that is what halts new positions; both are 0 when there is none.
     """
 
     initial_capital: Decimal

@@ -196,6 +196,7 @@ class Observer:
         marks = situation.marks
         worth = equity(account, marks)
         peak = max(worth, account.run.initial_capital, *(mark.equity for mark in past.curve))
+        lowest = worth if situation.day_lowest_equity is None else min(worth, situation.day_lowest_equity)
         return AccountView(
             initial_capital=account.run.initial_capital,
             equity=worth,
@@ -206,7 +207,7 @@ class Observer:
             day_opening_equity=situation.day_opening_equity,
             peak_equity=peak,
             drawdown_percent=_fall_percent(peak, worth),
-            day_loss_percent=_fall_percent(situation.day_opening_equity, worth),
+            day_loss_percent=_fall_percent(situation.day_opening_equity, lowest),
             taker_fee_rate=self._taker_fee_rate,
         )
 
