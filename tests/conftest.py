@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,21 +50,32 @@ def _base_folder() -> Path:
     return memory
 
 
+@contextmanager
+def _open_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_base_folder()))
+    folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """An empty folder that every user can reach, unlike `tmp_path`, and on which a server starts quickly."""
+    with _open_folder() as folder:
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def server_dsn(chosen_binaries: Binaries | None) -> Iterator[str]:
     """The connection string of the administrative database of this run's server."""
     if existing := os.environ.get("TRADER_TEST_DSN"):
         yield existing
         return
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_base_folder()))
-    folder.chmod(0o755)  # as root the server runs as nobody, who must get in
-    server = EmbeddedPostgres(folder, durable=False, binaries=chosen_binaries)
-    try:
+    with _open_folder() as folder:
+        server = EmbeddedPostgres(folder, durable=False, binaries=chosen_binaries)
         asyncio.run(server.start())
         yield server.dsn("postgres")
-    finally:
         asyncio.run(server.stop())
-        shutil.rmtree(folder)
 
 
 def _with_database(dsn: str, name: str) -> str:
