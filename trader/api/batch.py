@@ -91,17 +91,15 @@ def _item(index: int, wire_item: _WireItem) -> Item:
     )
 
 
-async def respond(
-    request: web.Request, items: list[Item], call: Call, mode: str, status: int, headers: Mapping[str, str]
-) -> web.StreamResponse:
+async def respond(request: web.Request, items: list[Item], call: Call, mode: str, status: int) -> web.StreamResponse:
     """Make all calls at once and answer them. A caller who leaves does not undo calls that have begun."""
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(call(index, item)) for index, item in enumerate(items)]
         if mode == BUFFERED:
             replies = [encode(await ended) for ended in asyncio.as_completed(calls)]
             body = b"[" + b",".join(replies) + b"]"
-            return web.Response(status=status, body=body, headers={"Content-Type": "application/json", **headers})
-        response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream", **headers})
+            return web.Response(status=status, body=body, headers={"Content-Type": "application/json"})
+        response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
         response.headers["Cache-Control"] = "no-cache, no-transform"
         response.headers["X-Accel-Buffering"] = "no"
         try:

@@ -14,6 +14,10 @@ BODY_WAIT_S: Final = 30.0
 """How long a caller may take to send its body."""
 
 
+GIVEN_UP: Final = web.RequestKey("given_up", bool)
+"""Set when the rest of the body must not be waited for: the connection has to close after the answer."""
+
+
 class BodyTimeout(Exception):
     """The caller took too long to send its body."""
 
@@ -37,10 +41,21 @@ async def read_body(request: web.Request) -> bytes:
                 body += chunk
                 _check_size(len(body))
     except TimeoutError:
+        _give_up(request)
         raise BodyTimeout(f"the body did not arrive within {BODY_WAIT_S:g} s") from None
     except (ContentEncodingError, web.RequestPayloadError) as error:
+        _give_up(request)
         raise InvalidInput(Issue((), f"the body cannot be read: {error}")) from None
+    except PayloadTooLarge:
+        if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
+            _give_up(request)
+        raise
     return bytes(body)
+
+
+def _give_up(request: web.Request) -> None:
+    request.content.feed_eof()
+    request[GIVEN_UP] = True
 
 
 def _check_size(size: int) -> None:

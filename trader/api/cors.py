@@ -4,7 +4,7 @@ Reading is the browser's to refuse, by the headers set here. A POST does its wor
 so one from a foreign origin is refused by the service itself (`OriginRule`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,6 +21,8 @@ METHODS: Final = "GET, POST, OPTIONS"
 ALLOWED_HEADERS: Final = "content-type, last-event-id, x-orpc-batch, x-csrf-token, authorization"
 EXPOSED_HEADERS: Final = "x-request-id, retry-after"
 PREFLIGHT_AGE_S: Final = 600
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -94,10 +96,12 @@ def setup(app: web.Application, settings: Settings) -> None:
         else:
             headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
 
-    async def preflight(_: web.Request) -> web.Response:
-        return web.Response(status=204)
+    @web.middleware
+    async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
+            return web.Response(status=204)
+        return await handler(request)
 
     if allowed:
         app.on_response_prepare.append(add_headers)
-    app.router.add_route("OPTIONS", "/api/{path:.*}", preflight)
-    app.router.add_route("OPTIONS", "/health{path:.*}", preflight)
+    app.middlewares.append(answer_preflight)

@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from trader.api import batch, envelope
-from trader.api.body import BodyTimeout, read_body
+from trader.api.body import GIVEN_UP, BodyTimeout, read_body
 from trader.api.cors import OriginRule
 from trader.api.envelope import Style
 from trader.api.issues import find_issues
@@ -174,20 +174,14 @@ class Dispatcher:
             self._finished("batch", response.status, started_s, request_id)
             return response
         target = self._targets.get(path)
-        if request.method == "OPTIONS" and path.startswith(PREFIX):  # a preflight; `cors` adds what its origin may know
-            answer = Answer(HTTPStatus.NO_CONTENT, b"", {"Allow": "POST, OPTIONS"})
-        elif target is None:
+        if target is None:
             answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
         elif request.method != "POST":
             answer = _method_not_supported(request.method, target.style)
         else:
             answer = await self._handle_call(request, target, request_id)
         self._finished(target.procedure.name if target else "unknown", answer.status, started_s, request_id)
-        return web.Response(
-            status=answer.status,
-            body=answer.body,
-            headers={"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers},
-        )
+        return _response(request, answer, request_id)
 
     async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
         try:
@@ -239,7 +233,6 @@ class Dispatcher:
         return output
 
     async def _handle_batch(self, request: web.Request, mode: str, request_id: str) -> web.StreamResponse:
-        headers = {"X-Request-Id": request_id}
         try:
             self._origins.check(request)
             items = batch.parse(await read_body(request))
@@ -254,10 +247,8 @@ class Dispatcher:
                 answer = await self._call_item(item, authorization, f"{request_id}.{index}")
                 return batch.Reply(index, answer.status, answer.headers, answer.body)
 
-            return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS, headers)
-        return web.Response(
-            status=answer.status, body=answer.body, headers={"Content-Type": JSON, **headers, **answer.headers}
-        )
+            return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
+        return _response(request, answer, request_id)
 
     async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
         """One call of a batch. It comes from the oRPC client, so it is answered in its style whatever the path."""
@@ -314,6 +305,14 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
     elif isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return _failure(style, _STATUSES[type(error)], message, issues)._replace(headers=headers)
+
+
+def _response(request: web.Request, answer: Answer, request_id: str) -> web.Response:
+    headers = {"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers}
+    response = web.Response(status=answer.status, body=answer.body, headers=headers)
+    if GIVEN_UP in request:
+        response.force_close()
+    return response
 
 
 def _sentence(issue: Issue) -> str:

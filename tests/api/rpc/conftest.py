@@ -1,0 +1,174 @@
+"""A service with a few procedures of its own, so that dispatch is tested apart from what the procedures do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp.plugin import AiohttpClient
+
+from trader.api import cors, rpc
+from trader.api.schemas.common import Empty, Input, Number, Wire
+from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
+from trader.settings import Settings
+
+Client = TestClient[web.Request, web.Application]
+ServiceFactory = Callable[..., Awaitable[Client]]
+
+
+@dataclass
+class DemoContext:
+    """What the demonstration procedures may use, and what they did."""
+
+    settings: Settings
+    calls: list[str] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Inner(Input, kw_only=True):
+    stop: Number | None = None
+
+
+class EchoInput(Input, kw_only=True):
+    window: Literal["24h", "7d"] = "7d"
+    text: str | None = None
+    number: Annotated[int, msgspec.Meta(ge=1, le=10)] | None = None
+    items: list[str] = []
+    inner: Inner | None = None
+
+
+class EchoOutput(Wire, kw_only=True):
+    window: str
+    text: str | None
+    items: list[str]
+    max_value: Decimal = Decimal("1.50")
+
+
+class RaiseInput(Input, kw_only=True):
+    error: str
+
+
+class Figure(Wire, kw_only=True):
+    value: float
+
+
+ERRORS: dict[str, Exception] = {
+    "input": InvalidInput(Issue(("symbol",), "no such market: DOGE")),
+    "not found": NotFound("no order 7"),
+    "precondition": Precondition("needs TRADING_MODE=simulated"),
+    "unavailable": Unavailable("the database cannot be reached", 7),
+    "market": MarketUnavailable("no price for BTC"),
+    "provider": ProviderError("secret detail"),
+    "bug": RuntimeError("secret detail"),
+    "recursion": RecursionError("secret detail"),
+}
+
+registry = rpc.Registry()
+
+
+@registry.procedure("demo.echo")
+async def echo(context: DemoContext, request: EchoInput) -> EchoOutput:
+    context.calls.append("demo.echo")
+    return EchoOutput(window=request.window, text=request.text, items=request.items)
+
+
+@registry.procedure("demo.raise")
+async def raise_error(context: DemoContext, request: RaiseInput) -> Figure:
+    raise ERRORS[request.error]
+
+
+@registry.procedure("demo.list")
+async def list_figures(context: DemoContext, request: Empty) -> list[Figure]:
+    return [Figure(value=1.5)]
+
+
+@registry.procedure("demo.notANumber")
+async def not_a_number(context: DemoContext, request: Empty) -> Figure:
+    return Figure(value=float("nan"))
+
+
+@registry.procedure("demo.wrong")
+async def wrong(context: DemoContext, request: Empty) -> Figure:
+    untyped: Any = "text"
+    return Figure(value=untyped)
+
+
+@registry.procedure("demo.static", static=True)
+async def static(context: DemoContext, request: Empty) -> Figure:
+    context.calls.append("demo.static")
+    return Figure(value=1)
+
+
+@registry.procedure("demo.change", changes=True)
+async def change(context: DemoContext, request: Empty) -> Figure:
+    context.calls.append("demo.change")
+    return Figure(value=2)
+
+
+@registry.procedure("simulator.demo")
+async def simulate(context: DemoContext, request: Empty) -> Figure:
+    return Figure(value=3)
+
+
+@registry.procedure("demo.wait")
+async def wait(context: DemoContext, request: Empty) -> Figure:
+    """Ends only when another call opened the gate."""
+    await asyncio.wait_for(context.gate.wait(), 10)
+    return Figure(value=4)
+
+
+@registry.procedure("demo.open")
+async def open_gate(context: DemoContext, request: Empty) -> Figure:
+    context.gate.set()
+    return Figure(value=5)
+
+
+def load_settings(**environment: str) -> Settings:
+    return Settings.load(environment, None, demo=True)
+
+
+def build_app(settings: Settings) -> tuple[web.Application, DemoContext]:
+    app = web.Application()
+    context = DemoContext(settings)
+    untyped: Any = context
+    rpc.setup(app, untyped, registry)
+    cors.setup(app, settings)
+
+    async def plain(_: web.Request) -> web.Response:
+        return web.json_response({"ok": True})
+
+    app.router.add_get("/health", plain)
+    app.router.add_get("/api/events/positions", plain)
+    app.router.add_get("/elsewhere", plain)
+    return app, context
+
+
+CONTEXT = web.AppKey("context", DemoContext)
+
+
+@pytest.fixture
+def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
+    """Start a service whose settings are given as environment variables."""
+
+    async def make(**environment: str) -> Client:
+        app, context = build_app(load_settings(**environment))
+        app[CONTEXT] = context
+        return await aiohttp_client(app)
+
+    return make
+
+
+@pytest.fixture
+async def client(make_service: ServiceFactory) -> Client:
+    return await make_service()
+
+
+@pytest.fixture
+def context(client: Client) -> DemoContext:
+    assert client.app is not None
+    return client.app[CONTEXT]

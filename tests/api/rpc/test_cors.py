@@ -1,0 +1,118 @@
+from collections.abc import Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+
+from trader.api.cors import OriginRule, origin_of
+
+Client = TestClient[web.Request, web.Application]
+ServiceFactory = Callable[..., Awaitable[Client]]
+
+LISTED = "https://app.example"
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-orpc-batch"}
+PATHS = [
+    "/api/rpc/demo.echo",
+    "/api/rpc/demo/echo",
+    "/api/rpc/none",
+    "/api/rpc/demo/echo/__batch__",
+    "/api/events/positions",
+    "/api/nothing",
+    "/health",
+    "/health/schedulers",
+]
+
+
+@pytest.fixture
+async def service(make_service: ServiceFactory) -> Client:
+    return await make_service(CORS_ORIGINS=f"{LISTED},http://localhost:3000", SERVER_URL="https://api.example:8443/x")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_listed_origin_may_ask_and_read(service: Client, path: str) -> None:
+    async with service.options(path, headers={"Origin": LISTED, **PREFLIGHT}) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == LISTED
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+        allowed = response.headers["Access-Control-Allow-Headers"].split(", ")
+        assert {"content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization"} == set(allowed)
+        assert response.headers["Vary"] == "Origin"
+    for method in ("GET", "POST"):
+        async with service.request(method, path, headers={"Origin": LISTED}) as response:
+            assert response.headers["Access-Control-Allow-Origin"] == LISTED
+            assert response.headers["Vary"] == "Origin"
+            assert response.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "https://APP.example", f"{LISTED}/", f"{LISTED}:443", ""]
+)
+@pytest.mark.parametrize("path", PATHS)
+async def test_any_other_origin_gets_no_headers(service: Client, path: str, origin: str) -> None:
+    for method in ("OPTIONS", "GET", "POST"):
+        async with service.request(method, path, headers={"Origin": origin, **PREFLIGHT}) as response:
+            assert not [name for name in response.headers if name.startswith("Access-Control")]
+            assert response.headers["Vary"] == "Origin"
+
+
+async def test_paths_elsewhere_have_no_cross_origin_answers(service: Client) -> None:
+    async with service.get("/elsewhere", headers={"Origin": LISTED}) as response:
+        assert response.status == 200
+        assert "Access-Control-Allow-Origin" not in response.headers
+    async with service.options("/elsewhere", headers={"Origin": LISTED, **PREFLIGHT}) as response:
+        assert response.status == 405
+
+
+async def test_a_post_of_a_foreign_origin_does_nothing(service: Client) -> None:
+    for origin in ("https://evil.example", "null", "https://api.example", "https://api.example:8443/x", "file://", ""):
+        for path, inner in (("/api/rpc/demo.echo", False), ("/api/rpc/demo/echo", True)):
+            async with service.post(path, headers={"Origin": origin}) as response:
+                assert response.status == 403
+                answer = await response.json()
+                assert (answer["json"] if inner else answer)["code"] == "FORBIDDEN"
+
+
+async def test_the_host_header_makes_no_origin_its_own(service: Client) -> None:
+    headers = {"Origin": "http://rebound.example", "Host": "rebound.example"}
+    async with service.post("/api/rpc/demo.echo", headers=headers) as response:
+        assert response.status == 403
+
+
+async def test_listed_and_own_origins_may_post(make_service: ServiceFactory) -> None:
+    client = await make_service(CORS_ORIGINS=LISTED, SERVER_URL="https://api.example:8443/x", PORT="0")
+    own = [f"http://localhost:{client.port}", f"http://127.0.0.1:{client.port}", "https://api.example:8443"]
+    for origin in (LISTED, *own):
+        async with client.post("/api/rpc/demo.echo", headers={"Origin": origin}) as response:
+            assert response.status == 200
+    async with client.post(
+        "/api/rpc/demo.echo", headers={"Origin": f"http://localhost:{(client.port or 0) + 1}"}
+    ) as response:
+        assert response.status == 403
+
+
+async def test_two_origins_must_both_be_allowed(service: Client) -> None:
+    headers = [("Origin", LISTED), ("Origin", "https://evil.example")]
+    async with service.post("/api/rpc/demo.echo", headers=headers) as response:
+        assert response.status == 403
+
+
+def test_the_default_port_is_no_part_of_an_origin() -> None:
+    rule = OriginRule(frozenset(), frozenset(), 80)
+    assert rule.allows(["http://localhost"], 80)
+    assert not rule.allows(["http://localhost:80"], 80)
+    assert rule.allows(["http://127.0.0.1:8081"], 8081)
+    assert not rule.allows(["https://localhost:8081"], 8081)
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("https://API.Example/path?x", "https://api.example"),
+        ("https://api.example:443", "https://api.example"),
+        ("http://api.example:443", "http://api.example:443"),
+        ("http://[::1]:8081/", "http://[::1]:8081"),
+        ("nothing", None),
+    ],
+)
+def test_the_origin_of_an_address(address: str, origin: str | None) -> None:
+    assert origin_of(address) == origin

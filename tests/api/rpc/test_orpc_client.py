@@ -1,0 +1,140 @@
+"""The wire as the public oRPC client sees it: the real npm package against the dispatcher."""
+
+import asyncio
+import fcntl
+import json
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+
+Client = TestClient[web.Request, web.Application]
+ServiceFactory = Callable[..., Awaitable[Client]]
+Answers = list[dict[str, Any]]
+
+FOLDER = Path(__file__).parent.parent / "client"
+OUTPUT: dict[str, object] = {"window": "7d", "text": None, "items": [], "maxValue": 1.5}
+LINKS = ["single", "buffered", "streaming"]
+
+
+@pytest.fixture(scope="session")
+def orpc_client() -> Path:
+    """The script that calls with the client; the package is installed once, from the lock file."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    with (FOLDER / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (FOLDER / "node_modules" / "@orpc" / "client").is_dir():
+            install = ["npm", "ci", "--no-audit", "--no-fund"]
+            done = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                pytest.skip(f"npm cannot install @orpc/client: {done.stderr.strip()[-300:]}")
+    return FOLDER / "calls.mjs"
+
+
+async def run(script: Path, client: Client, *groups: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make the calls of each group at once with a client of its own."""
+    process = await asyncio.create_subprocess_exec(
+        "node", str(script), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    request = {"url": str(client.make_url("/api/rpc")), "groups": groups}
+    stdout, _ = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), 60)
+    results = json.loads(stdout)
+    assert isinstance(results, list)
+    return results
+
+
+def call(name: str, *inputs: object) -> dict[str, object]:
+    return {"path": ["demo", name], **({"input": inputs[0]} if inputs else {})}
+
+
+@pytest.mark.parametrize("link", LINKS)
+async def test_outputs_arrive_whole(orpc_client: Path, client: Client, link: str) -> None:
+    calls = [call("echo"), call("echo", {}), call("echo", {"text": "é😀", "window": "24h"}), call("list", {})]
+    nested, flat = await run(
+        orpc_client, client, {"link": link, "calls": calls}, {"link": link, "flat": True, "calls": calls[1:]}
+    )
+    expected = [OUTPUT, OUTPUT, OUTPUT | {"text": "é😀", "window": "24h"}, [{"value": 1.5}]]
+    assert [answer["output"] for answer in nested["answers"]] == expected
+    assert [answer["output"] for answer in flat["answers"]] == expected[1:]
+    if link == "single":
+        assert nested["requests"][0] == "/api/rpc/demo/echo"
+        assert flat["requests"][0] == "/api/rpc/demo.echo"
+    else:
+        assert nested["requests"] == ["/api/rpc/demo/echo/__batch__"]
+        assert flat["requests"] == ["/api/rpc/demo.echo/__batch__"]
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("flat", [False, True])
+async def test_errors_arrive_with_their_code_and_status(
+    orpc_client: Path, client: Client, link: str, flat: bool
+) -> None:
+    calls = [
+        call("echo", {"window": "90d", "foo": 1}),
+        call("raise", {"error": "not found"}),
+        call("raise", {"error": "unavailable"}),
+        call("raise", {"error": "bug"}),
+        call("raise", {"error": "precondition"}),
+        call("nothing", {}),
+        call("echo", None),
+        call("echo", {}),
+    ]
+    (group,) = await run(orpc_client, client, {"link": link, "flat": flat, "calls": calls})
+    *failed, fine = group["answers"]
+    errors = [answer["error"] for answer in failed]
+    assert fine["output"] == OUTPUT
+    assert [(error["kind"], error["code"], error["status"], error["defined"]) for error in errors] == [
+        ("ORPCError", "VALIDATION_ERROR", 400, False),
+        ("ORPCError", "NOT_FOUND", 404, False),
+        ("ORPCError", "SERVICE_UNAVAILABLE", 503, False),
+        ("ORPCError", "INTERNAL_SERVER_ERROR", 500, False),
+        ("ORPCError", "PRECONDITION_FAILED", 412, False),
+        ("ORPCError", "NOT_FOUND", 404, False),
+        ("ORPCError", "VALIDATION_ERROR", 400, False),
+    ]
+    assert [issue["path"] for issue in errors[0]["data"]["issues"]] == [["foo"], ["window"]]
+    assert errors[1]["message"] == "no order 7"
+    assert errors[3]["message"] == "Internal server error"
+
+
+async def test_a_streamed_batch_resolves_calls_one_by_one(orpc_client: Path, client: Client) -> None:
+    calls = [call("wait", {}), call("open", {})]
+    (group,) = await run(orpc_client, client, {"link": "streaming", "calls": calls})
+    assert [answer["output"] for answer in group["answers"]] == [{"value": 4}, {"value": 5}]
+
+
+@pytest.mark.parametrize("link", ["buffered", "streaming"])
+async def test_more_calls_than_a_batch_holds_are_split_by_the_client(
+    orpc_client: Path, client: Client, link: str
+) -> None:
+    calls = [call("echo", {"text": str(number)}) for number in range(25)]
+    (group,) = await run(orpc_client, client, {"link": link, "calls": calls})
+    assert [answer["output"]["text"] for answer in group["answers"]] == [str(number) for number in range(25)]
+    assert 1 < len(group["requests"]) < 25
+
+
+@pytest.mark.parametrize("link", LINKS)
+async def test_the_token_reaches_the_guard(orpc_client: Path, make_service: ServiceFactory, link: str) -> None:
+    client = await make_service(API_TOKEN="open-sesame-0123456789")
+    calls = [call("change", {}), call("change", {})]
+    headers = {"authorization": "Bearer open-sesame-0123456789"}
+    without, within = await run(
+        orpc_client, client, {"link": link, "calls": calls}, {"link": link, "headers": headers, "calls": calls}
+    )
+    assert [answer["error"]["code"] for answer in without["answers"]] == ["UNAUTHORIZED"] * 2
+    assert [answer["output"] for answer in within["answers"]] == [{"value": 2}] * 2
+
+
+async def test_only_a_body_over_the_limit_is_too_large(orpc_client: Path, client: Client) -> None:
+    (group,) = await run(
+        orpc_client, client, {"link": "single", "calls": [call("echo", {"text": "x" * n}) for n in (100_000, 2**20)]}
+    )
+    fine, refused = group["answers"]
+    assert len(fine["output"]["text"]) == 100_000
+    assert (refused["error"]["code"], refused["error"]["status"]) == ("PAYLOAD_TOO_LARGE", 413)

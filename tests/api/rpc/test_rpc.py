@@ -1,0 +1,397 @@
+import asyncio
+import gzip
+import io
+import json
+import logging
+import re
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from yarl import URL
+
+from trader.api import body as request_body
+from trader.api.rpc import Registry
+from trader.api.schemas.common import Empty
+
+Client = TestClient[web.Request, web.Application]
+ServiceFactory = Callable[..., Awaitable[Client]]
+
+PLAIN = "/api/rpc/demo.echo"
+ORPC = "/api/rpc/demo/echo"
+
+
+async def send(
+    client: Client,
+    path: str,
+    body: bytes | str = b"",
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, object]:
+    """Send to the raw path; the answer must be JSON with a request id."""
+    data = io.BytesIO(body.encode() if isinstance(body, str) else body)
+    async with client.request(method, URL(path, encoded=True), data=data, headers=headers) as response:
+        assert response.headers["Content-Type"] == "application/json"
+        assert response.headers["X-Request-Id"]
+        return response.status, json.loads(await response.read())
+
+
+def plain_issue_paths(answer: object) -> list[list[str | int]]:
+    assert isinstance(answer, dict)
+    assert answer["code"] == "VALIDATION_ERROR"
+    assert answer.keys() == {"error", "code", "issues"}
+    return [issue["path"] for issue in answer["issues"]]
+
+
+async def test_a_call_is_answered_in_its_own_style(client: Client) -> None:
+    bare: dict[str, object] = {"window": "7d", "text": None, "items": [], "maxValue": 1.5}
+    assert await send(client, PLAIN) == (200, bare)
+    assert await send(client, PLAIN, "{}") == (200, bare)
+    assert await send(client, ORPC) == (200, {"json": bare})
+    assert await send(client, ORPC, "{}") == (200, {"json": bare})
+    assert await send(client, ORPC, '{"json":{"window":"24h"}}') == (200, {"json": bare | {"window": "24h"}})
+    assert await send(client, PLAIN, '{"json":{"text":"x"},"meta":[]}') == (200, {"json": bare | {"text": "x"}})
+    assert await send(client, ORPC, '{"text":"é"}') == (200, bare | {"text": "é"})
+
+
+async def test_an_output_may_be_a_list(client: Client) -> None:
+    assert await send(client, "/api/rpc/demo.list") == (200, [{"value": 1.5}])
+    assert await send(client, "/api/rpc/demo/list") == (200, {"json": [{"value": 1.5}]})
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; x=", ""]
+)
+async def test_the_content_type_of_the_request_does_not_matter(client: Client, content_type: str) -> None:
+    status, _ = await send(client, PLAIN, '{"window":"24h"}', headers={"Content-Type": content_type})
+    assert status == 200
+
+
+@pytest.mark.parametrize("path", [f"{PLAIN}/", f"{ORPC}/", f"{PLAIN}?a=b", f"{ORPC}?data=%7B%7D"])
+async def test_a_trailing_slash_and_a_query_do_no_harm(client: Client, path: str) -> None:
+    status, _ = await send(client, path, "{}")
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/rpc/",
+        "/api/rpc",
+        "/api/rpc/demo",
+        "/api/rpc/demo.echo//",
+        "/api/rpc//demo.echo",
+        "/api/rpc/demo%2Eecho",
+        "/api/rpc/demo%2Fecho",
+        "/api/rpc/demo%2fecho",
+        "/api/rpc/%64emo.echo",
+        "/api/rp%63/demo.echo",
+        "/api/rpc/demo.Echo",
+        "/api/rpc/demo.echo.x",
+        "/api/rpc/demo/echo/x",
+        "/api/rpc/demo.echo;x",
+        "/api/rpc/demo/echo/__batch__",
+        "/api/rpc/__batch__",
+        "/api/rpc/%00",
+        "/api/rpc/%ff",
+    ],
+)
+@pytest.mark.parametrize("body", ["{}", '{"json":{}}', "["])
+async def test_an_unknown_path_is_answered_alike_in_both_styles(client: Client, path: str, body: str) -> None:
+    assert await send(client, path, body) == (404, {"error": "Not Found"})
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE"])
+async def test_other_methods_are_refused_by_name(client: Client, method: str) -> None:
+    async with client.request(method, PLAIN) as response:
+        assert response.status == 405
+        assert response.headers["Allow"] == "POST"
+        assert await response.json() == {
+            "error": f"{method} is not supported here; use POST",
+            "code": "METHOD_NOT_SUPPORTED",
+        }
+    async with client.request(method, ORPC) as response:
+        assert response.status == 405
+        inner = (await response.json())["json"]
+        assert (inner["code"], inner["status"], inner["defined"]) == ("METHOD_NOT_SUPPORTED", 405, False)
+
+
+async def test_a_head_request_gets_no_body(client: Client) -> None:
+    async with client.head(PLAIN) as response:
+        assert response.status == 405
+        assert await response.read() == b""
+
+
+async def test_paths_elsewhere_answer_json_too(client: Client) -> None:
+    assert await send(client, "/nothing/here") == (404, {"error": "Not Found"})
+    status, answer = await send(client, "/elsewhere")
+    assert (status, answer) == (
+        405,
+        {"error": "POST is not supported here; use GET, HEAD", "code": "METHOD_NOT_SUPPORTED"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "paths"),
+    [
+        ("[", [[]]),
+        ("[]", [[]]),
+        ('"x"', [[]]),
+        ('{"window":"90d"}', [["window"]]),
+        ('{"window":null}', [["window"]]),
+        ('{"number":"1"}', [["number"]]),
+        ('{"number":1.0}', [["number"]]),
+        ('{"number":0}', [["number"]]),
+        ('{"number":true}', [["number"]]),
+        ('{"number":1e400}', [["number"]]),
+        ('{"number":' + "9" * 5000 + "}", [["number"]]),
+        ('{"number":NaN}', [[]]),
+        ('{"inner":{"stop":1e400}}', [["inner", "stop"]]),
+        ('{"inner":{"stop":"1"}}', [["inner", "stop"]]),
+        ('{"inner":{"maxLoss":1}}', [["inner", "maxLoss"]]),
+        ('{"inner":[]}', [["inner"]]),
+        ('{"items":["a",1]}', [["items", 1]]),
+        ('{"items":{}}', [["items"]]),
+        ('{"foo":1}', [["foo"]]),
+        ('{"a`b - at `$.x":1}', [["a`b - at `$.x"]]),
+        ('{"window":"x","number":99,"foo":1}', [["foo"], ["window"], ["number"]]),
+        ('{"text":"a","text":"b"}', [["text"]]),
+        ('{"text":"\\u0000"}', [[]]),
+        ('{"text":"\\ud800"}', [[]]),
+        (b'{"text":"\xff"}', [[]]),
+        ('{"inner":' * 3000 + "1" + "}" * 3000, [[]]),
+    ],
+)
+async def test_an_input_that_does_not_fit_says_where(client: Client, body: bytes | str, paths: list[list[str]]) -> None:
+    status, answer = await send(client, PLAIN, body)
+    assert status == 400
+    assert plain_issue_paths(answer) == paths
+    status, answer = await send(client, ORPC, b'{"json":' + (body.encode() if isinstance(body, str) else body) + b"}")
+    assert status == 400
+    assert isinstance(answer, dict)
+    inner = answer["json"]
+    assert inner.keys() == {"defined", "code", "status", "message", "data"}
+    assert (inner["code"], inner["status"], inner["defined"]) == ("VALIDATION_ERROR", 400, False)
+
+
+async def test_messages_say_what_was_given_and_what_is_allowed(client: Client) -> None:
+    _, answer = await send(client, PLAIN, '{"window":"90d"}')
+    assert answer == {
+        "error": 'window: expected one of 24h, 7d, got "90d"',
+        "code": "VALIDATION_ERROR",
+        "issues": [{"path": ["window"], "message": 'expected one of 24h, 7d, got "90d"'}],
+    }
+
+
+async def test_a_thousand_mistakes_make_a_short_answer(client: Client) -> None:
+    body = json.dumps({f"field{number}": "x" * 500 for number in range(1000)})
+    status, answer = await send(client, PLAIN, body)
+    assert status == 400
+    assert len(json.dumps(answer)) < 8000
+
+
+@pytest.mark.parametrize("body", ['{"json":null}', '{"json":[]}', '{"json":{},"meta":{}}', '{"json":{},"meta":null}'])
+@pytest.mark.parametrize("path", [PLAIN, ORPC])
+async def test_a_strange_envelope_is_a_bad_request(client: Client, path: str, body: str) -> None:
+    status, answer = await send(client, path, body)
+    assert status == 400
+    assert isinstance(answer, dict)
+    assert answer["json"]["code"] == "VALIDATION_ERROR"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        ("input", 400, "VALIDATION_ERROR"),
+        ("not found", 404, "NOT_FOUND"),
+        ("precondition", 412, "PRECONDITION_FAILED"),
+        ("unavailable", 503, "SERVICE_UNAVAILABLE"),
+        ("market", 503, "SERVICE_UNAVAILABLE"),
+        ("provider", 500, "INTERNAL_SERVER_ERROR"),
+        ("bug", 500, "INTERNAL_SERVER_ERROR"),
+        ("recursion", 500, "INTERNAL_SERVER_ERROR"),
+    ],
+)
+async def test_each_error_has_its_status(client: Client, error: str, status: int, code: str) -> None:
+    given, answer = await send(client, "/api/rpc/demo.raise", json.dumps({"error": error}))
+    assert isinstance(answer, dict)
+    assert (given, answer["code"]) == (status, code)
+    assert "secret" not in json.dumps(answer)
+    given, answer = await send(client, "/api/rpc/demo/raise", json.dumps({"json": {"error": error}}))
+    assert isinstance(answer, dict)
+    inner = answer["json"]
+    assert (given, inner["status"], inner["code"], inner["defined"]) == (status, status, code, False)
+    assert "secret" not in json.dumps(answer)
+
+
+async def test_what_is_unavailable_says_when_to_try_again(client: Client) -> None:
+    async with client.post("/api/rpc/demo.raise", json={"error": "unavailable"}) as response:
+        assert response.headers["Retry-After"] == "7"
+
+
+@pytest.mark.parametrize("name", ["wrong", "notANumber"])
+async def test_an_output_that_does_not_fit_is_a_failure_whose_log_has_the_request(
+    client: Client, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    async with client.post(f"/api/rpc/demo.{name}") as response:
+        assert response.status == 500
+        assert await response.json() == {"error": "Internal server error", "code": "INTERNAL_SERVER_ERROR"}
+        request_id = response.headers["X-Request-Id"]
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert request_id in record.getMessage()
+    assert record.exc_info is not None
+
+
+async def test_each_request_is_one_line_in_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trader.request")
+    async with client.post(PLAIN, json={}) as response:
+        first = response.headers["X-Request-Id"]
+    async with client.post(ORPC, json={"json": 1}) as response:
+        second = response.headers["X-Request-Id"]
+    lines = [record for record in caplog.records if record.name == "trader.request"]
+    assert first != second
+    assert [(line.__dict__["request_id"], line.__dict__["status"], line.__dict__["procedure"]) for line in lines] == [
+        (first, 200, "demo.echo"),
+        (second, 400, "demo.echo"),
+    ]
+    assert re.fullmatch(r"demo\.echo 200 \d+\.\d ms \(request \S+\)", lines[0].getMessage())
+
+
+async def test_a_static_output_is_made_once(client: Client) -> None:
+    for path in ("/api/rpc/demo.static", "/api/rpc/demo/static"):
+        for _ in range(2):
+            status, answer = await send(client, path, "{}")
+            assert (status, answer) == (200, {"value": 1} if "." in path else {"json": {"value": 1}})
+    status, _ = await send(client, "/api/rpc/demo.static", '{"a":1}')
+    assert status == 400
+
+
+async def test_a_body_over_a_mebibyte_is_too_large(client: Client) -> None:
+    fitting = json.dumps({"text": "x" * (2**20 - 12)}).encode()
+    assert len(fitting) == 2**20
+    status, _ = await send(client, PLAIN, fitting)
+    assert status == 200
+    status, answer = await send(client, PLAIN, fitting + b" ")
+    assert (status, answer) == (413, {"error": "the body is over 1048576 bytes", "code": "PAYLOAD_TOO_LARGE"})
+    status, answer = await send(client, ORPC, fitting + b" ")
+    assert isinstance(answer, dict)
+    assert (status, answer["json"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+
+
+async def test_a_body_of_unknown_length_is_bounded_too(client: Client) -> None:
+    async def chunks() -> object:
+        for _ in range(40):
+            yield b" " * 2**16
+
+    async with client.post(PLAIN, data=chunks()) as response:
+        assert response.status == 413
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_compressed_body_is_read_and_bounded(client: Client, encoding: str) -> None:
+    compress = gzip.compress if encoding == "gzip" else zlib.compress
+    headers = {"Content-Encoding": encoding}
+    status, answer = await send(client, PLAIN, compress(b'{"window":"24h"}'), headers=headers)
+    assert status == 200
+    assert isinstance(answer, dict)
+    assert answer["window"] == "24h"
+    status, _ = await send(client, PLAIN, compress(b" " * 200_000_000), headers=headers)
+    assert status == 413
+
+
+@pytest.mark.parametrize("body", [b"not gzip", gzip.compress(b"{}" * 99, mtime=0)[:-12] + b"x" * 12])
+async def test_broken_compression_is_a_bad_request(client: Client, body: bytes) -> None:
+    async with client.post(PLAIN, data=body, headers={"Content-Encoding": "gzip"}) as response:
+        assert response.status == 400
+    status, _ = await send(client, PLAIN, "{}")
+    assert status == 200
+
+
+async def exchange_bytes(client: Client, *parts: bytes, close: bool = True) -> bytes:
+    """Write raw bytes, and read until the server closes."""
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if close:
+            writer.write_eof()
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_body_that_does_not_come_is_waited_for_only_so_long(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_body, "BODY_WAIT_S", 0.05)
+    head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nConnection: close\r\n\r\n{"
+    answer = await exchange_bytes(client, head, close=False)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"TIMEOUT"' in answer
+
+
+async def test_a_caller_who_leaves_within_the_body_is_no_error(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
+    assert await exchange_bytes(client, head) == b""
+    status, _ = await send(client, PLAIN)
+    assert status == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
+    ],
+)
+async def test_malformed_http_is_refused_without_a_traceback(client: Client, request_text: bytes) -> None:
+    answer = await exchange_bytes(client, request_text)
+    assert b"Traceback" not in answer
+    assert b" 500 " not in answer.split(b"\r\n")[0]
+    assert (await send(client, PLAIN))[0] == 200
+
+
+async def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
+    one = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
+    requests = b"".join(one % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
+    answer = await exchange_bytes(client, requests, close=False)
+    assert re.findall(rb'"text":"(\d)"', answer) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_what_changes_something_needs_the_token(make_service: ServiceFactory) -> None:
+    client = await make_service(API_TOKEN="open-sesame-0123456789")
+    path = "/api/rpc/demo.change"
+    for authorization in (None, "", "Bearer", "Bearer wrong", "Basic open-sesame-0123456789", "Bearer \u00e9"):
+        headers = {} if authorization is None else {"Authorization": authorization}
+        async with client.post(path, headers=headers) as response:
+            assert response.status == 401
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+            assert (await response.json())["code"] == "UNAUTHORIZED"
+    for authorization in ("Bearer open-sesame-0123456789", "bearer  open-sesame-0123456789"):
+        status, _ = await send(client, path, headers={"Authorization": authorization})
+        assert status == 200
+    assert (await send(client, PLAIN))[0] == 200
+
+
+async def test_without_a_token_in_the_settings_nobody_is_asked(client: Client) -> None:
+    assert (await send(client, "/api/rpc/demo.change"))[0] == 200
+
+
+def test_a_name_is_declared_once() -> None:
+    registry = Registry()
+
+    async def handler(context: object, request: Empty) -> Empty:
+        return request
+
+    registry.procedure("a.b")(handler)
+    with pytest.raises(ValueError, match=r"a\.b is declared twice"):
+        registry.procedure("a.b")(handler)
