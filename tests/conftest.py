@@ -5,12 +5,11 @@ TRADER_TEST_DSN an existing server (a superuser's connection string). Each worke
 """
 
 import asyncio
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ import asyncpg
 import pytest
 
 from trader.store.binaries import Binaries, system_binaries
-from trader.store.embedded import LOCK_NAME, EmbeddedPostgres
+from trader.store.embedded import EmbeddedPostgres
 from trader.store.pool import Database, apply_schema
 
 FOLDER_PREFIX = "trader-test-"
@@ -40,19 +39,18 @@ def chosen_binaries() -> Binaries | None:
 
 def _base_folder() -> Path:
     """In memory where there is room: making a database there takes 20 ms, on a slow disk ten times that."""
-    memory = Path("/dev/shm")
+    memory = Path("/dev/shm")  # where there is one, there is /proc
     if not memory.is_dir() or not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 2 << 30:
         return Path(tempfile.gettempdir())
-    for lock in memory.glob(f"{FOLDER_PREFIX}*/{LOCK_NAME}"):  # of runs that were killed: their memory is still taken
-        with suppress(OSError), lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent)
+    for folder in memory.glob(f"{FOLDER_PREFIX}*"):  # of runs that were killed: their memory is still taken
+        if not Path("/proc", folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
     return memory
 
 
 @contextmanager
 def _open_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_base_folder()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=_base_folder()))
     folder.chmod(0o755)  # as root the server runs as nobody, who must get in
     yield folder
     shutil.rmtree(folder)
