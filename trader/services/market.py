@@ -175,7 +175,7 @@ class MarketData:
                 await self._clock.sleep_until(self._clock.now() + backoff)
                 backoff = min(2 * backoff, _BACKOFF_MAX)
         finally:
-            self._is_down = True
+            self._is_down, self.last_error = True, "the feed was stopped"
             self._refuse_all("The market feed was stopped")
 
     async def _next(self, ticks: AsyncIterator[Tick]) -> Tick | None:
