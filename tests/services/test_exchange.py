@@ -1,71 +1,20 @@
 """The exchange on a real PostgreSQL: what is answered is in the rows, and the rows are all there is."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from support.scripted import START, ScriptedSource, make_settings, make_tick, walk_script
+from support.scripted import START, ScriptedSource, walk_script
+from support.venue import Venue, agree_with_rows, dump, running, without_depth
 
 from trader.clock import ManualClock
-from trader.domain.account import Account, equity
-from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderStatus, OrderType
+from trader.domain.account import equity
+from trader.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.errors import InvalidInput, NotFound, StartError
-from trader.services.audit import audit
-from trader.services.events import Event, EventBus, PositionsChanged, TradesChanged
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
+from trader.services.events import PositionsChanged, TradesChanged
 from trader.store.pool import Database
-from trader.store.trading import select_accounts
-
-
-class Venue:
-    """A running exchange whose market the test moves."""
-
-    def __init__(self, database: Database, source: ScriptedSource, clock: ManualClock, **settings: str) -> None:
-        self.database = database
-        self.source = source
-        self.clock = clock
-        self.events: list[Event] = []
-        bus = EventBus()
-        bus.subscribe(self.events.append)
-        self.market = MarketData(source, clock)
-        self.exchange = Exchange(database, self.market, clock, bus, make_settings(**settings))
-
-    async def see(self, mids: Mapping[str, str], *, after_s: float = 1, size: str = "1") -> None:
-        """Move time and the markets."""
-        tick = make_tick(self.clock.now() + timedelta(seconds=after_s), mids, size=size)
-        self.source.script.append(tick)
-        await self.clock.advance(timedelta(seconds=after_s))
-        await self.market._take(tick, self.exchange.on_tick)
-
-    async def buy(self, quantity: str, **more: object) -> OrderAnswer:
-        return await self._place(OrderSide.BUY, quantity, more)
-
-    async def sell(self, quantity: str, **more: object) -> OrderAnswer:
-        return await self._place(OrderSide.SELL, quantity, more)
-
-    async def _place(self, side: OrderSide, quantity: str, more: dict[str, object]) -> OrderAnswer:
-        fields = {"account_id": "a", "symbol": "BTC", **more}
-        return await self.exchange.place_order(Order(side=side, quantity=Decimal(quantity), **fields))  # type: ignore[arg-type]
-
-    async def rows(self) -> dict[str, Account]:
-        async with self.database.connection() as conn:
-            return await select_accounts(conn)
-
-
-@asynccontextmanager
-async def running(
-    database: Database, source: ScriptedSource, clock: ManualClock, **settings: str
-) -> AsyncIterator[Venue]:
-    venue = Venue(database, source, clock, **settings)
-    await venue.exchange.start()
-    try:
-        yield venue
-    finally:
-        await venue.exchange.close()
 
 
 @pytest.fixture
@@ -74,22 +23,6 @@ async def venue(database: Database) -> AsyncIterator[Venue]:
         await venue.see({"BTC": "94000", "ETH": "3300", "SOL": "200"})
         yield venue
         await agree_with_rows(venue)
-
-
-async def agree_with_rows(venue: Venue) -> None:
-    """Memory equals the rows, and the rows balance."""
-    rows = await venue.rows()
-    assert {one: without_depth(account) for one, account in venue.exchange.accounts.items()} == {
-        one: without_depth(account) for one, account in rows.items()
-    }
-    assert (await audit(venue.database)).problems == []
-
-
-def without_depth(account: Account) -> dict[str, object]:
-    """An account as its rows can hold it: depth taken from a book snapshot does not outlive the snapshot."""
-    return {name: getattr(account, name) for name in account.__struct_fields__ if name != "taken"} | {
-        "positions": dict(account.positions)
-    }
 
 
 async def test_a_market_order_fills_from_the_book_and_is_in_the_rows(venue: Venue) -> None:
@@ -259,17 +192,6 @@ async def test_a_restart_rebuilds_every_account_to_the_last_digit(database: Data
     async with running(database, source, clock) as after:
         assert {one: without_depth(account) for one, account in after.exchange.accounts.items()} == kept
         assert equity(after.exchange.accounts["a"], after.exchange.marks()) == worth
-
-
-ORDERS_AND_LEDGER = (
-    "orders ORDER BY id", "fills ORDER BY account_id, sequence", "funding_payments ORDER BY account_id, sequence",
-    "limit_orders ORDER BY id", "insurance_payments ORDER BY account_id, sequence", "runs ORDER BY id",
-)  # fmt: skip
-
-
-async def dump(database: Database) -> list[list[tuple[object, ...]]]:
-    async with database.connection() as conn:
-        return [[tuple(r) for r in await conn.fetch(f"SELECT * FROM {table}")] for table in ORDERS_AND_LEDGER]
 
 
 async def test_three_hours_down_leave_the_same_rows_as_never_stopping(database: Database, dsn: str) -> None:

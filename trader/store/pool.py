@@ -49,7 +49,7 @@ class Database:
         self._pool = pool
 
     @classmethod
-    async def connect(cls, dsn: str, *, size: int = 20) -> "Database":
+    async def connect(cls, dsn: str, *, size: int = 20, command_timeout_s: float = COMMAND_TIMEOUT_S) -> "Database":
         """Connect to the server of `dsn`.
 
         :raises StartError: it cannot be reached, refuses the user, lacks the database, or is older than version 15
@@ -61,7 +61,7 @@ class Database:
                 min_size=min(2, size),
                 max_size=size,
                 timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
+                command_timeout=command_timeout_s,
                 init=_set_codecs,
                 reset=_keep_as_it_is,
                 server_settings={"application_name": "trader", "timezone": "UTC"},

@@ -1,0 +1,127 @@
+"""The exchange while the database is away: nothing half-booked, nothing lost, and back in step by itself."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from random import Random
+
+import pytest
+from support.proxy import FaultyProxy
+from support.scripted import START, ScriptedSource
+from support.venue import Venue, agree_with_rows, running
+
+from trader.clock import ManualClock
+from trader.domain.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
+from trader.errors import Unavailable
+from trader.store.pool import Database
+
+QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
+    proxy = FaultyProxy(dsn)
+    yield proxy
+    await proxy.close()
+
+
+@pytest.fixture
+async def venue(proxy: FaultyProxy) -> AsyncIterator[Venue]:
+    """An exchange whose database is reached through the proxy, and gives a statement up after half a second."""
+    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        await venue.see(QUIET)
+        yield venue
+        proxy.pass_on()
+        await agree_with_rows(venue)
+    await database.close()
+
+
+async def persist(venue: Venue, side: str, quantity: str, **more: object) -> OrderAnswer:
+    """Ask with one client order id until there is an answer, as a careful client does."""
+    for _ in range(200):
+        try:
+            return await (venue.buy if side == "buy" else venue.sell)(quantity, **more)
+        except Unavailable:
+            await asyncio.sleep(0.01)
+    raise AssertionError("no answer after 200 tries")
+
+
+async def test_without_the_database_orders_are_unavailable_and_later_book_once(
+    venue: Venue, proxy: FaultyProxy
+) -> None:
+    proxy.stop()
+    with pytest.raises(Unavailable):
+        await venue.buy("0.01", client_order_id="first")
+    proxy.pass_on()
+    assert (await persist(venue, "buy", "0.01", client_order_id="first")).status is OrderStatus.FILLED
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.01")
+
+
+async def test_a_stalled_database_is_given_up_and_what_it_did_commit_counts(venue: Venue, proxy: FaultyProxy) -> None:
+    await venue.buy("0.01", client_order_id="warm")
+    proxy.stall()
+    with pytest.raises(Unavailable):
+        await venue.buy("0.02", client_order_id="stalled")
+    proxy.pass_on()
+    assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.03")
+
+
+async def test_what_the_market_did_meanwhile_is_made_up_for_at_its_own_time(venue: Venue, proxy: FaultyProxy) -> None:
+    await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000)))
+    proxy.stop()
+    await venue.see({"BTC": "92500"})
+    fired_at = venue.clock.now()
+    await venue.see({"BTC": "96000"})
+    assert venue.exchange.accounts["a"].positions, "nothing can have been booked"
+    proxy.pass_on()
+    for _ in range(50):
+        await venue.see({"BTC": "96000"})
+        if not venue.exchange.accounts["a"].positions:
+            break
+    async with venue.database.connection() as conn:
+        row = await conn.fetchrow("SELECT close_reason, exit_notional, closed_at FROM orders")
+    assert row is not None
+    assert tuple(row) == ("stop", Decimal("9249.99"), fired_at)
+
+
+async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_once(
+    venue: Venue, proxy: FaultyProxy
+) -> None:
+    rng = Random(7)
+    answers: dict[str, OrderAnswer] = {}
+
+    async def trade(account_id: str, n: int) -> None:
+        side = rng.choice(["buy", "sell"])
+        limit = {"type": OrderType.LIMIT, "limit_price": Decimal(rng.choice([93000, 95000]))} if n % 3 == 0 else {}
+        client_order_id = f"{account_id}-{n}"
+        answers[client_order_id] = await persist(
+            venue, side, "0.01", account_id=account_id, leverage=Decimal(3), client_order_id=client_order_id, **limit
+        )
+
+    async def client(account_id: str) -> None:
+        for n in range(12):
+            await trade(account_id, n)
+
+    async def saboteur() -> None:
+        while True:
+            proxy.cut_after(rng.randrange(1, 20_000))
+            await asyncio.sleep(rng.random() * 0.05)
+            if rng.random() < 0.2:
+                proxy.cut()
+
+    sabotage = asyncio.create_task(saboteur())
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(client(f"m{n}") for n in range(8)))
+    finally:
+        sabotage.cancel()
+    proxy.pass_on()
+    for n in range(8):  # brings every account in doubt back to its rows
+        await persist(venue, "buy", "0.01", account_id=f"m{n}", client_order_id="last")
+    async with venue.database.connection() as conn:
+        rows = await conn.fetch("SELECT id, client_order_id FROM order_requests WHERE client_order_id <> 'last'")
+    assert {row["client_order_id"]: row["id"] for row in rows} == {one: answer.id for one, answer in answers.items()}
+    assert len(rows) == 96
+    assert proxy.connections > 20, "the storm must have met cut connections"

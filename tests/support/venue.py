@@ -1,0 +1,92 @@
+"""A running exchange over a real database, whose market the test moves."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from decimal import Decimal
+
+from support.scripted import ScriptedSource, make_settings, make_tick
+
+from trader.clock import ManualClock
+from trader.domain.account import Account
+from trader.domain.orders import Order, OrderAnswer, OrderSide
+from trader.services.audit import audit
+from trader.services.events import Event, EventBus
+from trader.services.exchange import Exchange
+from trader.services.market import MarketData
+from trader.store.pool import Database
+from trader.store.trading import select_accounts
+
+
+class Venue:
+    """A running exchange whose market the test moves."""
+
+    def __init__(self, database: Database, source: ScriptedSource, clock: ManualClock, **settings: str) -> None:
+        self.database = database
+        self.source = source
+        self.clock = clock
+        self.events: list[Event] = []
+        bus = EventBus()
+        bus.subscribe(self.events.append)
+        self.market = MarketData(source, clock)
+        self.exchange = Exchange(database, self.market, clock, bus, make_settings(**settings))
+
+    async def see(self, mids: Mapping[str, str], *, after_s: float = 1, size: str = "1") -> None:
+        """Move time and the markets."""
+        tick = make_tick(self.clock.now() + timedelta(seconds=after_s), mids, size=size)
+        self.source.script.append(tick)
+        await self.clock.advance(timedelta(seconds=after_s))
+        await self.market._take(tick, self.exchange.on_tick)
+
+    async def buy(self, quantity: str, **more: object) -> OrderAnswer:
+        return await self._place(OrderSide.BUY, quantity, more)
+
+    async def sell(self, quantity: str, **more: object) -> OrderAnswer:
+        return await self._place(OrderSide.SELL, quantity, more)
+
+    async def _place(self, side: OrderSide, quantity: str, more: dict[str, object]) -> OrderAnswer:
+        fields = {"account_id": "a", "symbol": "BTC", **more}
+        return await self.exchange.place_order(Order(side=side, quantity=Decimal(quantity), **fields))  # type: ignore[arg-type]
+
+    async def rows(self) -> dict[str, Account]:
+        async with self.database.connection() as conn:
+            return await select_accounts(conn)
+
+
+@asynccontextmanager
+async def running(
+    database: Database, source: ScriptedSource, clock: ManualClock, **settings: str
+) -> AsyncIterator[Venue]:
+    venue = Venue(database, source, clock, **settings)
+    await venue.exchange.start()
+    try:
+        yield venue
+    finally:
+        await venue.exchange.close()
+
+
+async def agree_with_rows(venue: Venue) -> None:
+    """Memory equals the rows, and the rows balance."""
+    rows = await venue.rows()
+    assert {one: without_depth(account) for one, account in venue.exchange.accounts.items()} == {
+        one: without_depth(account) for one, account in rows.items()
+    }
+    assert (await audit(venue.database)).problems == []
+
+
+def without_depth(account: Account) -> dict[str, object]:
+    """An account as its rows can hold it: depth taken from a book snapshot does not outlive the snapshot."""
+    return {name: getattr(account, name) for name in account.__struct_fields__ if name != "taken"} | {
+        "positions": dict(account.positions)
+    }
+
+
+ORDERS_AND_LEDGER = (
+    "orders ORDER BY id", "fills ORDER BY account_id, sequence", "funding_payments ORDER BY account_id, sequence",
+    "limit_orders ORDER BY id", "insurance_payments ORDER BY account_id, sequence", "runs ORDER BY id",
+)  # fmt: skip
+
+
+async def dump(database: Database) -> list[list[tuple[object, ...]]]:
+    async with database.connection() as conn:
+        return [[tuple(r) for r in await conn.fetch(f"SELECT * FROM {table}")] for table in ORDERS_AND_LEDGER]
