@@ -65,6 +65,8 @@ class Exchange:
         self._marks.update(await self._books.restore(self._market.identity, self._settings.trading_mode))
         if self._books.reviewed_until is not None:
             await self._catch_up_all(self._books.reviewed_until, self._clock.now())
+        self._market.prime()
+        self._marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
 
     async def close(self) -> None:
         """Let changes that are under way finish, note how far the market was followed, and stop."""

@@ -24,6 +24,7 @@ _FEED_ERRORS: Final = (MarketDataError, MarketUnavailable, OSError, EOFError)
 _BACKOFF_FIRST: Final = timedelta(seconds=1)
 _BACKOFF_MAX: Final = timedelta(seconds=60)
 _PATIENCE: Final = timedelta(seconds=5)
+_PRIMED_WITH: Final = timedelta(seconds=2)
 _WAITERS_MAX: Final = 10_000
 _CANDLES_MAX: Final = 1000
 
@@ -90,6 +91,13 @@ class MarketData:
     def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
         """The ticks of (after, until], for what was missed while down."""
         return self._source.history(after, until)
+
+    def prime(self) -> None:
+        """Take the prices of this moment from a source that can be asked, so that nobody starts blind."""
+        now = self._clock.now()
+        for tick in self._source.history(now - _PRIMED_WITH, now):
+            self._quotes.update(tick.quotes)
+            self.last_update_at = tick.at
 
     # Waiting for a book
 
