@@ -1,7 +1,5 @@
 """Orders and accounts of the simulator."""
 
-from uuid import UUID
-
 from trader.api.context import Context
 from trader.api.rpc import procedure
 from trader.api.schemas.simulator import (
@@ -14,7 +12,6 @@ from trader.api.schemas.simulator import (
     PlaceOrderInput,
 )
 from trader.domain.account import Account
-from trader.errors import NotFound
 
 
 @procedure("simulator.placeOrder", changes=True)
@@ -24,11 +21,7 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
 
 @procedure("simulator.cancelOrder", changes=True)
 async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutput:
-    try:
-        order_id = str(UUID(request.order_id))
-    except ValueError:
-        raise NotFound(f"the account {request.account_id} has no resting order {request.order_id}") from None
-    return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, order_id)))
+    return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
 
 
 @procedure("simulator.getAccount")

@@ -18,10 +18,10 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
-    given,
     iso,
     optional_text,
     text,
+    trimmed,
 )
 from trader.domain import account as books
 from trader.domain.account import Account, Marks, Position
@@ -48,10 +48,10 @@ class ExitPlanView(Wire, kw_only=True):
     @classmethod
     def of(cls, plan: ExitPlan) -> "ExitPlanView":
         return cls(
-            stop=plan.stop,
-            target=plan.target,
+            stop=shown(plan.stop),
+            target=shown(plan.target),
             invalidation=plan.invalidation,
-            invalidation_price=plan.invalidation_price,
+            invalidation_price=shown(plan.invalidation_price),
             time_exit=None if plan.time_exit is None else iso(plan.time_exit),
         )
 
@@ -127,7 +127,7 @@ def position_of(
         entry_price=text(position.entry_price),
         leverage=text(position.leverage) if position.leveraged else UNSET,
         exit_plan=ExitPlanView.of(position.exit_plan),
-        confidence=given(position.confidence),
+        confidence=UNSET if position.confidence is None else trimmed(position.confidence),
         opened_at=iso(position.opened_at),
         current_price=None if mark is None else text(mark),
         notional=None if mark is None else text(position.quantity * mark),
@@ -151,6 +151,11 @@ def positions_of(
     return [position_of(account, position, marks, markets, models.get(account.id)) for account, position in held]
 
 
+def shown(value: Decimal | None) -> Decimal | None:
+    """The number without trailing zeros; null stays null."""
+    return None if value is None else trimmed(value)
+
+
 def _age(position: Position) -> tuple[datetime, str]:
     return position.opened_at, str(position.id)
 
@@ -161,4 +166,4 @@ def price_of(quote: Quote, now: datetime) -> CryptoPrice:
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
         message = f"stale: the last update was at {iso(quote.at)}, {age_s} s ago"
-    return CryptoPrice(symbol=quote.symbol, price=quote.mark, message=message)
+    return CryptoPrice(symbol=quote.symbol, price=trimmed(quote.mark), message=message)

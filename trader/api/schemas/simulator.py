@@ -7,16 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import (
-    UNSET,
-    Input,
-    PositiveNumber,
-    UnsetType,
-    Wire,
-    given,
-    iso,
-)
-from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price
+from trader.api.schemas.common import UNSET, Input, PositiveNumber, UnsetType, Wire, given, iso, trimmed
+from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price, shown
 from trader.clock import cut_to_ms
 from trader.domain import account as books
 from trader.domain.account import Account, Marks, Position, RestingOrder
@@ -127,7 +119,13 @@ class FillView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, fill: AnswerFill) -> "FillView":
-        return cls(quantity=fill.quantity, price=fill.price, fee=fill.fee, maker=fill.maker, timestamp=iso(fill.at))
+        return cls(
+            quantity=trimmed(fill.quantity),
+            price=trimmed(fill.price),
+            fee=trimmed(fill.fee),
+            maker=fill.maker,
+            timestamp=iso(fill.at),
+        )
 
 
 class OrderView(Wire, kw_only=True):
@@ -160,11 +158,11 @@ class OrderView(Wire, kw_only=True):
             type=answer.type,
             status=answer.status,
             reason=given(answer.reason),
-            requested_quantity=answer.requested_quantity,
-            total_quantity=answer.total_quantity,
-            average_price=answer.average_price,
-            total_fees=answer.total_fees,
-            realized_pnl=answer.realized_pnl,
+            requested_quantity=trimmed(answer.requested_quantity),
+            total_quantity=trimmed(answer.total_quantity),
+            average_price=shown(answer.average_price),
+            total_fees=trimmed(answer.total_fees),
+            realized_pnl=trimmed(answer.realized_pnl),
             fills=[FillView.of(fill) for fill in answer.fills],
             timestamp=iso(answer.at),
         )
@@ -196,15 +194,15 @@ class AccountPosition(Wire, kw_only=True):
         return cls(
             symbol=position.symbol,
             side=position.side,
-            quantity=position.quantity,
-            avg_entry_price=position.entry_price,
-            mark_price=mark,
-            notional=None if mark is None else position.quantity * mark,
-            margin=position.margin,
-            leverage=position.leverage,
-            unrealized_pnl=None if mark is None else position.unrealized(mark),
-            realized_pnl=position.realized,
-            liquidation_price=liquidation_price(account, position.symbol, marks, markets),
+            quantity=trimmed(position.quantity),
+            avg_entry_price=trimmed(position.entry_price),
+            mark_price=shown(mark),
+            notional=None if mark is None else trimmed(position.quantity * mark),
+            margin=trimmed(position.margin),
+            leverage=trimmed(position.leverage),
+            unrealized_pnl=None if mark is None else trimmed(position.unrealized(mark)),
+            realized_pnl=trimmed(position.realized),
+            liquidation_price=shown(liquidation_price(account, position.symbol, marks, markets)),
             exit_plan=ExitPlanView.of(position.exit_plan),
         )
 
@@ -226,9 +224,9 @@ class OpenOrder(Wire, kw_only=True):
             id=str(order.id),
             symbol=order.symbol,
             side=order.side,
-            quantity=order.quantity,
-            remaining=order.remaining,
-            limit_price=order.limit_price,
+            quantity=trimmed(order.quantity),
+            remaining=trimmed(order.remaining),
+            limit_price=trimmed(order.limit_price),
             created_at=iso(order.created_at),
         )
 
@@ -256,24 +254,24 @@ class AccountView(Wire, kw_only=True):
     @classmethod
     def of(cls, account: Account, marks: Marks, markets: Markets, *, is_open: bool) -> "AccountView":
         def priced(figure: Callable[[], Decimal]) -> Decimal | None:
-            return figure() if has_marks(account, marks) else None
+            return trimmed(figure()) if has_marks(account, marks) else None
 
         held = sorted(account.positions.values(), key=lambda position: (position.opened_at, position.symbol))
         return cls(
             account_id=account.id,
             run_id=str(account.run.id) if is_open else None,
             quote_currency=account.run.quote_currency,
-            initial_capital=account.run.initial_capital,
-            cash_balance=account.cash,
+            initial_capital=trimmed(account.run.initial_capital),
+            cash_balance=trimmed(account.cash),
             equity=priced(lambda: books.equity(account, marks)),
             available_cash=priced(lambda: books.available_cash(account, marks)),
-            borrowed_balance=account.borrowed,
-            margin_balance=account.margin,
+            borrowed_balance=trimmed(account.borrowed),
+            margin_balance=trimmed(account.margin),
             maintenance_margin=priced(lambda: books.maintenance(account, marks, markets)),
-            total_realized_pnl=account.realized,
+            total_realized_pnl=trimmed(account.realized),
             total_unrealized_pnl=priced(lambda: books.unrealized(account, marks)),
-            total_fees=account.fees,
-            total_funding_pnl=account.funding,
+            total_fees=trimmed(account.fees),
+            total_funding_pnl=trimmed(account.funding),
             positions=[AccountPosition.of(account, position, marks, markets) for position in held],
             open_orders=[OpenOrder.of(order) for order in account.resting],
         )
