@@ -101,7 +101,7 @@ WITH hours AS (
 SELECT variant::text, hour, trim_scale(round(total / count, 8))
 FROM hours
 WHERE count > 0
-ORDER BY hour, variant
+ORDER BY hours.hour, hours.variant
 """
 
 
