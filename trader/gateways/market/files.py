@@ -9,7 +9,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
@@ -177,8 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _row(fields: list[str]) -> Row:
     """Raises `ValueError` with the reason."""
-    values = [_number(field) for field in fields[1:]]
-    opened, high, low, close, volume = values[:5]
+    opened, high, low, close, volume, *_ = _numbers(fields[1:])
     minute = _minute(fields[0])
     if low <= 0:
         raise ValueError("a price that is not positive")
@@ -191,6 +190,17 @@ def _row(fields: list[str]) -> Row:
     if volume < 0:
         raise ValueError(f"volume {volume} is negative")
     return Row(minute, opened, high, low, close, volume)
+
+
+def _numbers(fields: list[str]) -> list[float]:
+    """All at once, which is the rule; one by one when something is wrong or looks so."""
+    try:
+        values = [float(field) for field in fields]
+    except ValueError:
+        values = []
+    if isfinite(sum(values, 0.0 if values else nan)) and "_" not in "".join(fields):
+        return values
+    return [_number(field) for field in fields]
 
 
 def _number(field: str) -> float:

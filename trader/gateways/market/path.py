@@ -17,7 +17,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
-from math import exp, log, pi, sin, sqrt
+from math import log, pi, sin, sqrt
 from random import Random
 from typing import Final, NamedTuple
 
@@ -195,6 +195,8 @@ CHARACTERS: Final = {
     "SOL": Character(200, 1.4, 0.55, 500_000, 400_000),
 }
 _FACTOR_VOLATILITY: Final = 0.36
+_FACTOR_HOURS_KEPT: Final = 448
+"""A hundred candles of 4 h, asked for market by market; 13 MB."""
 
 
 class Paths:
@@ -207,30 +209,26 @@ class Paths:
             symbol: Walk(seed, symbol, character.own_volatility, self.regimes, trends=False)
             for symbol, character in CHARACTERS.items()
         }
-        self._factor_hour: Callable[[int], array[float]] = lru_cache(maxsize=48)(self._draw_factor)
+        self._factor_hour: Callable[[int], array[float]] = lru_cache(maxsize=_FACTOR_HOURS_KEPT)(self._draw_factor)
 
     def _draw_factor(self, hour: int) -> "array[float]":
         path = self._factor.hour(hour)
         first = hour * HOUR_S
-        for crash in self.regimes.crashes(hour):
-            if crash.is_sharp_in(hour):
-                path = [value + crash.at(first + second) for second, value in enumerate(path)]
-            else:
-                start, end = crash.at(first), crash.at(first + HOUR_S)
-                slope = (end - start) / HOUR_S
-                path = [value + start + slope * second for second, value in enumerate(path)]
+        crashes = self.regimes.crashes(hour)
+        start, end = (sum(crash.at(at) for crash in crashes) for at in (first, first + HOUR_S))
+        if any(crash.is_sharp_in(hour) for crash in crashes):
+            path = [value + sum(crash.at(at) for crash in crashes) for at, value in enumerate(path, first)]
+        elif crashes:
+            slope = (end - start) / HOUR_S
+            path = [value + start + slope * second for second, value in enumerate(path)]
         return array("d", path)
 
-    def hour(self, symbol: str, hour: int, units: float) -> "array[int]":
-        """The price at each second of an hour since 1970, in whole numbers of 1/`units`."""
+    def hour(self, symbol: str, hour: int) -> list[float]:
+        """The log price at each second of an hour since 1970."""
         character = CHARACTERS[symbol]
-        level = log(character.level * units)
-        beta = character.beta
+        level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)
-        factor = self._factor_hour(hour)
-        return array(
-            "q", [round(exp(level + beta * common + own)) for common, own in zip(factor, own_path, strict=True)]
-        )
+        return [level + beta * common + own for common, own in zip(self._factor_hour(hour), own_path, strict=True)]
 
     def is_stressed(self, hour: int) -> bool:
         """Whether a crash is under way in the hour: books are thin and wide then."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
+from math import exp
 from random import Random
 
 from trader.clock import Clock, SystemClock
@@ -103,8 +104,12 @@ class _MarketMaker:
         self._is_stressed = lru_cache(maxsize=_HOURS_KEPT)(paths.is_stressed)
         self.minutes = lru_cache(maxsize=_HOURS_KEPT)(self._make_minutes)
 
+    def _mark(self, log_price: float) -> int:
+        """The price in half ticks."""
+        return self._grid.nearest(exp(log_price))
+
     def _make_prices(self, hour: int) -> "array[int]":
-        return self._paths.hour(self._market.symbol, hour, self._grid.halves_per_unit)
+        return array("q", map(self._mark, self._paths.hour(self._market.symbol, hour)))
 
     def quote(self, second: int, at: datetime) -> Quote:
         hour, place = divmod(second, HOUR_S)
@@ -129,16 +134,16 @@ class _MarketMaker:
 
     def _make_minutes(self, hour: int) -> list[Candle]:
         """The 1-minute candles of an hour, from the very marks that its ticks show."""
-        prices = self._prices(hour)
-        number = self._grid.number
+        path = self._paths.hour(self._market.symbol, hour)
+        mark, number = self._mark, self._grid.number
         rng = Random(f"{self._name}:volume:{hour}")
         candles = []
         for minute in range(60):
-            marks = prices[minute * 60 : minute * 60 + 60]
-            low, high = min(marks), max(marks)
-            busy = 0.4 + (high - low) / marks[0] / 0.0008  # a quiet minute of these markets moves by 0.08 %
+            logs = path[minute * 60 : minute * 60 + 60]
+            busy = 0.4 + (max(logs) - min(logs)) / 0.0008  # a quiet minute of these markets moves by 0.08 %
             notional = self._character.minute_volume * busy * rng.lognormvariate(-0.18, 0.6)
-            volume = round(notional / number(marks[0]), 3)
+            # The mark grows with the log price: of the minute's sixty only these four need to be computed.
+            first, high, low, last = (number(mark(x)) for x in (logs[0], max(logs), min(logs), logs[-1]))
             open_time = moment_of(hour * HOUR_S + minute * 60)
-            candles.append(Candle(open_time, number(marks[0]), number(high), number(low), number(marks[-1]), volume))
+            candles.append(Candle(open_time, first, high, low, last, round(notional / first, 3)))
         return candles
