@@ -1,0 +1,261 @@
+"""The clocks: one form of time, and a lockstep in which the same work always happens in the same order."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trader.clock import Clock, LockstepClock, ManualClock, Parking, ScaledClock, SystemClock, cut_to_ms, iso
+
+START = datetime(2025, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (datetime(2025, 1, 2, 3, 4, 5, 678_999, UTC), "2025-01-02T03:04:05.678Z"),
+        (datetime(2025, 1, 2, tzinfo=UTC), "2025-01-02T00:00:00.000Z"),
+        (datetime(2025, 1, 2, 1, tzinfo=timezone(timedelta(hours=2))), "2025-01-01T23:00:00.000Z"),
+    ],
+)
+def test_iso_is_utc_with_milliseconds(moment: datetime, text: str) -> None:
+    assert iso(moment) == text
+
+
+@given(st.datetimes(min_value=datetime(1970, 1, 1), max_value=datetime(2999, 1, 1), timezones=st.just(UTC)))  # noqa: DTZ001 - bounds of the strategy are naive
+def test_what_is_cut_is_what_is_written(moment: datetime) -> None:
+    cut = cut_to_ms(moment)
+    assert timedelta(0) <= moment - cut < timedelta(milliseconds=1)
+    assert datetime.fromisoformat(iso(moment)) == cut
+
+
+async def test_system_clock_is_utc_cut_to_milliseconds() -> None:
+    clock = SystemClock()
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    now = clock.now()
+    assert before <= now <= datetime.now(UTC)
+    assert now.utcoffset() == timedelta(0)
+    assert now.microsecond % 1000 == 0
+    await asyncio.wait_for(clock.sleep_until(now - SECOND), 1)
+    moment = clock.now() + timedelta(milliseconds=5)
+    await clock.lead(moment)
+    assert clock.now() >= moment
+
+
+async def test_scaled_clock_runs_ahead_of_real_time() -> None:
+    clock = ScaledClock(START, speed=10_000)
+    assert clock.real_seconds(timedelta(seconds=20)) == 0.002
+    moment = clock.now() + timedelta(minutes=1)
+    await asyncio.wait_for(clock.sleep_until(moment), 1)
+    assert clock.now() >= moment
+
+
+@asynccontextmanager
+async def tasks_of(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
+    """Let the tasks begin; end those at the end that still wait."""
+    await asyncio.sleep(0)
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _log_sleep(clock: Clock, moment: datetime, name: int, log: list[tuple[int, datetime]]) -> None:
+    async with clock.busy():
+        await clock.sleep_until(moment)
+        await asyncio.sleep(0)  # what follows takes some turns of the loop
+        log.append((name, clock.now()))
+
+
+@given(st.lists(st.integers(1, 20), max_size=12), st.lists(st.integers(1, 25), min_size=1, max_size=6))
+def test_sleepers_wake_at_their_own_time_and_in_their_order(dues: list[int], leads: list[int]) -> None:
+    async def run() -> None:
+        clock = LockstepClock(START)
+        log: list[tuple[int, datetime]] = []
+        tasks = [
+            asyncio.create_task(_log_sleep(clock, START + due * SECOND, name, log)) for name, due in enumerate(dues)
+        ]
+        async with tasks_of(*tasks):
+            reached = 0
+            for lead in leads:
+                await clock.lead(START + lead * SECOND)
+                reached = max(reached, lead)
+                assert clock.now() == START + reached * SECOND
+        woken = sorted((due, name) for name, due in enumerate(dues) if due < reached)
+        assert log == [(name, START + due * SECOND) for due, name in woken]
+
+    asyncio.run(run())
+
+
+async def test_time_stands_still_while_a_task_works() -> None:
+    clock = LockstepClock(START)
+    work = asyncio.Event()
+
+    async def participant() -> None:
+        async with clock.busy():
+            await work.wait()  # real input or output, as from the database
+
+    task = asyncio.create_task(participant())
+    async with tasks_of(task):
+        lead = asyncio.create_task(clock.lead(START + SECOND))
+        await asyncio.wait([lead], timeout=0.02)
+        assert not lead.done()
+        assert clock.now() == START
+        work.set()
+        await lead
+    assert clock.now() == START + SECOND
+
+
+async def test_woken_task_is_waited_for_before_the_next_wakes() -> None:
+    clock = LockstepClock(START)
+    log: list[str] = []
+
+    async def participant(name: str, due: int) -> None:
+        async with clock.busy():
+            await clock.sleep_until(START + due * SECOND)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            log.append(f"{name} at {(clock.now() - START) // SECOND}")
+            await clock.sleep_until(START + 3 * SECOND)
+            log.append(f"{name} again")
+
+    async with tasks_of(asyncio.create_task(participant("b", 2)), asyncio.create_task(participant("a", 1))):
+        await clock.lead(START + 4 * SECOND)
+    assert log == ["a at 1", "b at 2", "a again", "b again"]
+
+
+async def test_parked_task_is_at_work_from_the_moment_its_value_comes() -> None:
+    clock = LockstepClock(START)
+    parking: Parking[str] = clock.parking()
+    log: list[object] = []
+
+    async def waiter() -> None:
+        async with clock.busy():
+            log.append(await parking.wait())
+            await asyncio.sleep(0)
+            log.append(clock.now())
+
+    async with tasks_of(asyncio.create_task(waiter())):
+        await clock.lead(START + SECOND)  # a parked task does not hold time
+        parking.open("quote")
+        parking.open("too late")
+        await clock.lead(START + 2 * SECOND)
+    assert log == ["quote", START + SECOND]
+
+
+async def test_value_that_is_there_already_is_taken_at_once() -> None:
+    clock = LockstepClock(START)
+    parking: Parking[int] = clock.parking()
+    parking.open(1)
+    async with clock.busy():
+        assert await parking.wait() == 1
+    await asyncio.wait_for(clock.lead(START + SECOND), 1)
+
+
+async def test_cancelled_sleeper_does_not_hold_time() -> None:
+    clock = LockstepClock(START)
+    cleaned: list[datetime] = []
+
+    async def participant() -> None:
+        async with clock.busy():
+            try:
+                await clock.sleep_until(START + 10 * SECOND)
+            finally:
+                await asyncio.sleep(0)
+                cleaned.append(clock.now())
+
+    task = asyncio.create_task(participant())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(clock.lead(START + 20 * SECOND), 1)
+    assert cleaned == [START]
+
+
+async def test_task_cancelled_just_as_it_is_woken_is_counted_once() -> None:
+    clock = LockstepClock(START)
+    parking: Parking[None] = clock.parking()
+
+    async def participant() -> None:
+        async with clock.busy():
+            await parking.wait()
+
+    task = asyncio.create_task(participant())
+    await asyncio.sleep(0)
+    parking.open(None)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    blocker = asyncio.create_task(_log_sleep(clock, START + SECOND, 1, []))
+    async with tasks_of(blocker):
+        await asyncio.wait_for(clock.lead(START + 2 * SECOND), 1)
+        await asyncio.wait_for(blocker, 1)
+
+
+async def test_task_that_takes_no_part_is_woken_but_not_waited_for() -> None:
+    clock = LockstepClock(START)
+    work = asyncio.Event()
+
+    async def request() -> None:
+        await clock.sleep_until(START + SECOND)
+        await work.wait()
+
+    task = asyncio.create_task(request())
+    async with tasks_of(task):
+        await asyncio.wait_for(clock.lead(START + 2 * SECOND), 1)
+        assert not task.done()
+
+
+async def test_child_task_does_not_take_its_parents_part() -> None:
+    clock = LockstepClock(START)
+
+    async def child() -> None:
+        await clock.sleep_until(START + 5 * SECOND)  # would count its parent out, did it take part
+
+    async with clock.busy():
+        task = asyncio.create_task(child())
+        await asyncio.sleep(0)
+        lead = asyncio.create_task(clock.lead(START + SECOND))
+        await asyncio.wait([lead], timeout=0.02)
+        assert not lead.done()
+    await asyncio.wait_for(lead, 1)
+    async with tasks_of(task):
+        pass
+
+
+async def test_part_within_a_part_is_one() -> None:
+    clock = LockstepClock(START)
+    async with clock.busy():
+        async with clock.busy():
+            pass
+        lead = asyncio.create_task(clock.lead(START + SECOND))
+        await asyncio.wait([lead], timeout=0.02)
+        assert not lead.done()
+    await asyncio.wait_for(lead, 1)
+
+
+async def test_past_moment_is_no_wait() -> None:
+    clock = LockstepClock(START)
+    async with clock.busy():
+        await asyncio.wait_for(clock.sleep_until(START), 1)
+        await asyncio.wait_for(clock.sleep_until(START - SECOND), 1)
+    await clock.lead(START - SECOND)
+    assert clock.now() == START, "time never goes back"
+
+
+async def test_manual_clock_wakes_who_is_due_at_the_last_moment_too() -> None:
+    clock = ManualClock(START)
+    log: list[tuple[int, datetime]] = []
+    async with tasks_of(
+        asyncio.create_task(_log_sleep(clock, START + SECOND, 1, log)),
+        asyncio.create_task(_log_sleep(clock, START + SECOND + timedelta(milliseconds=1), 2, log)),
+    ):
+        await clock.advance(SECOND)
+        assert log == [(1, START + SECOND)]
+        assert clock.now() == START + SECOND

@@ -1,0 +1,377 @@
+"""Settings: each form, every mistake at once, no secret shown, and documents that say what the code says."""
+
+import copy
+import importlib.util
+import pickle
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trader.__main__ import main, settings_help
+from trader.dotenv import parse_dotenv, read_dotenv
+from trader.errors import SettingsError
+from trader.settings import DEFINITIONS, PROVIDERS, Secret, Settings
+
+KEY = {"OPENAI_API_KEY": "sk-one"}
+ROOT = Path(__file__).parents[1]
+
+
+def load(values: Mapping[str, str] | None = None, *, demo: bool = False, dotenv: Path | None = None) -> Settings:
+    return Settings.load({**KEY, **(values or {})}, dotenv, demo=demo)
+
+
+def problems(values: Mapping[str, str], *, demo: bool = False, dotenv: Path | None = None) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(values, dotenv, demo=demo)
+    return caught.value.problems
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    settings = load()
+    assert (settings.port, settings.host, settings.server_url) == (8081, "127.0.0.1", "http://localhost:8081")
+    assert settings.database_url is None
+    assert (settings.trading_mode, settings.market_source) == ("simulated", "venue")
+    assert settings.market_symbols == ("BTC", "ETH", "SOL")
+    assert (settings.initial_capital, settings.quote_currency) == (Decimal(10000), "USDT")
+    assert settings.refresh_interval_ms == 10000
+    assert (settings.taker_fee_bps, settings.maker_fee_bps) == (Decimal(5), Decimal(2))
+    assert (settings.latency_ms, settings.seed, settings.max_accounts) == (200, 0, 1000)
+    assert (settings.venue, settings.venue_url, settings.venue_api_key_index) == ("lighter", None, 2)
+    assert (settings.snapshot_retention_days, settings.log_level) == (35, "info")
+    assert settings.api_token is settings.venue_api_key is settings.taapi_api_key is None
+    assert (settings.replay_speed, settings.replay_start, settings.replay_end) == (1, None, None)
+    assert settings.max_parallel_models == 8
+    assert not settings.demo
+
+
+def test_demo_needs_nothing() -> None:
+    settings = Settings.load({}, None, demo=True)
+    assert settings.demo
+    assert settings.market_source == "synthetic"
+    assert settings.providers == {}
+    assert Settings.load({"MARKET_SOURCE": "replay:data"}, None, demo=True).market_source == "replay:data"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        load().port = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        load().providers["openai"] = load().providers["openai"]  # type: ignore[index]
+
+
+GOOD = [
+    ("PORT", "0", "port", 0),
+    ("PORT", " 65535 ", "port", 65535),
+    ("HOST", "::1", "host", "::1"),
+    ("HOST", "trader.internal", "host", "trader.internal"),
+    ("SERVER_URL", "https://trader.example.org/", "server_url", "https://trader.example.org"),
+    ("DATABASE_URL", "postgres://u:p%40@h:1/d?sslmode=require", "database_url", "postgres://u:p%40@h:1/d?sslmode=require"),
+    ("DATABASE_URL", "postgresql://u@/d?host=/run/pg", "database_url", "postgresql://u@/d?host=/run/pg"),
+    ("DATABASE_URL", "postgresql://u@[::1]:5/d", "database_url", "postgresql://u@[::1]:5/d"),
+    ("CORS_ORIGINS", "none", "cors_origins", ()),
+    ("CORS_ORIGINS", "https://A.example , http://[::1]:3000,https://a.example", "cors_origins",
+     ("https://a.example", "http://[::1]:3000")),
+    ("MARKET_SOURCE", "replay:../data/BTC.csv", "market_source", "replay:../data/BTC.csv"),
+    ("MARKET_SYMBOLS", "btc, ETH/USDT,btc", "market_symbols", ("BTC", "ETH/USDT")),
+    ("REPLAY_SPEED", "0", "replay_speed", 0.0),
+    ("REPLAY_SPEED", "1.5", "replay_speed", 1.5),
+    ("REPLAY_START", "2025-01-02", "replay_start", datetime(2025, 1, 2, tzinfo=UTC)),
+    ("REPLAY_END", "2025-01-02T03:00:00+02:00", "replay_end", datetime(2025, 1, 2, 1, tzinfo=UTC)),
+    ("SIM_INITIAL_CAPITAL", "1000000000", "initial_capital", Decimal(10**9)),
+    ("SIM_INITIAL_CAPITAL", "0.01", "initial_capital", Decimal("0.01")),
+    ("SIM_QUOTE_CURRENCY", "usdc", "quote_currency", "USDC"),
+    ("SIM_TAKER_FEE_BPS", "0", "taker_fee_bps", Decimal(0)),
+    ("SIM_MAKER_FEE_BPS", "2.5", "maker_fee_bps", Decimal("2.5")),
+    ("SIM_SEED", str(2**63 - 1), "seed", 2**63 - 1),
+    ("LOG_FORMAT", "json", "log_format", "json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), GOOD)
+def test_good_value_is_read(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(load({name: text}), field) == value
+
+
+BAD = [
+    ("PORT", "65536"), ("PORT", "-1"), ("PORT", "8081.0"), ("PORT", "8_081"), ("PORT", "٨٠٨١"), ("PORT", "eight"),
+    ("HOST", "a b"), ("HOST", "http://x"), ("HOST", "256.1.1.1"), ("HOST", "-x"),
+    ("SERVER_URL", "localhost:8081"), ("SERVER_URL", "ftp://x"), ("SERVER_URL", "https://x/?q=1"),
+    ("SERVER_URL", "http://x:99999"), ("SERVER_URL", "http://x:0"), ("SERVER_URL", "http://"),
+    ("DATABASE_URL", "mysql://h/d"), ("DATABASE_URL", "postgresql://h"), ("DATABASE_URL", "postgresql://h:x/d"),
+    ("DATABASE_URL", "postgresql://u:p/w@h/d"), ("DATABASE_URL", "postgresql://u:p#w@h/d"),
+    ("DATABASE_URL", "postgresql://u:p@w@h/d"), ("DATABASE_URL", "host=h dbname=d"),
+    ("CORS_ORIGINS", "*"), ("CORS_ORIGINS", "null"), ("CORS_ORIGINS", "localhost:3000"),
+    ("CORS_ORIGINS", "http://localhost:3000/"), ("CORS_ORIGINS", "http://localhost:3000,"),
+    ("CORS_ORIGINS", "https://*.example.org"), ("CORS_ORIGINS", "https://u@example.org"),
+    ("CORS_ORIGINS", "https://example.org:443"), ("CORS_ORIGINS", "http://example.org:80"),
+    ("CORS_ORIGINS", "http://example.org:"), ("CORS_ORIGINS", "ws://example.org"), ("CORS_ORIGINS", "http://a b"),
+    ("TRADING_MODE", "paper"), ("TRADING_MODE", "Live"),
+    ("MARKET_SOURCE", "replay:"), ("MARKET_SOURCE", "binance"), ("MARKET_SOURCE", "replay"),
+    ("MARKET_SYMBOLS", "BTC,,ETH"), ("MARKET_SYMBOLS", "BTC;ETH"), ("MARKET_SYMBOLS", "B/"),
+    ("REPLAY_SPEED", "-1"), ("REPLAY_SPEED", "nan"), ("REPLAY_SPEED", "1e3"), ("REPLAY_START", "yesterday"),
+    ("SIM_INITIAL_CAPITAL", "0"), ("SIM_INITIAL_CAPITAL", "-5"), ("SIM_INITIAL_CAPITAL", "1000000000.01"),
+    ("SIM_INITIAL_CAPITAL", "NaN"), ("SIM_INITIAL_CAPITAL", "Infinity"), ("SIM_INITIAL_CAPITAL", "1e4"),
+    ("SIM_QUOTE_CURRENCY", "US$"), ("SIM_REFRESH_INTERVAL_MS", "0"), ("SIM_TAKER_FEE_BPS", "-0.1"),
+    ("SIM_MAKER_FEE_BPS", "1001"), ("SIM_LATENCY_MS", "-1"), ("SIM_SEED", "-1"), ("SIM_SEED", "0x10"),
+    ("SIM_MAX_ACCOUNTS", "0"), ("API_TOKEN", "two words"), ("API_TOKEN", "schlüssel"),
+    ("MAX_PARALLEL_MODELS", "0"), ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"),
+    ("VENUE_ACCOUNT_INDEX", "-1"), ("SNAPSHOT_RETENTION_DAYS", "0"), ("LOG_LEVEL", "loud"), ("LOG_FORMAT", "xml"),
+    ("OPENAI_API_KEY_2", "a b"), ("NIM_BASE_URL", "localhost"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), BAD)
+def test_bad_value_is_named_and_said_what_was_expected(name: str, text: str) -> None:
+    (problem,) = problems({**KEY, name: text})
+    assert problem.startswith(f"{name}: expected ")
+
+
+def test_every_mistake_is_reported_together() -> None:
+    found = problems(dict(BAD))
+    names = {problem.partition(":")[0] for problem in found}
+    assert {name for name, _ in BAD} <= names
+
+
+def test_empty_value_is_no_value() -> None:
+    assert load({"PORT": "", "DATABASE_URL": "  ", "OPENAI_API_KEY_2": "", "NIM_API_KEY": " "}) == load()
+
+
+# -- secrets ---------------------------------------------------------------------------------------------------------
+
+SECRET = "s3cr3t-word"
+SECRET_NAMES = [definition.name for definition in DEFINITIONS if definition.secret]
+
+
+def test_every_secret_is_marked() -> None:
+    assert set(SECRET_NAMES) == {"DATABASE_URL", "API_TOKEN", "VENUE_API_KEY", "TAAPI_API_KEY"}
+
+
+def test_no_secret_shows() -> None:
+    settings = load({
+        "DATABASE_URL": f"postgresql://u:{SECRET}@h/d", "API_TOKEN": SECRET, "VENUE_API_KEY": SECRET,
+        "TAAPI_API_KEY": SECRET, "NIM_API_KEY1": SECRET, "NIM_BASE_URL": "http://localhost:1",
+    })  # fmt: skip
+    assert SECRET not in f"{settings!r} {settings} {settings.providers} {settings.api_token} {settings.api_token!r}"
+    assert settings.api_token is not None
+    assert settings.api_token.reveal() == SECRET
+    assert settings.database_url == f"postgresql://u:{SECRET}@h/d"
+    assert settings.providers["nim"].keys == (Secret(SECRET),)
+    assert settings.api_token != Secret("other")
+
+
+def test_secret_is_not_pickled() -> None:
+    with pytest.raises(TypeError):
+        pickle.dumps(Secret(SECRET))
+    with pytest.raises(TypeError):
+        copy.deepcopy(Secret(SECRET))
+
+
+@pytest.mark.parametrize("name", [*SECRET_NAMES, "OPENAI_API_KEY", "OPENAI_API_KEY_7", "OPENAI_BASE_URL"])
+def test_wrong_secret_is_not_shown(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load({name: f"{SECRET} {SECRET}"}, None, demo=True)
+    assert name in str(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_password_of_a_wrong_address_is_not_shown() -> None:
+    assert SECRET not in str(problems({**KEY, "SERVER_URL": f"https://u:{SECRET}@h"}))
+
+
+# -- providers -------------------------------------------------------------------------------------------------------
+
+
+def test_no_provider_is_a_mistake_that_names_every_way_out() -> None:
+    (problem,) = problems({})
+    for provider in PROVIDERS:
+        assert f"{provider.upper()}_API_KEY" in problem
+        assert f"{provider.upper()}_BASE_URL" in problem
+    assert "--demo" in problem
+
+
+def test_keys_are_in_the_order_of_their_numbers_and_each_once() -> None:
+    written = {f"NIM_API_KEY{suffix}": key for suffix, key in
+               {"10": "ten", "_2": "two", "": "zero", "1": "one", "_9": "nine", "3": "two"}.items()}  # fmt: skip
+    keys = Settings.load(written, None, demo=False).providers["nim"].keys
+    assert [key.reveal() for key in keys] == ["zero", "one", "two", "nine", "ten"]
+
+
+def test_one_local_server_is_a_provider() -> None:
+    settings = Settings.load({"OPENAI_BASE_URL": "http://localhost:11434/v1/"}, None, demo=False)
+    assert set(settings.providers) == {"openai"}
+    assert settings.providers["openai"].base_url == "http://localhost:11434/v1"
+    assert settings.providers["openai"].keys == ()
+
+
+def test_wrong_key_alone_is_reported_once() -> None:
+    assert len(problems({"MISTRAL_API_KEY": "a b"})) == 1
+
+
+# -- what does not go together ---------------------------------------------------------------------------------------
+
+
+def test_live_needs_the_venues_credentials() -> None:
+    found = problems({**KEY, "TRADING_MODE": "live"})
+    assert [problem.partition(":")[0] for problem in found] == ["VENUE_ACCOUNT_INDEX", "VENUE_API_KEY"]
+    live = {"TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "0", "VENUE_API_KEY": "0xabc"}
+    assert load(live).venue_account_index == 0
+    assert "MARKET_SOURCE" in problems({**KEY, **live, "MARKET_SOURCE": "synthetic"})[0]
+    assert "TRADING_MODE" in problems({**KEY, **live}, demo=True)[0]
+
+
+def test_replay_ends_after_its_start() -> None:
+    assert "REPLAY_END" in problems({**KEY, "REPLAY_START": "2025-01-02", "REPLAY_END": "2025-01-02"})[0]
+    settings = load({"REPLAY_START": "2025-01-02", "REPLAY_END": "2025-01-03"})
+    assert settings.replay_start
+    assert settings.replay_end == settings.replay_start + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("0.0.0.0", "http://localhost:8081"),
+        ("192.0.2.1", "http://192.0.2.1:8081"),
+        ("fe80::1", "http://[fe80::1]:8081"),
+    ],
+)
+def test_server_url_follows_the_listen_address(host: str, address: str) -> None:
+    assert load({"HOST": host}).server_url == address
+
+
+# -- .env ------------------------------------------------------------------------------------------------------------
+
+
+def test_dotenv_forms() -> None:
+    parsed = parse_dotenv(
+        "# comment\n\nA=1\n export B = two words # comment\nC='as # it \\n is' # comment\n"
+        'D="line\\nbreak \\"quoted\\" \\\\ #"\nE=\nF=x#y\r\nG=#only\nA=again\nH=""\n'
+    )
+    assert parsed.problems == ()
+    assert parsed.values == {
+        "A": "again", "B": "two words", "C": "as # it \\n is", "D": 'line\nbreak "quoted" \\ #', "E": "", "F": "x#y",
+        "G": "", "H": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line", [f"{SECRET}", f"A B={SECRET}", f"A='{SECRET}", f'A="{SECRET}', f'A="{SECRET}" x', "=x", "1A=x"]
+)
+def test_malformed_line_is_reported_by_number_without_its_text(line: str) -> None:
+    parsed = parse_dotenv(f"GOOD=1\n{line}\n")
+    (problem,) = parsed.problems
+    assert problem.startswith(".env line 2: expected ")
+    assert SECRET not in problem
+    assert parsed.values == {"GOOD": "1"}
+
+
+@given(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs", "Cc", "Zl", "Zp"])))
+def test_any_value_survives_double_quotes(value: str) -> None:
+    written = value.replace("\\", "\\\\").replace('"', '\\"')
+    assert parse_dotenv(f'A="{written}"') == ({"A": value}, ())
+
+
+@given(st.text())
+def test_parsing_never_fails(text: str) -> None:
+    parsed = parse_dotenv(text)
+    assert len(parsed.problems) <= text.count("\n") + 1
+
+
+def test_environment_wins_over_the_file(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("PORT=1\nHOST=10.0.0.1\nSIM_SEED=3\nUNRELATED_NAME=x\n")
+    settings = load({"PORT": "2", "SIM_SEED": ""}, dotenv=dotenv)
+    assert (settings.port, settings.host, settings.seed) == (2, "10.0.0.1", 3)
+
+
+def test_mistakes_of_the_file_come_with_the_others(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("PORT=x\nnonsense\nSIM_INITIAL_CAPTIAL=5\n")
+    found = problems(KEY, dotenv=dotenv)
+    assert len(found) == 3
+    assert ".env line 2" in found[0]
+    assert "SIM_INITIAL_CAPTIAL: expected the name of a setting; did you mean SIM_INITIAL_CAPITAL?" in found
+    assert any(problem.startswith("PORT:") for problem in found)
+
+
+def test_unreadable_file_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"A=\xff\n")
+    assert "UTF-8" in read_dotenv(tmp_path / ".env").problems[0]
+    assert "cannot be read" in read_dotenv(tmp_path).problems[0]
+    assert read_dotenv(tmp_path / "missing") == ({}, ())
+
+
+# -- the command and the documents -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [*(definition.name for definition in DEFINITIONS), *(f"{name.upper()}_API_KEY" for name in PROVIDERS)]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_command_prints_every_mistake_and_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PORT", "x")
+    monkeypatch.setenv("API_TOKEN", f"{SECRET} {SECRET}")
+    assert main([]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "PORT: expected" in output.err
+    assert "API_TOKEN: expected" in output.err
+    assert "OPENROUTER_API_KEY" in output.err
+    assert SECRET not in output.err
+
+
+@pytest.mark.usefixtures("bare_environment")
+def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert settings_help() in shown
+    for definition in DEFINITIONS:
+        assert re.search(rf"^  {definition.name} ", shown, re.MULTILINE)
+        assert " ".join(definition.default_text.split()) in " ".join(shown.split())
+    with pytest.raises(SystemExit) as caught:
+        main(["--no-such-thing"])
+    assert caught.value.code == 2
+
+
+def _docs_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_config_docs", ROOT / "scripts" / "make_config_docs.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_documents_are_in_step_with_the_definitions() -> None:
+    docs = _docs_module()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    advice = "run scripts/make_config_docs.py"
+    assert docs.readme_with_table(readme) == readme, advice
+    assert (ROOT / ".env.example").read_text(encoding="utf-8") == docs.env_example(), advice
+
+
+def test_example_file_is_a_right_one_when_uncommented(tmp_path: Path) -> None:
+    text = _docs_module().env_example()
+    uncommented = re.sub(r"^# ([A-Z][A-Z0-9_]*=)", r"\1", text, flags=re.MULTILINE)
+    assert parse_dotenv(uncommented).problems == ()
+    (tmp_path / ".env").write_text(uncommented)
+    names = set(parse_dotenv(uncommented).values)
+    assert {definition.name for definition in DEFINITIONS} <= names
+    assert load(dotenv=tmp_path / ".env") == load()
