@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import HOUR, START, add_model, add_run, add_trade, id_of, make_run
+from support.records import HOUR, START, add_model, add_run, add_trade, id_of, make_run, seen
 
 from trader.domain.orders import Side
 from trader.domain.records import VariantId
@@ -74,12 +74,12 @@ async def test_a_trade_is_read_whole(database: Database) -> None:
     assert theirs.model_variant is VariantId.CONTRARIAN
     assert theirs.model_router_name == "rules/one"
     assert theirs.side is Side.SHORT
-    assert (theirs.entry_price, theirs.exit_price) == (60_000, 63_000)
+    assert seen(theirs.entry_price, theirs.exit_price) == (60_000, 63_000)
     assert theirs.leverage == 3
-    assert (theirs.gross_pnl, theirs.fees, theirs.funding) == (-30, 2, Decimal("0.5"))
+    assert seen(theirs.gross_pnl, theirs.fees, theirs.funding) == (-30, 2, Decimal("0.5"))
     assert theirs.net_pnl == Decimal("-31.5")
-    assert (theirs.confidence, theirs.close_reason) == (70, "order")
-    assert (theirs.opened_at, theirs.closed_at) == (START + HOUR, START + 2 * HOUR)
+    assert seen(theirs.confidence, theirs.close_reason) == (70, "order")
+    assert seen(theirs.opened_at, theirs.closed_at) == (START + HOUR, START + 2 * HOUR)
     assert manual.account_id == "manual"
     assert manual.model_name is manual.model_variant is manual.model_router_name is None
     assert manual.leverage is manual.confidence is None

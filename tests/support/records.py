@@ -20,6 +20,11 @@ MINUTE = timedelta(minutes=1)
 _IDS = UUID("00000000-0000-0000-0000-0000000000aa")
 
 
+def seen(*values: object) -> tuple[object, ...]:
+    """Values side by side, to compare them with what they must equal, such as a Decimal with an int."""
+    return values
+
+
 def id_of(*parts: object) -> UUID:
     return uuid5(_IDS, ":".join(str(part) for part in parts))
 
