@@ -130,7 +130,7 @@ class ChatClient:
                 asyncio.timeout(self._attempt_limit_s),
                 self._client().post(self._url, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                content = await _bounded(response, self.name)
+                content = self._keys.scrub(await _bounded(response, self.name))
         except TimeoutError:
             raise _Transient(f"{self.name} did not answer within {self._attempt_limit_s:g} s") from None
         except aiohttp.InvalidURL:
@@ -170,7 +170,7 @@ class ChatClient:
             return _KeyUnusable(f"{self.name} answered {status}")
         if status >= 500 or status == 408:
             return _Transient(f"{self.name} answered {status}")
-        said = _brief(self._keys.scrub(content.decode(errors="replace")))
+        said = _brief(content.decode(errors="replace"))
         return ProviderError(f"{self.name} answered {status}: {said}")
 
     def _read(self, reply: "_Reply", key: Key, turn: Turn, body: bytes) -> Answer:
@@ -186,18 +186,17 @@ class ChatClient:
         )
         usage = reply.usage if isinstance(reply.usage, dict) else {}
         taken, given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-        raw = self._keys.scrub(reply.raw)
         return Answer(
             text=text,
             calls=calls,
             message=_message(message, text, calls),
             model=storable(reply.model) or turn.model.router_model_name,
-            raw=raw,
+            raw=reply.raw,
             key_number=key.number,
             input_tokens=taken,
             output_tokens=given,
             cost_usd=_cost(usage.get("cost")),
-            tokens_spent=taken + given or (len(body) + len(raw)) // 4,
+            tokens_spent=taken + given or (len(body) + len(reply.raw)) // 4,
         )
 
 

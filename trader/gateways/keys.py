@@ -81,9 +81,9 @@ class KeyRing:
             f" ({refused} of {len(self._keys)} refused)" if refused else ""
         )
 
-    def scrub(self, text: str) -> str:
-        """The text without the value of any key, should a provider repeat one."""
+    def scrub(self, content: bytes) -> bytes:
+        """What a provider said without the value of any key, should it repeat one."""
         for key in self._keys:
             if key.secret is not None:
-                text = text.replace(key.secret.reveal(), "***")
-        return text
+                content = content.replace(key.secret.reveal().encode(), b"***")
+        return content

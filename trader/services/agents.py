@@ -103,6 +103,7 @@ class Agents:
     async def start(self) -> None:
         """Close the runs that a crash left open, load the models, and in a demo without any create them."""
         now = self._clock.now()
+        self._is_closing = False
         async with self._database.connection() as conn:
             await ensure_partitions(conn, now)
             left_open = await update_interrupted(conn, INTERRUPTED, now)
@@ -114,6 +115,10 @@ class Agents:
             await self._reload_models()
         for model in self._models.values():
             await self._exchange.open_account(model.id)
+
+    async def follow(self) -> None:
+        """Only read which models there are, for a process that shows what another one trades."""
+        await self._reload_models()
 
     async def close(self) -> None:
         """Cancel the runs and let them write their records."""
@@ -217,6 +222,7 @@ class Agents:
         batch = _Batch(tuple(model.id for model in due))
         self._queue.extend((model, batch) for model in due)
         self._fill_slots()
+        await asyncio.sleep(0)  # the runs take their first step, and with it their part in the clock
 
     def _fill_slots(self) -> None:
         """Start queued runs while there is room.

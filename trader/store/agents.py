@@ -85,7 +85,7 @@ async def insert_invocation(conn: Connection, invocation: Invocation) -> None:
 UPDATE_INVOCATION = """
 UPDATE invocations
 SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
-    cost_usd = $8, finished_at = greatest(started_at, $9)
+    cost_usd = $8, finished_at = $9
 WHERE id = $1 AND status = 'running'
 """
 

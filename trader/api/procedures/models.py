@@ -2,7 +2,7 @@
 
 from trader.api.context import Context
 from trader.api.rpc import procedure
-from trader.api.schemas.common import UNSET, Empty
+from trader.api.schemas.common import UNSET, Empty, VariantId
 from trader.api.schemas.models import (
     GetInvocationsInput,
     GetInvocationsOutput,
@@ -27,7 +27,7 @@ async def get_invocations(context: Context, request: GetInvocationsInput) -> Get
     """List finished runs with their tool calls, the latest first."""
     found = await context.agents.invocations(
         model_id=None if request.model_id is UNSET else request.model_id,
-        variant=None if request.variant == "all" else request.variant,
+        variant=request.variant if isinstance(request.variant, VariantId) else None,
         limit=request.limit,
     )
     return GetInvocationsOutput(conversations=[invocation_of(record) for record in found])

@@ -1,0 +1,160 @@
+"""A trading floor: agents on a real database and a real exchange, with a market and providers that the test scripts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import orjson
+from support.scripted import START, ScriptedSource, make_settings, make_tick
+
+from trader.clock import ManualClock
+from trader.domain.conversation import Answer, ToolRequest, Turn
+from trader.domain.records import Model, VariantId
+from trader.gateways.llm import Provider, Providers
+from trader.services.agents import Agents, InvocationRecord
+from trader.services.events import Event, EventBus, WorkflowProgress
+from trader.services.exchange import Exchange
+from trader.services.market import MarketData
+from trader.store.agents import upsert_model
+from trader.store.pool import Database
+
+MIDS = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+
+Script = Callable[[Turn], Awaitable[Answer] | Answer]
+
+
+def calling(*calls: tuple[str, Any], text: str | None = None, tokens: int = 100) -> Answer:
+    """An answer with these tool calls, given as (name, arguments); arguments that are text go as they are."""
+    requests = tuple(
+        ToolRequest(f"call_{n}", name, given if isinstance(given, str) else orjson.dumps(given).decode())
+        for n, (name, given) in enumerate(calls, 1)
+    )
+    message = {"role": "assistant", "content": text or ""}
+    return Answer(
+        text=text, calls=requests, message=message, model="fake/one", raw='{"said": 1}', key_number=1,
+        input_tokens=tokens, output_tokens=tokens, tokens_spent=2 * tokens,
+    )  # fmt: skip
+
+
+def hold(reason: str = "nothing to do") -> Answer:
+    return calling(("holding", {"reason": reason}))
+
+
+def opening(**changes: Any) -> tuple[str, Any]:
+    fields = {
+        "symbol": "BTC", "side": "LONG", "quantity": 0.1, "leverage": 3, "stop": 90_000, "target": 99_000,
+        "invalidation": "under 90 000", "invalidationPrice": None, "timeExit": None, "confidence": 70,
+    } | changes  # fmt: skip
+    return "createPosition", fields
+
+
+class ScriptedProvider:
+    """Answers by the script of the model, turn by turn; a script may be a function of the turn, or raise."""
+
+    name = "fake"
+    is_remote = True
+
+    def __init__(self) -> None:
+        self.scripts: dict[str, list[Script | Answer | Exception]] = {}
+        self.turns: list[Turn] = []
+        self.active = 0
+        self.active_max = 0
+
+    async def answer(self, turn: Turn) -> Answer:
+        # The conversation grows later; what was asked stays.
+        self.turns.append(Turn(**{name: getattr(turn, name) for name in turn.__struct_fields__}))
+        self.turns[-1] = Turn(
+            model=turn.model, temperature=turn.temperature, number=turn.number, view=turn.view,
+            messages=list(turn.messages), answer_tokens_max=turn.answer_tokens_max,
+        )  # fmt: skip
+        script = self.scripts.get(turn.model.id) or [hold()]
+        step = script[min(turn.number, len(script)) - 1]
+        self.active += 1
+        self.active_max = max(self.active_max, self.active)
+        try:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, Answer):
+                return step
+            answer = step(turn)
+            return answer if isinstance(answer, Answer) else await answer
+        finally:
+            self.active -= 1
+
+    async def close(self) -> None:
+        pass
+
+
+class Floor:
+    """The parts, and what the tests do with them."""
+
+    def __init__(
+        self, database: Database, *, exchange_type: type[Exchange] = Exchange, limit_s: float = 20, **settings: str
+    ) -> None:
+        self.database = database
+        self.clock = ManualClock(START)
+        self.source = ScriptedSource()
+        self.events: list[Event] = []
+        bus = EventBus()
+        bus.subscribe(self.events.append)
+        self.settings = make_settings(**settings)
+        self.market = MarketData(self.source, self.clock)
+        self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings)
+        self.provider = ScriptedProvider()
+        providers: list[Provider] = [self.provider]
+        self.providers = Providers(*providers)
+        self.agents = Agents(
+            database, self.exchange, self.market, self.clock, bus, self.settings, self.providers, run_limit_s=limit_s
+        )
+
+    async def see(self, mids: Mapping[str, str] = MIDS, *, after_s: float = 1) -> None:
+        """Move time and the markets."""
+        tick = make_tick(self.clock.now() + timedelta(seconds=after_s), mids)
+        self.source.script.append(tick)
+        await self.clock.advance(timedelta(seconds=after_s))
+        await self.market._take(tick, self.exchange.on_tick)
+
+    async def add(self, *model_ids: str, variant: VariantId = VariantId.APEX, provider: str = "fake") -> None:
+        async with self.database.connection() as conn:
+            for model_id in model_ids:
+                model = Model(
+                    id=model_id, name=model_id.title(), variant=variant, provider=provider,
+                    router_model_name=f"lab/{model_id}", created_at=START,
+                )  # fmt: skip
+                await upsert_model(conn, model)
+
+    async def start_batch(self) -> None:
+        await self.agents.run_batch(self.clock.now())
+
+    async def idle(self) -> None:
+        """Wait until no run goes on."""
+        while self.agents.running():
+            await asyncio.wait([task for task, _ in self.agents._running.values()])
+
+    async def cycle(self) -> list[InvocationRecord]:
+        """One whole cycle, a second later than the last; its records, by model."""
+        await self.see()
+        await self.start_batch()
+        await self.idle()
+        latest = await self.agents.invocations(limit=200)
+        since = max((record.invocation.started_at for record in latest), default=START)
+        return sorted(
+            (record for record in latest if record.invocation.started_at == since), key=lambda r: r.model.id
+        )  # fmt: skip
+
+    def progress(self) -> list[WorkflowProgress]:
+        return [event for event in self.events if isinstance(event, WorkflowProgress)]
+
+
+@asynccontextmanager
+async def open_floor(database: Database, **options: Any) -> AsyncIterator[Floor]:
+    floor = Floor(database, **options)
+    await floor.exchange.lead()
+    await floor.see()
+    try:
+        yield floor
+    finally:
+        await floor.agents.close()
+        await floor.exchange.resign()
