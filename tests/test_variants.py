@@ -1,0 +1,124 @@
+"""The variants: as the specification lists them, and with prompts that name only what exists."""
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import pytest
+
+from trader import variants
+from trader.domain.indicators import Indicators
+from trader.domain.market import INTERVALS
+from trader.domain.orders import ExitPlan, Side
+from trader.domain.records import VariantId
+from trader.domain.tools import TOOLS
+from trader.domain.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.variants import VARIANTS
+
+SPECIFIED = [
+    ("Apex", "Apex (Kelly Engine)", 0.7, "#a855f7",
+     "Aggressive, 10x leverage, VWAP momentum validation, squeeze trading, Kelly-criterion sizing"),
+    ("Trendsurfer", "Trendsurfer (Momentum)", 0.5, "#06b6d4",
+     "Trend follower, ADX above 25 filter, Kijun-Sen trailing stops"),
+    ("Contrarian", "Contrarian (Reverter)", 0.6, "#e11d48",
+     "Mean reversion in ranging markets, ADX below 25, fade toward VWAP"),
+    ("Sovereign", "Sovereign (Adaptive)", 0.8, "#eab308",
+     "Regime-adaptive allocator blending trend and range strategies"),
+]  # fmt: skip
+LEVERAGE = {"Apex": 10, "Trendsurfer": 5, "Contrarian": 3, "Sovereign": 5}
+SHOWN = (View, AccountView, PositionView, TradeView, StatsView, MarketView, LastAction, ExitPlan, Indicators)
+TECHNICAL = ("MACD", "stochastic", "OBV", "Ichimoku cloud", "Fibonacci", "moving average", "order flow", "news")
+
+every_variant = pytest.mark.parametrize("variant", VariantId)
+
+
+def names_of(*structs: Any) -> set[str]:
+    return {field.encode_name for struct in structs for field in msgspec.structs.fields(struct)}
+
+
+KNOWN = names_of(*SHOWN) | names_of(*TOOLS.values()) | TOOLS.keys() | INTERVALS.keys() | {side.value for side in Side}
+
+
+def test_the_public_fields_are_the_specifications() -> None:
+    listed = [(v.id.value, v.label, v.temperature, v.color, v.description) for v in VARIANTS.values()]
+    assert listed == SPECIFIED
+
+
+def test_every_variant_has_its_limits() -> None:
+    assert {v.id.value: v.limits.leverage_max for v in VARIANTS.values()} == LEVERAGE
+    for definition in VARIANTS.values():
+        limits = definition.limits
+        assert (limits.position_notional_max, limits.day_loss_max_percent, limits.reversal_cycles) == (5, 10, 3)
+
+
+def test_a_variant_is_found_by_its_id() -> None:
+    for variant_id in VariantId:
+        assert variants.variant(variant_id).id is variant_id
+
+
+def test_a_build_without_one_of_the_variants_does_not_import() -> None:
+    three = [VARIANTS[variant] for variant in VariantId][:3]
+    with pytest.raises(ValueError, match="every variant must be defined once"):
+        variants._by_id(*three)
+    with pytest.raises(ValueError, match="every variant must be defined once"):
+        variants._by_id(*three, three[0])
+
+
+def test_a_variant_without_a_part_cannot_be_made() -> None:
+    whole = msgspec.structs.asdict(VARIANTS[VariantId.APEX])
+    for name in whole:
+        with pytest.raises(TypeError, match=name):
+            variants.Variant(**{field: value for field, value in whole.items() if field != name})
+
+
+def test_a_missing_or_empty_prompt_does_not_import(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "files", lambda _package: tmp_path)
+    with pytest.raises(FileNotFoundError):
+        variants._prompt(VariantId.APEX)
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "apex.md").write_text(" \n")
+    with pytest.raises(ValueError, match="prompt of Apex is empty"):
+        variants._prompt(VariantId.APEX)
+
+
+def test_there_is_no_prompt_without_a_variant() -> None:
+    found = {entry.name for entry in files("trader").joinpath("prompts").iterdir()}
+    assert found == {f"{variant.lower()}.md" for variant in VariantId}
+
+
+@every_variant
+def test_a_prompt_names_only_what_exists(variant: VariantId) -> None:
+    prompt = VARIANTS[variant].prompt
+    assert prompt.count("`") % 2 == 0
+    named = set(re.findall(r"`([^`]*)`", prompt))
+    assert named
+    assert named <= KNOWN, f"unknown: {sorted(named - KNOWN)}"
+    assert not [word for word in TECHNICAL if word.lower() in prompt.lower()]
+
+
+@every_variant
+def test_a_prompt_names_the_intervals_that_its_models_are_shown(variant: VariantId) -> None:
+    definition = VARIANTS[variant]
+    assert set(re.findall(r"`([^`]*)`", definition.prompt)) & INTERVALS.keys() == set(definition.intervals)
+
+
+@every_variant
+def test_no_name_of_the_data_stands_outside_of_backticks(variant: VariantId) -> None:
+    """A camelCase word in plain text would escape the check of names."""
+    plain = re.sub(r"`[^`]*`", "", VARIANTS[variant].prompt)
+    assert re.findall(r"\b[a-z]+[A-Z]\w*", plain) == []
+
+
+@every_variant
+def test_a_prompt_covers_role_edge_rules_limits_exits_and_tools(variant: VariantId) -> None:
+    definition = VARIANTS[variant]
+    prompt = definition.prompt
+    assert prompt.startswith(f"# {variant}\n")
+    for heading in ("## Your edge", "## How you trade", "## Size", "## Exits"):
+        assert heading in prompt
+    assert re.search(rf"(at most|up to) {definition.limits.leverage_max}\b", prompt)
+    for tool in TOOLS.keys() - {"updateExitPlan"}:
+        assert f"`{tool}`" in prompt
+    for word in ("`invalidation`", "`confidence`", "stop"):
+        assert word in prompt
