@@ -71,13 +71,13 @@ async def measure_candles(name: str, source: MarketSource, end: datetime) -> Non
 
     async def four_hours() -> None:
         for symbol in SYMBOLS:
-            await source.candles(symbol, "4h", end - timedelta(hours=400), end)
+            await source.candles(symbol, "4h", end - timedelta(hours=1200), end)
 
     took, block = await measured(quarter_hours)
     report(f"{name}: 100 candles of 15m of 3 markets", took * 1000, "ms", CANDLES_S_MAX * 1000)
     report(f"{name}: longest hold of the loop meanwhile", block * 1000, "ms", BLOCK_MS_MAX)
     took, block = await measured(four_hours)
-    report(f"{name}: 100 candles of 4h of 3 markets", took * 1000, "ms")
+    report(f"{name}: 300 candles of 4h of 3 markets", took * 1000, "ms")
     report(f"{name}: longest hold of the loop meanwhile", block * 1000, "ms", BLOCK_MS_MAX)
 
 

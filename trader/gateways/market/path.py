@@ -6,7 +6,7 @@ bridges within Brownian bridges, so that a joint is shared by what lies on both 
     era (2,048 h)   independent, bounded levels: a price stays plausible for centuries
     block (8 h)     the regime decides the move: up, down, or nearly none
     hour            noise, and in a range a swing there and back
-    second          noise; its size is the volatility that a candle shows
+    knot (5 s)      noise; its size is the volatility that a candle shows. Between two knots the price goes straight
 
 A crash is added to the factor: a fall within 20 minutes, a recovery of almost half within the next hour, and the rest
 of it forgotten over ten days.
@@ -22,6 +22,8 @@ from random import Random
 from typing import Final, NamedTuple
 
 HOUR_S: Final = 3600
+KNOT_S: Final = 5
+KNOTS: Final = HOUR_S // KNOT_S
 BLOCK_H: Final = 8
 _ERA_BLOCKS: Final = 256
 _YEAR_H: Final = 8766.0
@@ -164,17 +166,17 @@ class Walk:
         return joints
 
     def hour(self, hour: int) -> list[float]:
-        """The log price at each of the 3,600 seconds of an hour, crashes left out."""
+        """The log price at the knots of an hour, both ends included, crashes left out."""
         block, place = divmod(hour, BLOCK_H)
         start, end = self._block(block)[place : place + 2]
         noise = _NOISE[self._regimes.of_block(block)] * (1 + 0.25 * sin(2 * pi * (hour % 24 - 9) / 24))
         # A uniform step has the deviation 1/√12; sums of many are as good as normal and five times as cheap.
-        scale = noise * self._deviation(1 / HOUR_S) * sqrt(12)
+        scale = noise * self._deviation(1 / KNOTS) * sqrt(12)
         random = Random(f"{self._name}:{hour}").random
-        steps = [random() for _ in range(HOUR_S)]
-        drift = (end - start) / HOUR_S - scale * sum(steps) / HOUR_S
+        steps = [random() for _ in range(KNOTS)]
+        drift = (end - start - scale * sum(steps)) / KNOTS
         path = list(accumulate([scale * step + drift for step in steps], initial=start))
-        path.pop()
+        path[-1] = end
         return path
 
 
@@ -195,8 +197,8 @@ CHARACTERS: Final = {
     "SOL": Character(200, 1.4, 0.55, 500_000, 400_000),
 }
 _FACTOR_VOLATILITY: Final = 0.36
-_FACTOR_HOURS_KEPT: Final = 448
-"""A hundred candles of 4 h, asked for market by market; 13 MB."""
+_FACTOR_HOURS_KEPT: Final = 1250
+"""Three hundred candles of 4 h, asked for market by market; 7 MB."""
 
 
 class Paths:
@@ -213,18 +215,18 @@ class Paths:
 
     def _draw_factor(self, hour: int) -> "array[float]":
         path = self._factor.hour(hour)
-        first = hour * HOUR_S
-        crashes = self.regimes.crashes(hour)
-        start, end = (sum(crash.at(at) for crash in crashes) for at in (first, first + HOUR_S))
-        if any(crash.is_sharp_in(hour) for crash in crashes):
-            path = [value + sum(crash.at(at) for crash in crashes) for at, value in enumerate(path, first)]
-        elif crashes:
-            slope = (end - start) / HOUR_S
-            path = [value + start + slope * second for second, value in enumerate(path)]
+        seconds = range(hour * HOUR_S, (hour + 1) * HOUR_S + 1, KNOT_S)
+        for crash in self.regimes.crashes(hour):
+            if crash.is_sharp_in(hour):
+                path = [value + crash.at(second) for value, second in zip(path, seconds, strict=True)]
+            else:
+                start, end = crash.at(seconds[0]), crash.at(seconds[-1])
+                slope = (end - start) / KNOTS
+                path = [value + start + slope * knot for knot, value in enumerate(path)]
         return array("d", path)
 
     def hour(self, symbol: str, hour: int) -> list[float]:
-        """The log price at each second of an hour since 1970."""
+        """The log price at the knots of an hour since 1970, both ends included."""
         character = CHARACTERS[symbol]
         level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
+from itertools import pairwise
 from math import exp
 from random import Random
 
@@ -24,11 +25,12 @@ from trader.domain.market import (
 from trader.errors import MarketUnavailable, StartError
 from trader.gateways.market.books import Grid, levels
 from trader.gateways.market.candles import EPOCH, aggregate, ceil_time, epoch_second, floor_time, moment_of
-from trader.gateways.market.path import CHARACTERS, HOUR_S, Paths
+from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48
 _LEVELS = 10
+_MINUTE_KNOTS = 60 // KNOT_S
 
 
 class SyntheticSource:
@@ -79,12 +81,11 @@ class SyntheticSource:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span = INTERVALS[interval]
         first, last = ceil_time(start, span), floor_time(end, span)
+        width = min(60, span // timedelta(minutes=1))
         parts: list[Candle] = []
-        part_interval: Interval = "1h" if interval == "4h" else interval
         for hour in range((first - EPOCH) // _HOUR, -((EPOCH - last) // _HOUR)):
-            minutes = (candle for candle in maker.minutes(hour) if first <= candle.open_time < last)
-            parts += aggregate(minutes, part_interval)
-            await asyncio.sleep(0)  # an hour takes milliseconds, four hundred of them would be felt
+            parts += (candle for candle in maker.candles(hour, width) if first <= candle.open_time < last)
+            await asyncio.sleep(0)  # an hour takes a part of a millisecond, a thousand of them would be felt
         return aggregate(parts, interval)
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
@@ -102,14 +103,16 @@ class _MarketMaker:
         self._paths = paths
         self._prices = lru_cache(maxsize=_HOURS_KEPT)(self._make_prices)
         self._is_stressed = lru_cache(maxsize=_HOURS_KEPT)(paths.is_stressed)
-        self.minutes = lru_cache(maxsize=_HOURS_KEPT)(self._make_minutes)
 
     def _mark(self, log_price: float) -> int:
         """The price in half ticks."""
         return self._grid.nearest(exp(log_price))
 
     def _make_prices(self, hour: int) -> "array[int]":
-        return array("q", map(self._mark, self._paths.hour(self._market.symbol, hour)))
+        path = self._paths.hour(self._market.symbol, hour)
+        return array(
+            "q", (self._mark(_between(*knots, second)) for knots in pairwise(path) for second in range(KNOT_S))
+        )
 
     def quote(self, second: int, at: datetime) -> Quote:
         hour, place = divmod(second, HOUR_S)
@@ -132,18 +135,34 @@ class _MarketMaker:
             sides.append(levels(self._market, best, steps, sizes))
         return Book(self._market.symbol, at, sides[0], sides[1])
 
-    def _make_minutes(self, hour: int) -> list[Candle]:
-        """The 1-minute candles of an hour, from the very marks that its ticks show."""
+    def candles(self, hour: int, width: int) -> list[Candle]:
+        """The candles of an hour, `width` minutes each, of the very marks that its ticks show."""
         path = self._paths.hour(self._market.symbol, hour)
-        mark, number = self._mark, self._grid.number
-        rng = Random(f"{self._name}:volume:{hour}")
+        volumes = self._volumes(hour, path)
+        number, mark = self._grid.number, self._mark
         candles = []
-        for minute in range(60):
-            logs = path[minute * 60 : minute * 60 + 60]
-            busy = 0.4 + (max(logs) - min(logs)) / 0.0008  # a quiet minute of these markets moves by 0.08 %
-            notional = self._character.minute_volume * busy * rng.lognormvariate(-0.18, 0.6)
-            # The mark grows with the log price: of the minute's sixty only these four need to be computed.
-            first, high, low, last = (number(mark(x)) for x in (logs[0], max(logs), min(logs), logs[-1]))
+        for minute in range(0, 60, width):
+            begin, end = minute * _MINUTE_KNOTS, (minute + width) * _MINUTE_KNOTS
+            # The mark grows with the log price, and between knots the path is straight: these say all.
+            seen = path[begin:end]
+            seen.append(_between(path[end - 1], path[end], KNOT_S - 1))
+            opened, high, low, close = (number(mark(value)) for value in (seen[0], max(seen), min(seen), seen[-1]))
             open_time = moment_of(hour * HOUR_S + minute * 60)
-            candles.append(Candle(open_time, first, high, low, last, round(notional / first, 3)))
+            candles.append(Candle(open_time, opened, high, low, close, sum(volumes[minute : minute + width])))
         return candles
+
+    def _volumes(self, hour: int, path: list[float]) -> list[float]:
+        """What is traded in each minute of an hour, in base units: more when the price moves more."""
+        random = Random(f"{self._name}:volume:{hour}").random
+        usual = self._character.minute_volume / exp(path[0])
+        volumes = []
+        for begin in range(0, KNOTS, _MINUTE_KNOTS):
+            knots = path[begin : begin + _MINUTE_KNOTS]
+            busy = 0.4 + (max(knots) - min(knots)) / 0.0008  # a quiet minute of these markets moves by 0.08 %
+            volumes.append(round(usual * busy * (0.3 + 2 * random() ** 2), 3))
+        return volumes
+
+
+def _between(start: float, end: float, second: int) -> float:
+    """The log price so many seconds after the knot at `start`."""
+    return start + (end - start) * second / KNOT_S
