@@ -1,142 +1,18 @@
-"""The feed loop, waiting for a book, and the candles that many ask for at once."""
+"""The feed loop, and waiting for a book."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick, turns
 
-from trader.clock import Clock, LockstepClock, ManualClock, ScaledClock
-from trader.domain.market import (
-    INTERVALS,
-    MARKETS,
-    PLAIN_FUNDING_RATE,
-    STALE_AFTER,
-    Book,
-    Candle,
-    Interval,
-    Level,
-    Market,
-    Quote,
-    Tick,
-)
+from trader.clock import LockstepClock, ManualClock, ScaledClock
+from trader.domain.market import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.synthetic import SyntheticSource
-from trader.services.market import MarketData, OnTick
-
-START = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-SECOND = timedelta(seconds=1)
-
-
-def after(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
-
-
-def tick(seconds: float, *symbols: str) -> Tick:
-    at = after(seconds)
-    level = Level(Decimal(100) + Decimal(str(seconds)), Decimal(1))
-    quotes = {
-        symbol: Quote.of(Book(symbol, at, (level,), (Level(level.price + 1, Decimal(1)),)))
-        for symbol in symbols or ("BTC", "ETH")
-    }
-    return Tick(at, quotes)
-
-
-class ScriptedSource:
-    """Gives what the test puts into its queue: ticks, or errors to fail with."""
-
-    name = "scripted"
-    identity = "scripted:0"
-    markets: Mapping[str, Market] = MARKETS
-
-    def __init__(self, ends_at: datetime | None = None) -> None:
-        self.ends_at = ends_at
-        self.queue: asyncio.Queue[Tick | Exception | None] = asyncio.Queue()
-        self.asked_after: list[datetime] = []
-        self.asked_candles: list[tuple[str, Interval, datetime, datetime]] = []
-        self.candle_error: Exception | None = None
-        self.late = timedelta(0)
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def clock(self, resume_at: datetime | None) -> Clock:
-        return ManualClock(resume_at or START)
-
-    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
-        self.asked_after.append(after)
-        while (given := await self.queue.get()) is not None:
-            if isinstance(given, Exception):
-                raise given
-            await clock.lead(given.at)
-            yield given
-
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
-        yield from (found for found in (tick(1), tick(2), tick(3)) if after < found.at <= until)
-
-    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        self.asked_candles.append((symbol, interval, start, end))
-        await asyncio.sleep(0)
-        if self.candle_error is not None:
-            raise self.candle_error
-        span = INTERVALS[interval]
-        last = end - self.late
-        return [
-            Candle(start + n * span, 1.0, 2.0, 0.5, 1.5, float(n))
-            for n in range((end - start) // span)
-            if start + (n + 1) * span <= last
-        ]
-
-    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return PLAIN_FUNDING_RATE
-
-
-class Feed:
-    """A `MarketData` whose loop runs on a scripted source."""
-
-    def __init__(self, source: ScriptedSource, clock: Clock, patience: timedelta = 5 * SECOND) -> None:
-        self.source = source
-        self.market = MarketData(source, clock, patience=patience)
-        self.seen: list[Tick] = []
-
-    async def on_tick(self, given: Tick) -> None:
-        self.seen.append(given)
-
-    async def give(self, *items: Tick | Exception | None) -> None:
-        """Put into the queue, and let the loop work it off."""
-        for item in items:
-            self.source.queue.put_nowait(item)
-        await turns()
-
-
-async def turns() -> None:
-    """Let every task that can run do so."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def feeding(
-    clock: Clock,
-    *,
-    on_tick: OnTick | None = None,
-    ends_at: datetime | None = None,
-    patience: timedelta = 5 * SECOND,
-) -> AsyncIterator[Feed]:
-    feed = Feed(ScriptedSource(ends_at), clock, patience)
-    running = asyncio.create_task(feed.market.run(on_tick or feed.on_tick, START))
-    await turns()
-    try:
-        yield feed
-    finally:
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+from trader.services.market import MarketData
 
 
 async def test_the_latest_quote_of_every_market_is_kept() -> None:
@@ -357,87 +233,6 @@ async def test_a_feed_that_stops_refuses_who_waits() -> None:
         await feed.market.quote_after("BTC", after(5))
 
 
-# Candles
-
-
-async def test_candles_asked_for_by_many_at_once_are_fetched_once() -> None:
-    clock = ManualClock(START)
-    source = ScriptedSource()
-    market = MarketData(source, clock)
-    answers = await asyncio.gather(*(market.candles("BTC", "15m", 20) for _ in range(8)))
-    end = datetime(2026, 3, 4, 5, 0, tzinfo=UTC)
-    assert source.asked_candles == [("BTC", "15m", end - timedelta(hours=5), end)]
-    assert all(answer == answers[0] for answer in answers)
-    assert [candle.open_time for candle in answers[0]] == [end - timedelta(minutes=15 * n) for n in range(20, 0, -1)]
-    assert await market.candles("BTC", "15m", 5) == answers[0][-5:]
-    assert len(source.asked_candles) == 1
-
-
-async def test_candles_are_asked_for_again_when_one_has_closed() -> None:
-    clock = ManualClock(START)
-    source = ScriptedSource()
-    market = MarketData(source, clock)
-    await market.candles("BTC", "1m", 10)
-    await clock.advance(timedelta(seconds=52))
-    assert await market.candles("BTC", "1m", 10)
-    assert len(source.asked_candles) == 1
-    await clock.advance(timedelta(seconds=1))
-    found = await market.candles("BTC", "1m", 10)
-    minute = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
-    assert source.asked_candles[1:] == [("BTC", "1m", minute, minute + timedelta(minutes=1))]
-    assert [candle.open_time for candle in found] == [minute - timedelta(minutes=n) for n in range(9, -1, -1)]
-    await clock.advance(timedelta(days=1))
-    assert len(await market.candles("BTC", "1m", 10)) == 10
-    assert len(source.asked_candles) == 3
-
-
-async def test_more_candles_than_before_are_fetched_whole_and_kept() -> None:
-    clock = ManualClock(START)
-    source = ScriptedSource()
-    market = MarketData(source, clock)
-    assert [len(await market.candles("BTC", "5m", count)) for count in (3, 30, 3)] == [3, 30, 3]
-    await clock.advance(timedelta(minutes=5))
-    assert [len(await market.candles("BTC", "5m", count)) for count in (3, 30)] == [3, 30]
-    spans = [(end - start) // timedelta(minutes=5) for _, _, start, end in source.asked_candles]
-    assert spans == [3, 30, 1]
-    assert len(await market.candles("BTC", "5m", 5000)) == 1000
-
-
-async def test_a_candle_that_a_venue_shows_late_is_not_missed() -> None:
-    clock = ManualClock(START)
-    source = ScriptedSource()
-    source.late = timedelta(seconds=1)
-    market = MarketData(source, clock)
-    assert len(await market.candles("BTC", "1m", 10)) == 9
-    source.late = timedelta(0)
-    found = await market.candles("BTC", "1m", 10)
-    assert len(found) == 10
-    assert len({candle.open_time for candle in found}) == 10
-
-
-async def test_candles_that_cannot_be_had_are_unavailable_and_asked_for_again() -> None:
-    source = ScriptedSource()
-    market = MarketData(source, ManualClock(START))
-    source.candle_error = OSError("no route")
-    with pytest.raises(MarketUnavailable, match="No candles of BTC: no route"):
-        await market.candles("BTC", "1h", 10)
-    source.candle_error = None
-    assert len(await market.candles("BTC", "1h", 10)) == 10
-    with pytest.raises(MarketUnavailable, match="DOGE"):
-        await market.candles("DOGE", "1h", 10)
-
-
-async def test_one_who_gives_up_does_not_spoil_the_candles_of_others() -> None:
-    source = ScriptedSource()
-    market = MarketData(source, ManualClock(START))
-    first = asyncio.create_task(market.candles("BTC", "1h", 10))
-    second = asyncio.create_task(market.candles("BTC", "1h", 10))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert len(await second) == 10
-    assert first.cancelled()
-
-
 async def test_history_and_funding_are_the_source_s_own() -> None:
     market = MarketData(ScriptedSource(), ManualClock(START))
     assert [found.at for found in market.history(after(1), after(3))] == [after(2), after(3)]
@@ -446,6 +241,14 @@ async def test_history_and_funding_are_the_source_s_own() -> None:
 
 
 # With real sources
+
+
+async def test_a_primed_market_has_the_prices_of_this_moment() -> None:
+    source = SyntheticSource(0, ("BTC", "ETH"))
+    market = MarketData(source, ManualClock(START))
+    market.prime()
+    assert {symbol: quote.at for symbol, quote in market.quotes().items()} == {"BTC": START, "ETH": START}
+    assert not market.is_stale()
 
 
 async def test_the_synthetic_market_is_followed_from_the_first_second() -> None:

@@ -1,0 +1,134 @@
+"""A market source that gives what a test puts into it, and a feed loop that follows it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from trader.clock import Clock, ManualClock
+from trader.domain.market import (
+    INTERVALS,
+    MARKETS,
+    PLAIN_FUNDING_RATE,
+    Book,
+    Candle,
+    Interval,
+    Level,
+    Market,
+    Quote,
+    Tick,
+)
+from trader.services.market import MarketData, OnTick
+
+START = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def tick(seconds: float, *symbols: str) -> Tick:
+    at = after(seconds)
+    level = Level(Decimal(100) + Decimal(str(seconds)), Decimal(1))
+    quotes = {
+        symbol: Quote.of(Book(symbol, at, (level,), (Level(level.price + 1, Decimal(1)),)))
+        for symbol in symbols or ("BTC", "ETH")
+    }
+    return Tick(at, quotes)
+
+
+class ScriptedSource:
+    """Gives what the test puts into its queue: ticks, or errors to fail with."""
+
+    name = "scripted"
+    identity = "scripted:0"
+    markets: Mapping[str, Market] = MARKETS
+
+    def __init__(self, ends_at: datetime | None = None) -> None:
+        self.ends_at = ends_at
+        self.queue: asyncio.Queue[Tick | Exception | None] = asyncio.Queue()
+        self.asked_after: list[datetime] = []
+        self.asked_candles: list[tuple[str, Interval, datetime, datetime]] = []
+        self.candle_error: Exception | None = None
+        self.late = timedelta(0)
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def clock(self, resume_at: datetime | None) -> Clock:
+        return ManualClock(resume_at or START)
+
+    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        self.asked_after.append(after)
+        while (given := await self.queue.get()) is not None:
+            if isinstance(given, Exception):
+                raise given
+            await clock.lead(given.at)
+            yield given
+
+    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
+        yield from (found for found in (tick(1), tick(2), tick(3)) if after < found.at <= until)
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        self.asked_candles.append((symbol, interval, start, end))
+        await asyncio.sleep(0)
+        if self.candle_error is not None:
+            raise self.candle_error
+        span = INTERVALS[interval]
+        last = end - self.late
+        return [
+            Candle(start + n * span, 1.0, 2.0, 0.5, 1.5, float(n))
+            for n in range((end - start) // span)
+            if start + (n + 1) * span <= last
+        ]
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
+        return PLAIN_FUNDING_RATE
+
+
+class Feed:
+    """A `MarketData` whose loop runs on a scripted source."""
+
+    def __init__(self, source: ScriptedSource, clock: Clock, patience: timedelta = 5 * SECOND) -> None:
+        self.source = source
+        self.market = MarketData(source, clock, patience=patience)
+        self.seen: list[Tick] = []
+
+    async def on_tick(self, given: Tick) -> None:
+        self.seen.append(given)
+
+    async def give(self, *items: Tick | Exception | None) -> None:
+        """Put into the queue, and let the loop work it off."""
+        for item in items:
+            self.source.queue.put_nowait(item)
+        await turns()
+
+
+async def turns() -> None:
+    """Let every task that can run do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def feeding(
+    clock: Clock,
+    *,
+    on_tick: OnTick | None = None,
+    ends_at: datetime | None = None,
+    patience: timedelta = 5 * SECOND,
+) -> AsyncIterator[Feed]:
+    feed = Feed(ScriptedSource(ends_at), clock, patience)
+    running = asyncio.create_task(feed.market.run(on_tick or feed.on_tick, START))
+    await turns()
+    try:
+        yield feed
+    finally:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
