@@ -58,11 +58,11 @@ async def running(
     database: Database, source: ScriptedSource, clock: ManualClock, **settings: str
 ) -> AsyncIterator[Venue]:
     venue = Venue(database, source, clock, **settings)
-    await venue.exchange.start()
+    await venue.exchange.lead()
     try:
         yield venue
     finally:
-        await venue.exchange.close()
+        await venue.exchange.resign()
 
 
 async def agree_with_rows(venue: Venue) -> None:

@@ -77,6 +77,7 @@ class Draft:
                 sequence=account.sequence,
                 changed_at=account.changed_at,
                 last_order_at=account.last_order_at,
+                taken=account.taken,
             )
         return Booking(
             account=account,

@@ -69,7 +69,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
     market = rules.markets[order.symbol]
     quote = moment.quotes[order.symbol]
     limit = _passive_limit(order, market)
-    refusal = _refusal_of_size(account, order, quantity, limit or quote.mark, market) or (
+    refusal = _refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
         _refusal_of_plan(order.exit_plan, order.side.opens, _entry_mark(order.side, quote.mark, limit), draft.at)
     )
     if refusal is not None:
@@ -147,14 +147,14 @@ def _entry_mark(side: OrderSide, mark: Decimal, limit: Decimal | None) -> Decima
 
 
 def _refusal_of_size(account: Account, order: Order, quantity: Decimal, price: Decimal, market: Market) -> str | None:
+    if price <= 0:
+        return f"the limit price {text(order.limit_price or ZERO)} is below one tick ({text(market.tick)})"
     if order.reduce_only:
         position = opposing(account, order.symbol, order.side)
         if not position:
             return f"nothing to reduce: no {order.symbol} position that a {order.side} would reduce"
         if quantity == position:
             return None
-    if price <= 0:
-        return f"the limit price {text(order.limit_price or ZERO)} is below one tick ({text(market.tick)})"
     if quantity < market.lot:
         return f"the quantity {text(order.quantity)} is below one lot of {order.symbol} ({text(market.lot)})"
     notional = quantity * price

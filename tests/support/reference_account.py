@@ -1,0 +1,563 @@
+"""A second account, written from the rules in words: slow, simple, exact, and sharing no code with the engine.
+
+It keeps one ledger of what happened and works every figure out of it again whenever it is asked. Numbers are fractions;
+the only roundings are those the books know: a division goes half-even to 16 decimals.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from itertools import groupby
+
+from trader.domain.exchange import Moment
+from trader.domain.market import Book, Market
+from trader.domain.orders import ExitPlan, Order
+
+UNIT = 10**16
+STALE = timedelta(seconds=30)
+LIQUIDATION_FEE = Fraction(1, 100)
+
+
+def rounded(value: Fraction) -> Fraction:
+    """Half-even to 16 decimals (`round` of a fraction is half-even)."""
+    return Fraction(round(value * UNIT), UNIT)
+
+
+def fraction(value: Decimal | None) -> Fraction:
+    assert value is not None
+    return Fraction(value)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the ledger. Lines of one `act` belong together: one order met one book.
+
+    `quantity` is signed: bought is positive. `amount` is what funding or the insurance fund paid in.
+    """
+
+    act: int
+    at: datetime
+    symbol: str
+    quantity: Fraction = Fraction(0)
+    price: Fraction = Fraction(0)
+    fee: Fraction = Fraction(0)
+    leverage: Fraction = Fraction(1)
+    amount: Fraction = Fraction(0)
+    kind: str = "fill"
+    reason: str = ""
+
+
+@dataclass
+class Holding:
+    """A net position, worked out of the ledger. `quantity` is signed."""
+
+    quantity: Fraction
+    cost: Fraction
+    margin: Fraction
+    fees: Fraction
+    funding: Fraction
+    realized: Fraction
+    opened_at: datetime
+
+
+@dataclass(frozen=True)
+class Trade:
+    symbol: str
+    quantity: Fraction
+    cost: Fraction
+    proceeds: Fraction
+    gross: Fraction
+    fees: Fraction
+    funding: Fraction
+    reason: str
+
+
+@dataclass
+class Rest:
+    """A limit order that waits. `number` is its place in the order of arrival."""
+
+    number: int
+    symbol: str
+    sign: int
+    remaining: Fraction
+    limit: Fraction
+    leverage: Fraction
+    reduce_only: bool
+    plan: ExitPlan | None
+    created_at: datetime
+
+
+@dataclass
+class Watch:
+    """What is watched of a position: its plan, the trigger that is closing it, and the last boundary funded."""
+
+    plan: ExitPlan
+    funded_until: datetime
+    closing: str | None = None
+
+
+@dataclass
+class Answer:
+    status: str
+    quantity: Fraction = Fraction(0)
+    average: Fraction | None = None
+    fees: Fraction = Fraction(0)
+    realized: Fraction = Fraction(0)
+
+
+@dataclass
+class Books:
+    """All that the ledger amounts to."""
+
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    trades: list[Trade] = field(default_factory=list)
+    realized: Fraction = Fraction(0)
+    fees: Fraction = Fraction(0)
+    funding: Fraction = Fraction(0)
+    insurance: Fraction = Fraction(0)
+
+
+class ReferenceAccount:
+    """An account by the rules in words."""
+
+    def __init__(
+        self, capital: Decimal, markets: dict[str, Market], taker: Decimal, maker: Decimal, at: datetime
+    ) -> None:
+        self.capital = Fraction(capital)
+        self.markets = markets
+        self.taker = Fraction(taker)
+        self.maker = Fraction(maker)
+        self.changed_at = at
+        self.ledger: list[Entry] = []
+        self.resting: list[Rest] = []
+        self.watches: dict[str, Watch] = {}
+        self.taken: dict[str, tuple[datetime, dict[tuple[int, Fraction], Fraction]]] = {}
+        self.marks: dict[str, Fraction] = {}
+        self._acts = 0
+        self._arrivals = 0
+        self._books: tuple[int, Books] = (0, Books())
+
+    # --- what the ledger amounts to -----------------------------------------------------------------------------------
+
+    def books(self) -> Books:
+        """Every figure, from the first line of the ledger on."""
+        if self._books[0] != len(self.ledger):
+            books = Books()
+            for _, lines in groupby(self.ledger, key=lambda entry: entry.act):
+                _post(books, list(lines))
+            self._books = (len(self.ledger), books)
+        return self._books[1]
+
+    def quantity(self, symbol: str) -> Fraction:
+        holding = self.books().holdings.get(symbol)
+        return holding.quantity if holding is not None else Fraction(0)
+
+    def cash(self) -> Fraction:
+        books = self.books()
+        return self.capital + books.realized - books.fees + books.funding + books.insurance
+
+    def unrealized(self, symbol: str) -> Fraction:
+        holding = self.books().holdings[symbol]
+        return holding.quantity * self.marks[symbol] - (holding.cost if holding.quantity > 0 else -holding.cost)
+
+    def equity(self) -> Fraction:
+        return self.cash() + sum(self.unrealized(symbol) for symbol in self.books().holdings)
+
+    def margin(self) -> Fraction:
+        return sum((holding.margin for holding in self.books().holdings.values()), Fraction(0))
+
+    def maintenance(self) -> Fraction:
+        return sum(
+            (
+                abs(holding.quantity) * self.marks[symbol] * Fraction(self.markets[symbol].maintenance_rate)
+                for symbol, holding in self.books().holdings.items()
+            ),
+            Fraction(0),
+        )
+
+    def reserved(self) -> Fraction:
+        """Quantity × limit / leverage of what would open; earlier orders are the first to reduce what is held."""
+        total = Fraction(0)
+        left = {symbol: holding.quantity for symbol, holding in self.books().holdings.items()}
+        for rest in self.resting:
+            if rest.reduce_only:
+                continue
+            opens = rest.remaining
+            if left.get(rest.symbol, 0) * rest.sign < 0:
+                reduces = min(opens, abs(left[rest.symbol]))
+                left[rest.symbol] += reduces * rest.sign
+                opens -= reduces
+            total += rounded(opens * rest.limit / rest.leverage)
+        return total
+
+    def free(self) -> Fraction:
+        return self.equity() - self.margin() - self.reserved()
+
+    def liquidation_price(self, symbol: str) -> Fraction | None:
+        """Solved for the mark m: equity without this market + quantity × m − cost = maintenance without + |q| m r."""
+        holding = self.books().holdings[symbol]
+        rate = Fraction(self.markets[symbol].maintenance_rate)
+        mark = self.marks[symbol]
+        fixed = self.equity() - holding.quantity * mark - (self.maintenance() - abs(holding.quantity) * mark * rate)
+        price = -fixed / (holding.quantity - abs(holding.quantity) * rate)
+        return price if price > 0 else None
+
+    # --- what a caller does -------------------------------------------------------------------------------------------
+
+    def place(self, order: Order, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Answer:
+        self._see(moment)
+        at = max(moment.at, self.changed_at)
+        before = self._memory()
+        for symbol in self.books().holdings:
+            self._fund(symbol, at, rate)
+        answer = self._place(order, moment, at)
+        if answer.status == "rejected":
+            self._restore(before)
+        else:
+            self._liquidate(moment, at)
+            self._write_off_when_flat(at)
+        self.changed_at = at
+        return answer
+
+    def _place(self, order: Order, moment: Moment, at: datetime) -> Answer:
+        market, sign = self.markets[order.symbol], 1 if order.side == "buy" else -1
+        book, mark = moment.quotes[order.symbol].book, self.marks[order.symbol]
+        held = self.quantity(order.symbol)
+        reducible = abs(held) if held * sign < 0 else Fraction(0)
+        lot, tick = Fraction(market.lot), Fraction(market.tick)
+        wanted = Fraction(order.quantity)
+        limit = None
+        if order.limit_price is not None:
+            ticks = Fraction(order.limit_price) / tick
+            limit = (ticks.__floor__() if sign > 0 else ticks.__ceil__()) * tick
+        quantity = (wanted / lot).__floor__() * lot
+        if order.reduce_only and wanted >= reducible:
+            quantity = reducible
+        closes_all = order.reduce_only and quantity == reducible > 0
+        price = limit if limit is not None else mark
+        if order.reduce_only and not reducible:
+            return Answer("rejected")
+        if not closes_all and (quantity < lot or quantity * price < market.min_notional):
+            return Answer("rejected")
+        if price <= 0:
+            return Answer("rejected")
+        entry_mark = mark if limit is None else (min(mark, limit) if sign > 0 else max(mark, limit))
+        if order.exit_plan is not None and not _plan_is_sound(order.exit_plan, sign, entry_mark, at):
+            return Answer("rejected")
+        realized_before = self.books().realized
+        parts = self._shown(book, sign, quantity, limit)
+        self._take(book, sign, parts)
+        terms = Fraction(order.leverage or 1), order.exit_plan
+        fees = self._execute(order.symbol, sign, parts, at, self.taker, "order", *terms)
+        done = sum((q for _, q in parts), Fraction(0))
+        unfilled = quantity - done
+        rests = unfilled > 0 and limit is not None
+        if not done and not rests:
+            return Answer("rejected")
+        if rests:
+            assert limit is not None
+            self._arrivals += 1
+            self.resting.append(
+                Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms[0], order.reduce_only, terms[1], at)
+            )
+        if not (order.reduce_only or quantity <= reducible) and self.free() < 0:
+            return Answer("rejected")
+        return Answer(
+            "resting" if rests else "partial" if unfilled else "filled",
+            done,
+            rounded(sum(p * q for p, q in parts) / done) if done else None,
+            fees,
+            self.books().realized - realized_before,
+        )
+
+    def cancel(self, number: int, at: datetime) -> None:
+        self.resting = [rest for rest in self.resting if rest.number != number]
+        self.changed_at = max(at, self.changed_at)
+
+    def set_exit_plan(self, symbol: str, plan: ExitPlan, moment: Moment) -> bool:
+        self._see(moment)
+        held = self.quantity(symbol)
+        at = max(moment.at, self.changed_at)
+        if not held or not _plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], at):
+            return False
+        self.watches[symbol].plan = plan
+        self.changed_at = at
+        return True
+
+    def reset(self, capital: Decimal, moment: Moment) -> Books:
+        """Gives the books of the run that ended."""
+        self._see(moment)
+        at = max(moment.at, self.changed_at)
+        self.resting.clear()
+        for symbol, holding in self.books().holdings.items():
+            part = (self.marks[symbol], abs(holding.quantity))
+            self._execute(symbol, -1 if holding.quantity > 0 else 1, [part], at, Fraction(0), "reset")
+        self._write_off_when_flat(at)
+        ended = self.books()
+        self.ledger, self.watches, self._books = [], {}, (0, Books())
+        self.capital, self.changed_at = Fraction(capital), at
+        return ended
+
+    # --- what the market does -----------------------------------------------------------------------------------------
+
+    def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
+        """Funding, resting orders, liquidation, exit plans."""
+        self._see(moment)
+        at = max(moment.at, self.changed_at)
+        length, orders = len(self.ledger), [(rest.number, rest.remaining) for rest in self.resting]
+        closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
+        for symbol in self.books().holdings:
+            if symbol in moment.updated:
+                self._fund(symbol, at, rate)
+        self._fill_resting(moment, at)
+        self._liquidate(moment, at)
+        for symbol in list(self.books().holdings):
+            if symbol in moment.updated:
+                self._exit(symbol, moment, at)
+        self._write_off_when_flat(at)
+        if (length, orders, closing) != (
+            len(self.ledger),
+            [(rest.number, rest.remaining) for rest in self.resting],
+            {symbol: watch.closing for symbol, watch in self.watches.items()},
+        ):
+            self.changed_at = at
+
+    def _fill_resting(self, moment: Moment, at: datetime) -> None:
+        for rest in sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number)):
+            if rest not in self.resting or rest.symbol not in moment.updated:
+                continue
+            book = moment.quotes[rest.symbol].book
+            beyond = self._shown(book, rest.sign, rest.remaining, rest.limit)
+            held = self.quantity(rest.symbol)
+            reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
+            if rest.reduce_only:
+                beyond = _first(beyond, reducible)
+            quantity = sum((q for _, q in beyond), Fraction(0))
+            if not quantity:
+                continue
+            before = self._memory()
+            self._take(book, rest.sign, beyond)
+            rest.remaining -= quantity
+            if not rest.remaining:
+                self.resting.remove(rest)
+            self._execute(
+                rest.symbol, rest.sign, [(rest.limit, quantity)], at, self.maker, "limit", rest.leverage, rest.plan
+            )
+            if quantity > reducible and self.free() < 0:
+                self._restore(before)
+                self.resting = [other for other in self.resting if other.number != rest.number]
+
+    def _liquidate(self, moment: Moment, at: datetime) -> None:
+        if not self.books().holdings or self.equity() > self.maintenance():
+            return
+        self.resting.clear()
+        last = ""
+        for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
+            quote = moment.quotes.get(symbol)
+            if quote is None or moment.at - quote.at > STALE:
+                continue
+            held = self.quantity(symbol)
+            sign = -1 if held > 0 else 1
+            parts = self._shown(quote.book, sign, abs(held), None)
+            if parts:
+                self._take(quote.book, sign, parts)
+                self._execute(symbol, sign, parts, at, self.taker, "liquidation")
+                fee = min(LIQUIDATION_FEE * sum(p * q for p, q in parts), max(Fraction(0), self.equity()))
+                self._charge_more(fee)
+            last = symbol
+            if self.equity() > self.maintenance():
+                break
+        if self.equity() < 0 and last:
+            self._insure(last, -self.equity(), at)
+
+    def _charge_more(self, fee: Fraction) -> None:
+        """Add the liquidation fee to the last fill: which fill of one close carries it makes no difference."""
+        self.ledger[-1] = replace(self.ledger[-1], fee=self.ledger[-1].fee + fee)
+        self._books = (-1, Books())
+
+    def _exit(self, symbol: str, moment: Moment, at: datetime) -> None:
+        watch, held, mark = self.watches[symbol], self.quantity(symbol), self.marks[symbol]
+        reason = watch.closing or _fired(watch.plan, held, mark, at)
+        if reason is None:
+            return
+        watch.closing = reason
+        sign = -1 if held > 0 else 1
+        book = moment.quotes[symbol].book
+        parts = self._shown(book, sign, abs(held), None)
+        self._take(book, sign, parts)
+        self._execute(symbol, sign, parts, at, self.taker, reason)
+
+    def _fund(self, symbol: str, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
+        watch = self.watches[symbol]
+        boundary = watch.funded_until.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        while boundary <= at:
+            self._acts += 1
+            paid = self.quantity(symbol) * self.marks[symbol] * Fraction(rate(symbol, boundary))
+            self.ledger.append(Entry(self._acts, at, symbol, amount=-paid, kind="funding"))
+            watch.funded_until = boundary
+            boundary += timedelta(hours=1)
+
+    def _write_off_when_flat(self, at: datetime) -> None:
+        if not self.books().holdings and self.cash() < 0:
+            self._insure("", -self.cash(), at)
+
+    def _insure(self, symbol: str, amount: Fraction, at: datetime) -> None:
+        self._acts += 1
+        self.ledger.append(Entry(self._acts, at, symbol, amount=amount, kind="insurance"))
+
+    # --- the book and the ledger --------------------------------------------------------------------------------------
+
+    def _shown(
+        self, book: Book, sign: int, quantity: Fraction, limit: Fraction | None
+    ) -> list[tuple[Fraction, Fraction]]:
+        """What this account can still have of the book, best first, up to the quantity and not beyond the limit."""
+        seen_at, gone = self.taken.get(book.symbol, (book.at, {}))
+        found = []
+        for price, size in book.asks if sign > 0 else book.bids:
+            left = Fraction(size) - (gone.get((sign, Fraction(price)), 0) if seen_at == book.at else 0)
+            if left > 0 and (limit is None or sign * (limit - Fraction(price)) >= 0):
+                found.append((Fraction(price), left))
+        return _first(found, quantity)
+
+    def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]]) -> None:
+        if not parts:
+            return
+        seen_at, gone = self.taken.get(book.symbol, (book.at, {}))
+        gone = dict(gone) if seen_at == book.at else {}
+        for price, quantity in parts:
+            gone[sign, price] = gone.get((sign, price), Fraction(0)) + quantity
+        self.taken[book.symbol] = (book.at, gone)
+
+    def _execute(
+        self,
+        symbol: str,
+        sign: int,
+        parts: list[tuple[Fraction, Fraction]],
+        at: datetime,
+        rate: Fraction,
+        reason: str,
+        leverage: Fraction = Fraction(1),
+        plan: ExitPlan | None = None,
+    ) -> Fraction:
+        """Write the fills of one act, and see to what follows from the new position. Gives the fees."""
+        if not parts:
+            return Fraction(0)
+        before = self.quantity(symbol)
+        self._acts += 1
+        for price, quantity in parts:
+            self.ledger.append(
+                Entry(self._acts, at, symbol, sign * quantity, price, price * quantity * rate, leverage, reason=reason)
+            )
+        after = self.quantity(symbol)
+        if not after or before * after <= 0:
+            self.watches.pop(symbol, None)
+        if after * sign > 0:  # it opened or added
+            watch = self.watches.setdefault(symbol, Watch(ExitPlan(), at))
+            watch.plan = plan if plan is not None else watch.plan
+        self.resting = [
+            rest for rest in self.resting if not (rest.symbol == symbol and rest.reduce_only and after * rest.sign >= 0)
+        ]
+        return sum((price * quantity * rate for price, quantity in parts), Fraction(0))
+
+    def _see(self, moment: Moment) -> None:
+        self.marks = {symbol: Fraction(mark) for symbol, mark in moment.marks.items()}
+
+    def _memory(self) -> tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]:
+        watches = {symbol: replace(watch) for symbol, watch in self.watches.items()}
+        return list(self.ledger), [replace(rest) for rest in self.resting], watches, dict(self.taken)
+
+    def _restore(self, memory: tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]) -> None:
+        self.ledger, self.resting, self.watches, self.taken = memory  # type: ignore[assignment]  # as it was
+        self._books = (-1, Books())
+
+
+def _first(parts: list[tuple[Fraction, Fraction]], quantity: Fraction) -> list[tuple[Fraction, Fraction]]:
+    """The first parts, up to the quantity."""
+    chosen = []
+    for price, size in parts:
+        if quantity <= 0:
+            break
+        chosen.append((price, min(size, quantity)))
+        quantity -= size
+    return chosen
+
+
+def _post(books: Books, lines: list[Entry]) -> None:
+    """Post one act: funding and insurance as they are, fills closing what is open before they open anything."""
+    first = lines[0]
+    if first.kind == "funding":
+        books.funding += first.amount
+        books.holdings[first.symbol].funding += first.amount
+        return
+    if first.kind == "insurance":
+        books.insurance += first.amount
+        return
+    books.fees += sum(line.fee for line in lines)
+    held = books.holdings.get(first.symbol)
+    closing = abs(held.quantity) if held is not None and held.quantity * first.quantity < 0 else Fraction(0)
+    closed = opened = proceeds = cost = exit_fees = entry_fees = Fraction(0)
+    for line in lines:
+        size, fee_of_unit = abs(line.quantity), line.fee / abs(line.quantity)
+        closes = min(size, closing - closed)
+        closed += closes
+        proceeds += closes * line.price
+        exit_fees += closes * fee_of_unit
+        opened += size - closes
+        cost += (size - closes) * line.price
+        entry_fees += (size - closes) * fee_of_unit
+    sign = 1 if first.quantity > 0 else -1
+    if held is not None and closed:
+        _close(books, held, first, closed, proceeds, exit_fees)
+        held = books.holdings.get(first.symbol)
+    if opened and held is None:
+        held = Holding(*[Fraction(0)] * 6, first.at)
+        books.holdings[first.symbol] = held
+    if opened and held is not None:
+        held.quantity += sign * opened
+        held.cost += cost
+        held.margin += rounded(cost / first.leverage)
+        held.fees += entry_fees
+
+
+def _close(
+    books: Books, held: Holding, first: Entry, closed: Fraction, proceeds: Fraction, exit_fees: Fraction
+) -> None:
+    size = abs(held.quantity)
+    cost, margin, fees, funding = (
+        whole if closed == size else rounded(whole * closed / size)
+        for whole in (held.cost, held.margin, held.fees, held.funding)
+    )
+    gross = proceeds - cost if held.quantity > 0 else cost - proceeds
+    books.realized += gross
+    books.trades.append(Trade(first.symbol, closed, cost, proceeds, gross, fees + exit_fees, funding, first.reason))
+    if closed == size:
+        del books.holdings[first.symbol]
+        return
+    held.quantity -= closed if held.quantity > 0 else -closed
+    held.cost -= cost
+    held.margin -= margin
+    held.fees -= fees
+    held.funding -= funding
+    held.realized += gross
+
+
+def _plan_is_sound(plan: ExitPlan, sign: int, mark: Fraction, at: datetime) -> bool:
+    """Stop and invalidation price behind the mark, target before it, time ahead."""
+    behind = all(price is None or sign * (mark - Fraction(price)) > 0 for price in (plan.stop, plan.invalidation_price))
+    before = plan.target is None or sign * (Fraction(plan.target) - mark) > 0
+    return behind and before and (plan.time_exit is None or plan.time_exit > at)
+
+
+def _fired(plan: ExitPlan, held: Fraction, mark: Fraction, at: datetime) -> str | None:
+    sign = 1 if held > 0 else -1
+    if plan.stop is not None and sign * (mark - Fraction(plan.stop)) <= 0:
+        return "stop"
+    if plan.invalidation_price is not None and sign * (mark - Fraction(plan.invalidation_price)) <= 0:
+        return "invalidation"
+    if plan.target is not None and sign * (mark - Fraction(plan.target)) >= 0:
+        return "target"
+    if plan.time_exit is not None and at >= plan.time_exit:
+        return "time"
+    return None

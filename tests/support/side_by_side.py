@@ -1,0 +1,219 @@
+"""The engine and the reference account side by side: the same calls to both, compared to the last digit after each."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
+from uuid import UUID
+
+from support.books import RULES, open_account
+from support.reference_account import Answer, Books, ReferenceAccount
+
+from trader.domain import account as figures
+from trader.domain import exchange
+from trader.domain.booking import Booking
+from trader.domain.exchange import Moment
+from trader.domain.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
+
+Rate = Callable[[str, datetime], Decimal]
+
+
+class SideBySide:
+    """One account, kept twice. Each call raises `AssertionError` where the two, or the account's own rows, disagree."""
+
+    def __init__(self, capital: Decimal, rate: Rate, at: datetime) -> None:
+        self.account = open_account(str(capital), at=at)
+        self.model = ReferenceAccount(capital, RULES.markets, RULES.taker_rate, RULES.maker_rate, at)
+        self.rate = rate
+        self.numbers: dict[UUID, int] = {}
+        self.ids: set[UUID] = set()
+        self.rows: list[Booking] = []
+        self.seen: dict[str, int] = defaultdict(int)
+
+    def place(self, order: Order, moment: Moment) -> OrderAnswer:
+        booking = exchange.place(self.account, order, moment, RULES, self.rate)
+        expected = self.model.place(order, moment, self.rate)
+        answer = booking.answer
+        assert answer is not None
+        assert answer.id not in self.ids
+        self.ids.add(answer.id)
+        if answer.status is OrderStatus.RESTING:
+            self.numbers[answer.id] = self.model.resting[-1].number if self.model.resting else -1
+        self._check_answer(order, answer, expected)
+        self._apply(booking, moment)
+        self._check_fills(order, moment, [fill for fill in booking.fills if fill.request_id == answer.id])
+        self.seen[answer.status] += 1
+        return answer
+
+    def cancel(self, index: int, moment: Moment) -> None:
+        order = self.account.resting[index]
+        booking = exchange.cancel(self.account, order.id, moment.at)
+        assert booking is not None
+        self.model.cancel(self.numbers[order.id], moment.at)
+        self._apply(booking, moment)
+        self.seen["cancelled"] += 1
+
+    def set_exit_plan(self, symbol: str, plan: ExitPlan, moment: Moment) -> None:
+        booking = exchange.set_exit_plan(self.account, symbol, plan, moment, RULES)
+        assert self.model.set_exit_plan(symbol, plan, moment) is not isinstance(booking, str), booking
+        if not isinstance(booking, str):
+            self._apply(booking, moment)
+
+    def update(self, moment: Moment) -> None:
+        resting = {order.id: order for order in self.account.resting}
+        booking = exchange.review(self.account, moment, RULES, self.rate)
+        self.model.update(moment, self.rate)
+        if booking is None:
+            self._compare(moment)
+            return
+        for fill in booking.fills:
+            if fill.cause is Cause.LIMIT:
+                assert fill.request_id is not None
+                assert fill.maker
+                assert fill.price == resting[fill.request_id].limit_price
+            else:
+                self._check_in_book(fill, moment)
+            self.seen[fill.cause] += 1
+        self._apply(booking, moment)
+        if any(fill.cause is Cause.LIQUIDATION for fill in booking.fills):
+            assert figures.equity(self.account, moment.marks) >= 0
+        self.seen["funding"] += len(booking.funding)
+        self.seen["insurance"] += len(booking.insurance)
+
+    def reset(self, capital: Decimal, moment: Moment) -> None:
+        booking = exchange.reset(self.account, capital, "USDT", moment, RULES)
+        ended = self.model.reset(capital, moment)
+        self._note_ids(booking)
+        self.rows.append(booking)
+        self._check_trades(ended)
+        assert booking.starts_run
+        assert not booking.account.positions
+        self.account, self.rows = booking.account, []
+        self._compare(moment)
+
+    # --- comparisons --------------------------------------------------------------------------------------------------
+
+    def _apply(self, booking: Booking, moment: Moment) -> None:
+        assert booking.sequence_before == self.account.sequence
+        assert booking.account.sequence > self.account.sequence
+        self._note_ids(booking)
+        self.rows.append(booking)
+        self.account = booking.account
+        self._compare(moment)
+
+    def _note_ids(self, booking: Booking) -> None:
+        sequences = [
+            *(fill.sequence for fill in booking.fills),
+            *(payment.sequence for payment in booking.funding),
+            *(payment.sequence for payment in booking.insurance),
+        ]
+        assert len(set(sequences)) == len(sequences)
+        assert all(booking.sequence_before < s <= booking.account.sequence for s in sequences)
+        for trade in booking.trades:
+            if trade.parent_id is not None:
+                assert trade.part.id not in self.ids
+                self.ids.add(trade.part.id)
+
+    def _check_answer(self, order: Order, answer: OrderAnswer, expected: Answer) -> None:
+        assert answer.status == expected.status, (answer, expected)
+        assert answer.requested_quantity == order.quantity
+        assert answer.total_quantity == expected.quantity == sum(fill.quantity for fill in answer.fills)
+        assert answer.total_fees == expected.fees
+        assert answer.realized_pnl == expected.realized
+        average = None if answer.average_price is None else Fraction(answer.average_price)
+        assert average == expected.average
+        assert (answer.reason is not None) == (answer.status in {OrderStatus.REJECTED, OrderStatus.PARTIAL})
+
+    def _check_fills(self, order: Order, moment: Moment, fills: list[Fill]) -> None:
+        for fill in fills:
+            self._check_in_book(fill, moment)
+            assert not fill.maker
+            assert fill.side is order.side
+            if order.type is OrderType.LIMIT:
+                assert order.limit_price is not None
+                assert (order.limit_price - fill.price) * order.side.direction >= 0
+
+    def _check_in_book(self, fill: Fill, moment: Moment) -> None:
+        book = moment.quotes[fill.symbol].book
+        shown = {level.price: level.quantity for level in (book.asks if fill.side == "buy" else book.bids)}
+        assert fill.quantity <= shown[fill.price]
+
+    def _compare(self, moment: Moment) -> None:
+        account, model, marks = self.account, self.model, moment.marks
+        model._see(moment)
+        books = model.books()
+        assert account.cash == model.cash()
+        assert account.realized == books.realized
+        assert account.fees == books.fees
+        assert account.funding == books.funding
+        assert account.insurance == books.insurance
+        assert account.changed_at == model.changed_at
+        assert set(account.positions) == set(books.holdings)
+        for symbol, position in account.positions.items():
+            held, watch = books.holdings[symbol], model.watches[symbol]
+            assert position.side.direction * position.quantity == held.quantity
+            assert position.entry_notional == held.cost
+            assert position.margin == held.margin
+            assert position.fees == held.fees
+            assert position.funding == held.funding
+            assert position.realized == held.realized
+            assert position.opened_at == held.opened_at
+            assert position.exit_plan == watch.plan
+            assert position.closing == watch.closing
+            price = figures.liquidation_price(account, symbol, marks, RULES.markets)
+            expected = model.liquidation_price(symbol)
+            assert (price is None) == (expected is None)
+            assert price is None or expected is None or abs(Fraction(price) - expected) <= Fraction(1, 10**16)
+        assert [(self.numbers[order.id], order.remaining) for order in account.resting] == [
+            (rest.number, rest.remaining) for rest in model.resting
+        ]
+        assert figures.equity(account, marks) == model.equity()
+        assert figures.maintenance(account, marks, RULES.markets) == model.maintenance()
+        assert account.margin == model.margin()
+        assert figures.reserved(account) == model.reserved()
+        assert figures.free_margin(account, marks) == model.free()
+        assert figures.available_cash(account, marks) == max(0, model.free())
+        assert account.borrowed == max(0, -model.cash())
+        self._check_trades(books)
+        self._check_rows()
+
+    def _check_trades(self, books: Books) -> None:
+        trades = [trade for booking in self.rows for trade in booking.trades]
+        assert [
+            (
+                t.part.symbol, t.part.quantity, t.part.entry_notional, t.exit_notional,
+                t.gross_pnl, t.part.fees, t.part.funding, t.close_reason,
+            )
+            for t in trades
+        ] == [
+            (t.symbol, t.quantity, t.cost, t.proceeds, t.gross, t.fees, t.funding, t.reason) for t in books.trades
+        ]  # fmt: skip
+        assert sum(trade.insurance for trade in trades) <= books.insurance
+
+    def _check_rows(self) -> None:
+        """The account is the sum of its rows: of trades and open positions, and of fills, funding and insurance."""
+        account = self.account
+        fills = [fill for booking in self.rows for fill in booking.fills]
+        trades = [trade for booking in self.rows for trade in booking.trades]
+        received = sum(payment.amount for booking in self.rows for payment in booking.funding)
+        insured = sum(payment.amount for booking in self.rows for payment in booking.insurance)
+        held = account.positions.values()
+        of_trades = sum(trade.gross_pnl - trade.part.fees + trade.part.funding for trade in trades)
+        of_open = sum(position.funding - position.fees for position in held)
+        of_fills = sum(-fill.side.direction * fill.notional - fill.fee - fill.liquidation_fee for fill in fills)
+        of_entries = sum(position.side.direction * position.entry_notional for position in held)
+        initial = account.run.initial_capital
+        assert account.cash == initial + of_trades + of_open + insured
+        assert account.cash == initial + of_fills + of_entries + received + insured
+        quantities: dict[str, Decimal] = defaultdict(Decimal)
+        of_rows: dict[UUID, Decimal] = defaultdict(Decimal)
+        for fill in fills:
+            quantities[fill.symbol] += fill.side.direction * fill.quantity
+            of_rows[fill.order_id] += fill.side.direction * fill.quantity
+        signed = {p.symbol: p.side.direction * p.quantity for p in held}
+        assert {symbol: quantity for symbol, quantity in quantities.items() if quantity} == signed
+        for position in held:
+            opened = of_rows[position.id] * position.side.direction
+            assert opened >= position.quantity
+            assert position.side in Side
