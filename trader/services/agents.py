@@ -101,7 +101,11 @@ class Agents:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Close the runs that a crash left open, load the models, and in a demo without any create them."""
+        """Close the runs that a crash left open, load the models, and in a demo without any create them.
+
+        After `close` it may be started again. Only one process at a time may be started on a database.
+        """
+        self._is_closing = False
         now = self._clock.now()
         self._is_closing = False
         async with self._database.connection() as conn:
@@ -118,6 +122,10 @@ class Agents:
 
     async def follow(self) -> None:
         """Only read which models there are, for a process that shows what another one trades."""
+        await self._reload_models()
+
+    async def follow(self) -> None:
+        """Know the models that another process runs."""
         await self._reload_models()
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ through the guard and carry ids made of the run's, so nothing is placed twice.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -238,7 +239,8 @@ class Workflow:
         try:
             async with asyncio.timeout(CLOSING_S if reason == INTERRUPTED else None):
                 if self.record.has_pending_order:
-                    await self._exchange.open_account(self._model.id)  # waits until the account has settled
+                    with suppress(Unavailable):
+                        await self._exchange.open_account(self._model.id)  # waits until the account has settled
                 await self.record.save()
         except (Unavailable, TimeoutError) as error:
             _log.warning("%s: run %s is not recorded yet: %s", self._model.id, self.record.id, error)
