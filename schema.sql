@@ -14,12 +14,16 @@ DO $$ BEGIN
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
 -- What this database is of: rows of two markets or two trading modes never mix in one database.
--- Every tick up to processed_until has been seen by every account.
+-- Every tick up to processed_until has been seen by every account. Of several processes one leads; each new leader
+-- begins a term, and tells here which of its schedulers run.
 CREATE TABLE IF NOT EXISTS service_state (
     only_row        boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     market_identity text NOT NULL,
     trading_mode    text NOT NULL CHECK (trading_mode IN ('simulated', 'live')),
-    processed_until timestamptz
+    processed_until timestamptz,
+    term            bigint NOT NULL DEFAULT 0,
+    schedulers      jsonb,
+    heartbeat_at    timestamptz
 );
 
 -- The last mark seen of each market, so that accounts have a value before the source speaks again.

@@ -4,16 +4,16 @@ import asyncio
 import logging
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import Any, Final, Literal
 
 from aiohttp import web
 
 from trader.api import cors, feeds, health, rpc, streams
 from trader.api.context import Context
-from trader.clock import Clock, iso
-from trader.errors import StartError
+from trader.clock import iso
+from trader.errors import StartError, Unavailable
 from trader.gateways.llm import make_providers
 from trader.gateways.market import make_source
 from trader.gateways.market.source import MarketSource
@@ -27,6 +27,7 @@ from trader.services.portfolio import Portfolio
 from trader.services.trading import TradingRecords
 from trader.settings import Settings
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database, apply_schema
 from trader.store.trading import select_processed_until
@@ -36,6 +37,10 @@ log = logging.getLogger("trader")
 BODY_BYTES_MAX: Final = 1024 * 1024
 _STREAMS_END_S: Final = 1.0
 """How long requests may take to end at shutdown; the streams are closed before."""
+
+_HEARTBEAT_S: Final = 5.0
+_STANDBY_EVERY_S: Final = 0.5
+"""Seconds of real time: between words to the standbys, and between a standby's tries to lead."""
 
 
 async def serve(settings: Settings) -> None:
@@ -48,18 +53,21 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as stack:
-        source, database = await _open_outside(settings, stack)
-        service = await _start_services(settings, source, database, stack)
-        feed = asyncio.create_task(service.follow_market(), name="market feed")
-        stack.push_async_callback(_cancel, feed)
-        await service.schedulers.start()
-        stack.push_async_callback(service.schedulers.close)
+        source, database, dsn = await _open_outside(settings, stack)
+        service = await _make_services(settings, source, database, dsn, stack)
+        await service.take_role()
+        stack.push_async_callback(service.resign)
+        tasks = [
+            asyncio.create_task(service.follow_market(), name="market feed"),
+            asyncio.create_task(service.keep_role(), name="role"),
+            asyncio.create_task(stopping.wait(), name="stop signal"),
+        ]
+        stack.push_async_callback(_cancel, tasks)
         port = await _listen(service, settings, stack)
         log.info("listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, source.name)
-        stopped = asyncio.create_task(stopping.wait(), name="stop signal")
-        await asyncio.wait([stopped, feed], return_when=asyncio.FIRST_COMPLETED)
-        if feed.done():
-            feed.result()  # the feed never ends by itself: this raises what it died of
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # only the stop signal ends by itself: this raises what another one died of
         log.info("stopping")
 
 
@@ -69,7 +77,7 @@ async def check(settings: Settings) -> list[str]:
     :raises StartError: something is missing, too old, or of another market
     """
     async with AsyncExitStack() as stack:
-        source, database = await _open_outside(settings, stack)
+        source, database, _ = await _open_outside(settings, stack)
         latency_ms = await database.ping()
         return [
             f"settings: valid, {settings.trading_mode}",
@@ -79,25 +87,104 @@ async def check(settings: Settings) -> list[str]:
 
 
 class Service:
-    """The running parts that the composition root ties together."""
+    """The running parts, and their role: of several processes on one database one leads, the others stand by."""
 
     def __init__(
-        self, context: Context, database: Database, hubs: streams.Hubs, schedulers: Schedulers, events: EventBus
+        self, context: Context, database: Database, hubs: streams.Hubs, schedulers: Schedulers, lock: LeaderLock
     ) -> None:
         self.context = context
         self.database = database
         self.hubs = hubs
         self.schedulers = schedulers
-        self.events = events
         self.started_at = context.clock.now()
+        self._lock = lock
+        self._leader_schedulers: Mapping[str, bool] = {}
+
+    @property
+    def role(self) -> Literal["leader", "standby"]:
+        return "standby" if self.context.exchange.term is None else "leader"
+
+    def running_schedulers(self) -> Mapping[str, bool]:
+        """Which schedulers run, here or on the leader."""
+        here = {name: status.running for name, status in self.schedulers.status().items()}
+        return here if self.role == "leader" else {name: self._leader_schedulers.get(name, False) for name in here}
 
     async def follow_market(self) -> None:
         """Take every tick of the market to the exchange, for ever."""
         await self.context.market.run(self.context.exchange.on_tick, self.started_at)
 
+    async def take_role(self) -> None:
+        """Lead when nobody does, else begin to stand by.
 
-async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[MarketSource, Database]:
-    """The market source and the database, with its schema."""
+        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        """
+        if await self._lock.try_acquire():
+            await self._lead()
+        else:
+            log.info("another process leads on this database; standing by")
+            await self._follow()
+
+    async def keep_role(self) -> None:
+        """Lead as long as the lock is held; stand by, and try for it, as long as it is not. For ever."""
+        while True:
+            try:
+                if self.role == "leader":
+                    await self._lead_until_lost()
+                elif await self._lock.try_acquire():
+                    await self._lead()
+                else:
+                    await self._follow()
+            except Unavailable as error:
+                log.warning("as %s: %s", self.role, error)
+            if self.role == "standby":
+                await asyncio.sleep(_STANDBY_EVERY_S)
+
+    async def resign(self) -> None:
+        """Stop trading: first the schedules, then the models, then the exchange."""
+        await self.schedulers.close()
+        await self.context.agents.close()
+        await self.context.exchange.resign()
+        await self._lock.release()
+
+    async def _lead(self) -> None:
+        try:
+            await self.context.exchange.lead()
+            await self.context.agents.start()
+            await self.schedulers.start()
+        except BaseException:
+            await self.resign()
+            raise
+        log.info("leading, term %d", self.context.exchange.term)
+
+    async def _lead_until_lost(self) -> None:
+        lost = asyncio.create_task(self._lock.lost(), name="leader lock")
+        try:
+            while not (await asyncio.wait([lost], timeout=_HEARTBEAT_S))[0]:
+                try:
+                    await self._tell_standbys()
+                except Unavailable as error:
+                    log.warning("the standbys could not be told: %s", error)
+        finally:
+            lost.cancel()
+        log.error("this process leads no more; trading stops here")
+        self.context.exchange.suspend()
+        await self.resign()
+
+    async def _tell_standbys(self) -> None:
+        term = self.context.exchange.term
+        if term is not None:
+            async with self.database.connection() as conn:
+                await update_heartbeat(conn, term, dict(self.running_schedulers()))
+
+    async def _follow(self) -> None:
+        await self.context.exchange.follow()
+        await self.context.agents.follow()
+        async with self.database.connection() as conn:
+            self._leader_schedulers = await select_leader_schedulers(conn) or {}
+
+
+async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[MarketSource, Database, str]:
+    """The market source, the database with its schema, and the database's connection string."""
     source = make_source(settings)
     await source.open()
     stack.push_async_callback(source.close)
@@ -105,7 +192,7 @@ async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[Mark
     database = await Database.connect(dsn)
     stack.push_async_callback(database.close)
     await apply_schema(database)
-    return source, database
+    return source, database, dsn
 
 
 async def _embedded_dsn(source: MarketSource, stack: AsyncExitStack) -> str:
@@ -116,13 +203,11 @@ async def _embedded_dsn(source: MarketSource, stack: AsyncExitStack) -> str:
     return await server.ensure_database(name)
 
 
-async def _start_services(
-    settings: Settings, source: MarketSource, database: Database, stack: AsyncExitStack
+async def _make_services(
+    settings: Settings, source: MarketSource, database: Database, dsn: str, stack: AsyncExitStack
 ) -> Service:
     async with database.connection() as conn:
-        resume_at = await select_processed_until(conn)
-    clock: Clock = source.clock(resume_at)
-    async with database.connection() as conn:
+        clock = source.clock(resume_at=await select_processed_until(conn))
         await ensure_partitions(conn, clock.now())
     events = EventBus()
     market = MarketData(source, clock)
@@ -141,16 +226,12 @@ async def _start_services(
         analytics=Analytics(database, exchange, clock),
         agents=agents,
     )
-    await exchange.start()
-    stack.push_async_callback(exchange.close)
-    await agents.start()
-    stack.push_async_callback(agents.close)
     schedulers = Schedulers(jobs(events, agents.run_batch, portfolio.take_snapshots), clock)
     hubs = streams.Hubs(feeds.loads(context), events, clock)
     await hubs.start()
     stack.push_async_callback(hubs.close)
     log.info("the market's time is %s", iso(clock.now()))
-    return Service(context, database, hubs, schedulers, events)
+    return Service(context, database, hubs, schedulers, LeaderLock(dsn))
 
 
 def build_app(service: Service) -> web.Application:
@@ -168,16 +249,14 @@ def build_app(service: Service) -> web.Application:
             ping=service.database.ping,
             market=context.market,
             hubs=service.hubs.all,
-            schedulers=lambda: dict(_statuses(service.schedulers)),
+            schedulers=lambda: dict(service.schedulers.status()),
+            role=lambda: service.role,
+            running=service.running_schedulers,
             models_running=context.agents.running,
         ),
     )
     cors.setup(app, context.settings)
     return app
-
-
-def _statuses(schedulers: Schedulers) -> Mapping[str, health.SchedulerStatus]:
-    return schedulers.status()
 
 
 async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -> int:
@@ -193,6 +272,7 @@ async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -
     return int(addresses[0][1])
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -71,6 +71,8 @@ class House:
             market=self.market,
             hubs={"positions": self.hub},
             schedulers=self.schedulers.status,
+            running=lambda: {name: status.running for name, status in self.schedulers.status().items()},
+            role=lambda: "leader",
             models_running=lambda: self.models_running,
         )
 
@@ -172,7 +174,7 @@ async def test_the_detailed_report(path: str) -> None:
         house.models_running = {"apex": START - timedelta(milliseconds=1500)}
         status, report = await get(client, path)
         assert status == 200
-        assert list(report) == ["timestamp", "startedAt", "uptimeSeconds", "tradingMode", "database", "market",
+        assert list(report) == ["timestamp", "startedAt", "uptimeSeconds", "tradingMode", "role", "database", "market",
                                 "streams", "schedulers", "modelsRunning"]  # fmt: skip
         assert list(report.pop("schedulers")) == list(NAMES)
         assert report == {

@@ -12,15 +12,17 @@ from support.venue import Venue, agree_with_rows, dump, running, without_depth
 from trader.clock import ManualClock
 from trader.domain.account import equity
 from trader.domain.orders import ExitPlan, OrderStatus, OrderType
-from trader.errors import InvalidInput, NotFound, StartError
+from trader.errors import InvalidInput, NotFound, StartError, Unavailable
 from trader.services.events import PositionsChanged, TradesChanged
 from trader.store.pool import Database
+
+QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
 
 @pytest.fixture
 async def venue(database: Database) -> AsyncIterator[Venue]:
     async with running(database, ScriptedSource(), ManualClock(START)) as venue:
-        await venue.see({"BTC": "94000", "ETH": "3300", "SOL": "200"})
+        await venue.see(QUIET)
         yield venue
         await agree_with_rows(venue)
 
@@ -196,7 +198,6 @@ async def test_a_restart_rebuilds_every_account_to_the_last_digit(database: Data
 
 async def test_three_hours_down_leave_the_same_rows_as_never_stopping(database: Database, dsn: str) -> None:
     """Across a stop, a target, a liquidation, a resting fill and funding boundaries."""
-    quiet = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
     missed = {
         3 + 60 * minute: {
             "BTC": str(94000 - 20 * minute),
@@ -207,7 +208,7 @@ async def test_three_hours_down_leave_the_same_rows_as_never_stopping(database: 
     }
 
     async def trade(venue: Venue) -> None:
-        await venue.see(quiet, size="300")
+        await venue.see(QUIET, size="300")
         stop, target = ExitPlan(stop=Decimal(93000)), ExitPlan(target=Decimal(3400))
         await venue.buy("0.1", account_id="stopped", leverage=Decimal(5), exit_plan=stop)
         await venue.buy("1", account_id="paid", symbol="ETH", leverage=Decimal(5), exit_plan=target)
@@ -259,15 +260,30 @@ async def test_books_that_do_not_balance_stop_the_start(database: Database) -> N
             pass
 
 
-async def test_a_second_writer_is_noticed_and_nothing_is_booked_twice(database: Database) -> None:
+async def test_a_leader_whose_term_is_over_books_nothing(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
-    async with running(database, source, clock) as first, running(database, source, clock) as second:
-        await first.see({"BTC": "94000"})
-        await second.see({"BTC": "94000"}, after_s=0)
-        await first.exchange.open_account("a")
-        await second.exchange.open_account("a")
-        await first.buy("0.01")
-        with pytest.raises(Exception, match="another process"):
-            await second.buy("0.01")
-        assert (await second.buy("0.01")).status is OrderStatus.FILLED
-        assert second.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.02")
+    async with running(database, source, clock) as old:
+        await old.see(QUIET)
+        await old.buy("0.01")
+        async with running(database, source, clock) as new:
+            await new.see(QUIET, after_s=0)
+            with pytest.raises(Unavailable):
+                await old.buy("0.01")
+            assert (await new.buy("0.01")).status is OrderStatus.FILLED
+            assert new.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.02")
+            await agree_with_rows(new)
+
+
+async def test_a_follower_shows_what_the_leader_does_and_changes_nothing(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as leader:
+        follower = Venue(database, source, clock)
+        await leader.see(QUIET)
+        await leader.buy("0.01")
+        await follower.exchange.follow()
+        assert without_depth(follower.exchange.accounts["a"]) == without_depth(leader.exchange.accounts["a"])
+        with pytest.raises(Unavailable, match="standby"):
+            await follower.buy("0.01")
+        await leader.sell("0.01")
+        await follower.exchange.follow()
+        assert not follower.exchange.accounts["a"].positions

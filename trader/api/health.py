@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from aiohttp import hdrs, web
 
@@ -75,7 +75,10 @@ class MarketStatus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HealthSources:
-    """What the reports are made of. `ping` gives the database's latency in milliseconds."""
+    """What the reports are made of. `ping` gives the database's latency in milliseconds.
+
+    `schedulers` tells of this process; `running` says which of them run, on the leader when this one is a standby.
+    """
 
     clock: Clock
     started_at: datetime
@@ -84,6 +87,8 @@ class HealthSources:
     market: MarketStatus
     hubs: Mapping[str, Broadcaster]
     schedulers: Callable[[], Mapping[str, SchedulerStatus]]
+    running: Callable[[], Mapping[str, bool]]
+    role: Callable[[], Literal["leader", "standby"]]
     models_running: Callable[[], Mapping[str, datetime]]
 
 
@@ -128,7 +133,7 @@ def setup(app: web.Application, sources: HealthSources) -> None:
 
 
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
-    running = {name: status.running for name, status in sources.schedulers().items()}
+    running = dict(sources.running())
     healthy = database.ok and bool(running) and all(running.values())
     report = HealthReport(
         status="healthy" if healthy else "unhealthy", timestamp=iso(sources.clock.now()), schedulers=running
@@ -144,6 +149,7 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
         started_at=iso(sources.started_at),
         uptime_seconds=(now - sources.started_at).total_seconds(),
         trading_mode=sources.trading_mode,
+        role=sources.role(),
         database=database,
         market=MarketHealth(
             source=sources.market.source_name,

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking
@@ -18,10 +19,14 @@ from trader.errors import StartError, Unavailable
 from trader.services.events import EventBus, PositionsChanged, TradesChanged
 from trader.services.writer import BookingWriter
 from trader.store import audit as audit_store
+from trader.store import leadership as leadership_store
 from trader.store import trading as store
 from trader.store.pool import Database
 
 log = logging.getLogger("trader.exchange")
+
+_READ_APART_MAX: Final = 50
+"""With more changed accounts than this, reading all at once is cheaper than reading each."""
 
 CatchUp = Callable[[str, datetime], Awaitable[None]]
 """Takes an account, just read from its rows, through the updates of the markets since the moment given."""
@@ -39,10 +44,11 @@ class Books:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._in_doubt: dict[str, datetime | None] = {}
         self._tasks: set[asyncio.Task[Booking | None]] = set()
+        self._term: int | None = None
         self.reviewed_until: datetime | None = None
 
-    async def restore(self, market_identity: str, trading_mode: str) -> Mapping[str, Decimal]:
-        """Rebuild every account from its rows and check the books. Gives the last marks noted.
+    async def lead(self, market_identity: str, trading_mode: str) -> Mapping[str, Decimal]:
+        """Begin a term: rebuild every account from its rows and check the books. Gives the last marks noted.
 
         :raises StartError: the database is of another market or trading mode, or its books do not balance
         """
@@ -56,8 +62,10 @@ class Books:
                 )
             self._accounts = await store.select_accounts(conn)
             marks = await store.select_last_marks(conn)
+            self._term = await leadership_store.update_term(conn)
+        self._in_doubt.clear()
         self.reviewed_until = state.processed_until
-        self._writer.start()
+        self._writer.start(self._term)
         log.info(
             "restored %d accounts with %d positions and %d resting orders",
             len(self._accounts),
@@ -66,11 +74,46 @@ class Books:
         )
         return marks
 
-    async def close(self) -> None:
-        """Let changes that are under way finish, then stop."""
+    async def follow(self, market_identity: str, trading_mode: str) -> Mapping[str, Decimal]:
+        """Read what the leader has changed since the last time, for a process that only shows it. Gives the last marks.
+
+        :raises StartError: the database is of another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        async with self._database.connection() as conn:
+            state = await store.upsert_service_state(conn, market_identity, trading_mode)
+            _refuse_foreign(state, market_identity, trading_mode)
+            sequences = await leadership_store.select_sequences(conn)
+            known = {one: account.sequence for one, account in self._accounts.items()}
+            changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
+            if len(changed) > _READ_APART_MAX:
+                self._accounts = await store.select_accounts(conn)
+            else:
+                for account_id in changed:
+                    self._accounts.update(await store.select_accounts(conn, account_id))
+            marks = await store.select_last_marks(conn)
+        if changed:
+            at = max(self._accounts[one].changed_at for one in changed)
+            self._events.publish(PositionsChanged(at, changed))
+            self._events.publish(TradesChanged(at, changed))
+        return marks
+
+    def end_term(self) -> None:
+        """Write nothing from this moment on."""
+        self._term = None
+        self._writer.halt()
+
+    async def resign(self) -> None:
+        """End the term once what is under way has finished."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2)
+        self._term = None
         await self._writer.close()
+
+    @property
+    def term(self) -> int | None:
+        """The term that this process leads in; None for one that only follows."""
+        return self._term
 
     @property
     def accounts(self) -> Mapping[str, Account]:
@@ -124,7 +167,7 @@ class Books:
 
         :raises Unavailable: the database cannot answer now; the next checkpoint makes up for it
         """
-        if self.reviewed_until is None:
+        if self.reviewed_until is None or self._term is None:
             return
         doubts = [since for since in self._in_doubt.values() if since is not None]
         async with self._database.connection() as conn:

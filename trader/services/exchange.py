@@ -54,24 +54,55 @@ class Exchange:
         self._marks: dict[str, Decimal] = {}
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._checkpoint_due: datetime | None = None
+        self._seen_until: datetime | None = None
+        self._is_trading = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Rebuild every account from its rows, check the books, and go through what was missed while down.
+    async def lead(self) -> None:
+        """Trade: rebuild every account from its rows, check the books, and go through what was missed while down.
 
         :raises StartError: the database is of another market or trading mode, or its books do not balance
         """
-        self._marks.update(await self._books.restore(self._market.identity, self._settings.trading_mode))
-        if self._books.reviewed_until is not None:
-            await self._catch_up_all(self._books.reviewed_until, self._clock.now())
+        self._marks = {**await self._books.lead(self._market.identity, self._settings.trading_mode), **self._marks}
+        since = self._books.reviewed_until
+        while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
+            await self._catch_up_all(since, until)
+            # Ticks went on arriving meanwhile; they are caught up on too, until none is missing.
+            since = until if self._seen_until is not None and self._seen_until > until else None
+        self._prime()
+        self._is_trading = True
+
+    async def follow(self) -> None:
+        """Show what another process trades: read what it has changed since the last time.
+
+        :raises StartError: the database is of another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        marks = await self._books.follow(self._market.identity, self._settings.trading_mode)
+        self._marks = {**marks, **self._marks}
+        if not self._market.quotes():
+            self._prime()
+
+    def suspend(self) -> None:
+        """Trade no more, from this moment on."""
+        self._is_trading = False
+        self._books.end_term()
+
+    async def resign(self) -> None:
+        """Trade no more: let changes that are under way finish, and note how far the market was followed."""
+        self._is_trading = False
+        await self._checkpoint()
+        await self._books.resign()
+
+    @property
+    def term(self) -> int | None:
+        """The term in which this process trades; None while it only follows, or is catching up."""
+        return self._books.term if self._is_trading else None
+
+    def _prime(self) -> None:
         self._market.prime()
         self._marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
-
-    async def close(self) -> None:
-        """Let changes that are under way finish, note how far the market was followed, and stop."""
-        await self._checkpoint()
-        await self._books.close()
 
     # --- what others read ---------------------------------------------------------------------------------------------
 
@@ -106,6 +137,7 @@ class Exchange:
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
         :raises Unavailable: the database did not confirm the order; ask again with the same client order id
         """
+        self._refuse_unless_trading()
         order = self._checked(order)
         if order.client_order_id is None:
             return await self._place(order)
@@ -135,6 +167,7 @@ class Exchange:
             wanted = UUID(order_id)
         except ValueError:
             raise _no_such_order(account_id, order_id) from None
+        self._refuse_unless_trading()
         if account_id in self.accounts:
             await self._books.change(
                 account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._clock.now())
@@ -171,6 +204,7 @@ class Exchange:
                 return None
             return result
 
+        self._refuse_unless_trading()
         if account_id not in self.accounts:
             return f"there is no {symbol} position"
         await self._books.change(account_id, decide)
@@ -186,6 +220,7 @@ class Exchange:
 
     async def reset_account(self, account_id: str) -> Account:
         """End the account's run and start the next with SIM_INITIAL_CAPITAL."""
+        self._refuse_unless_trading()
         if account_id not in self.accounts:
             self._refuse_when_full(account_id)
             return await self.open_account(account_id)
@@ -203,6 +238,9 @@ class Exchange:
     async def on_tick(self, tick: Tick) -> None:
         """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans."""
         self._marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
+        self._seen_until = tick.at
+        if self.term is None:
+            return
         await self._review_all(self._moment(tick))
         self._books.reviewed_until = tick.at
         if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
@@ -334,6 +372,10 @@ class Exchange:
         if order.type is OrderType.LIMIT and order.limit_price is None:
             raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
         return msgspec.structs.replace(order, symbol=symbol)
+
+    def _refuse_unless_trading(self) -> None:
+        if not self._is_trading:
+            raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
 
     def _refuse_when_full(self, account_id: str) -> None:
         limit = self._settings.max_accounts

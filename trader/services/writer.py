@@ -9,6 +9,8 @@ from trader.store.bookings import write_bookings
 from trader.store.pool import Database
 
 _BATCH_MAX: Final = 64
+_NO_TERM: Final = -1
+"""No leader ever has this term, so nothing is written in it."""
 
 
 class BookingWriter:
@@ -16,21 +18,29 @@ class BookingWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._term = _NO_TERM
         self._waiting: list[tuple[Booking, asyncio.Future[None]]] = []
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, term: int) -> None:
+        """Write from here on, as the leader of this term."""
+        self._term = term
         self._task = asyncio.create_task(self._run(), name="booking writer")
+
+    def halt(self) -> None:
+        """Write nothing from this moment on; a statement that is under way may still commit."""
+        self._term = _NO_TERM
 
     async def close(self) -> None:
         """Stop. Whoever still waits gets `Unavailable`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for _, written in self._waiting:
-            if not written.done():
-                written.set_exception(Unavailable("The service is stopping."))
+            self._task = None
+        waiting, self._waiting = self._waiting, []
+        for _, written in waiting:
+            _fail(written, Unavailable("The service is stopping."))
 
     async def write(self, booking: Booking) -> None:
         """Commit a booking; returns after the commit.
@@ -54,7 +64,7 @@ class BookingWriter:
     async def _commit(self, batch: list[tuple[Booking, asyncio.Future[None]]]) -> None:
         try:
             async with self._database.connection() as conn:
-                booked = await write_bookings(conn, [booking for booking, _ in batch])
+                booked = await write_bookings(conn, [booking for booking, _ in batch], self._term)
         except BooksViolated as error:
             await self._commit_apart(batch, error)
             return

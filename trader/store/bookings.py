@@ -148,14 +148,16 @@ class InsuranceRow(msgspec.Struct):
     created_at: datetime
 
 
-# A booking whose account has moved on since it was decided updates no account row, and with it writes nothing. Of the
-# rows in conflict CLOSED orders and ended runs come first, since the partial unique indexes look at each row in turn.
+# A booking whose account has moved on since it was decided, or whose process leads no more, updates no account row,
+# and with it writes nothing. Of the rows in conflict CLOSED orders and ended runs come first, since the partial unique
+# indexes look at each row in turn.
 WRITE_BOOKINGS = """
 WITH booked AS (
     UPDATE accounts SET sequence = c.sequence, changed_at = c.changed_at, last_order_at = c.last_order_at
     FROM json_to_recordset($1) AS c (id text, sequence_before bigint, sequence bigint,
                                      changed_at timestamptz, last_order_at timestamptz)
     WHERE accounts.id = c.id AND accounts.sequence = c.sequence_before
+        AND (SELECT term FROM service_state) = $9
     RETURNING accounts.id
 ), written_runs AS (
     INSERT INTO runs
@@ -196,20 +198,21 @@ SELECT id FROM booked
 """
 
 
-async def write_bookings(conn: Connection, bookings: Sequence[Booking]) -> set[str]:
+async def write_bookings(conn: Connection, bookings: Sequence[Booking], term: int) -> set[str]:
     """Write bookings of different accounts, all in one transaction. Gives the ids of the accounts that were booked.
 
-    An account that is missing in the answer was changed by somebody else since; nothing of its booking was written.
+    An account that is missing in the answer was changed by somebody else since, or `term` is over: nothing of its
+    booking was written.
 
     :raises BooksViolated: a row broke a constraint; nothing of any booking was written
     """
     try:
-        return await _write(conn, bookings)
+        return await _write(conn, bookings, term)
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
         raise BooksViolated(f"{type(error).__name__}: {error}") from error
 
 
-async def _write(conn: Connection, bookings: Sequence[Booking]) -> set[str]:
+async def _write(conn: Connection, bookings: Sequence[Booking], term: int) -> set[str]:
     records = await conn.fetch(
         WRITE_BOOKINGS,
         _json(_account_change(b) for b in bookings),
@@ -220,6 +223,7 @@ async def _write(conn: Connection, bookings: Sequence[Booking]) -> set[str]:
         _json(_fill_row(b, fill) for b in bookings for fill in b.fills),
         _json(_funding_row(b, payment) for b in bookings for payment in b.funding),
         _json(_insurance_row(b, payment) for b in bookings for payment in b.insurance),
+        term,
     )
     return {record["id"] for record in records}
 

@@ -80,7 +80,7 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
     clock, source, settings = ManualClock(START), ScriptedSource(), make_settings()
     market = MarketData(source, clock)
     exchange = Exchange(database, market, clock, EventBus(), settings)
-    await exchange.start()
+    await exchange.lead()
     context = ExchangeContext(settings, clock, market, exchange, Models())
     app = web.Application()
     untyped: Any = context
@@ -89,7 +89,7 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
     desk = Desk(context, await aiohttp_client(app))
     await desk.see(MIDS)
     yield desk
-    await exchange.close()
+    await exchange.resign()
 
 
 async def test_a_market_order_is_answered_whole(desk: Desk) -> None:

@@ -54,12 +54,13 @@ class ModelRunning(Wire):
 
 
 class SchedulersReport(Wire):
-    """`GET /health/schedulers`."""
+    """`GET /health/schedulers`. Of several processes on one database one leads and trades, the others stand by."""
 
     timestamp: str
     started_at: str
     uptime_seconds: float
     trading_mode: str
+    role: Literal["leader", "standby"]
     database: DatabaseHealth
     market: MarketHealth
     streams: dict[str, StreamHealth]
