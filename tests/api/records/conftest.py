@@ -1,0 +1,123 @@
+"""The procedures over the records, on a small season of real rows."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from support.records import (
+    HOUR,
+    MINUTE,
+    START,
+    FakeExchange,
+    add_invocation,
+    add_model,
+    add_run,
+    add_trade,
+    make_account,
+    make_run,
+    make_snapshot,
+)
+from support.scripted import make_settings
+
+from trader.api import rpc
+from trader.api.envelope import Style
+from trader.clock import ManualClock
+from trader.domain.records import Step, VariantId
+from trader.services.analytics import Analytics
+from trader.services.portfolio import Portfolio
+from trader.services.trading import TradingRecords
+from trader.settings import Settings
+from trader.store import agents as agents_store
+from trader.store import portfolio as portfolio_store
+from trader.store.partitions import ensure_partitions
+from trader.store.pool import Database
+
+Call = Callable[..., Awaitable[Any]]
+
+NOW = START + timedelta(days=2, hours=5, minutes=30)
+
+
+@dataclass
+class RecordsContext:
+    """The part of the context that these procedures use."""
+
+    settings: Settings
+    clock: ManualClock
+    trading: TradingRecords
+    portfolio: Portfolio
+    analytics: Analytics
+    exchange: FakeExchange
+
+
+@pytest.fixture
+async def context(database: Database) -> RecordsContext:
+    exchange: Any = FakeExchange(marks={"BTC": "50000"})
+    clock, settings = ManualClock(START), make_settings()
+    await clock.advance(NOW - START)
+    return RecordsContext(
+        settings=settings,
+        clock=clock,
+        trading=TradingRecords(database, exchange),
+        portfolio=Portfolio(database, exchange, clock, settings),
+        analytics=Analytics(database, exchange, clock),
+        exchange=exchange,
+    )
+
+
+@pytest.fixture
+def call(context: RecordsContext) -> Call:
+    """Call a procedure by its name with an input object; its output, or its status and error."""
+    rpc.load_procedures()
+    dispatcher = rpc.Dispatcher(rpc.REGISTRY, context)  # type: ignore[arg-type]
+
+    async def call_procedure(name: str, **request: object) -> Any:
+        target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
+        answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
+        body = json.loads(answer.body, parse_float=Decimal)
+        return body if answer.status == 200 else (answer.status, [issue["path"] for issue in body["issues"]])
+
+    return call_procedure
+
+
+@pytest.fixture
+async def season(database: Database, context: RecordsContext) -> None:
+    """Two models and a manual account with trades, snapshots and invocations."""
+    async with database.connection() as conn:
+        await ensure_partitions(conn, START)
+        await add_model(conn, "ax", VariantId.APEX)
+        await add_model(conn, "so", VariantId.SOVEREIGN, capital="5000")
+        await add_run(conn, "manual", make_run("manual"))
+        await add_trade(
+            conn, "ax", START + 26 * HOUR + 5 * MINUTE, gross="20.5", fees="0.5", funding="-0.25", leverage=4,
+            confidence=80, held=26 * HOUR + 5 * MINUTE + timedelta(seconds=59),
+        )  # fmt: skip
+        await add_trade(conn, "ax", START + 3 * HOUR, gross="-10", side="SHORT")
+        await add_trade(conn, "manual", START + 4 * HOUR, leverage=2)
+        hours = [make_snapshot("ax", START + hour * HOUR, str(10_000 + hour)) for hour in range(50)]
+        await portfolio_store.insert_snapshots(conn, [*hours, make_snapshot("so", START + HOUR, "5000.5")])
+        failed = await add_invocation(conn, "ax", START + HOUR, "failed", calls=("failed",))
+        await add_invocation(conn, "ax", START + 2 * HOUR)
+        for number in (1, 2):
+            await agents_store.insert_step(conn, _step(failed, number))
+    context.exchange.put(make_account("ax", realized=Decimal("18.75")))
+    context.exchange.put(make_account("so", "5000"))
+
+
+def _step(invocation_id: Any, number: int) -> Step:
+    return Step(
+        invocation_id=invocation_id,
+        number=number,
+        provider="rules",
+        key_number=None,
+        model="m",
+        tool_names=["holding"],
+        input_tokens=10 * number,
+        output_tokens=number,
+        cost_usd=None,
+        duration_ms=5,
+        created_at=START + number * MINUTE,
+    )

@@ -1,0 +1,226 @@
+"""Variants and statistics, byte for byte as a caller sees them."""
+
+import json
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from support.records import HOUR, START, id_of
+
+Call = Callable[..., Awaitable[Any]]
+
+
+# -- variants
+
+
+async def test_variants_are_those_of_the_build(call: Call) -> None:
+    answer = await call("variants.getVariants")
+    assert [(each["id"], each["label"], each["temperature"], each["color"]) for each in answer["variants"]] == [
+        ("Apex", "Apex (Kelly Engine)", Decimal("0.7"), "#a855f7"),
+        ("Trendsurfer", "Trendsurfer (Momentum)", Decimal("0.5"), "#06b6d4"),
+        ("Contrarian", "Contrarian (Reverter)", Decimal("0.6"), "#e11d48"),
+        ("Sovereign", "Sovereign (Adaptive)", Decimal("0.8"), "#eab308"),
+    ]
+    assert all(each["description"] and len(each) == 5 for each in answer["variants"])
+
+
+@pytest.mark.usefixtures("season")
+async def test_variant_history(call: Call) -> None:
+    answer = await call("variants.getVariantHistory")
+    apex, trendsurfer, _, sovereign = answer["variants"]
+    assert list(apex) == ["variantId", "label", "color", "history"]
+    assert (apex["variantId"], apex["color"], len(apex["history"])) == ("Apex", "#a855f7", 50)
+    assert trendsurfer["history"] == []
+    assert sovereign["history"] == [{"timestamp": "2026-03-04T01:00:00.000Z", "value": Decimal("5000.5")}]
+    assert answer["aggregate"][:2] == [
+        {"timestamp": "2026-03-04T00:00:00.000Z", "value": 10_000},
+        {"timestamp": "2026-03-04T01:00:00.000Z", "value": Decimal("7500.75")},
+    ]
+    day = await call("variants.getVariantHistory", window="24h")
+    assert len(day["aggregate"]) == 20, "05:30 on the 5th cuts the hour whose snapshot was at 05:00"
+    assert await call("variants.getVariantHistory", window="1h") == (400, [["window"]])
+
+
+@pytest.mark.usefixtures("season")
+async def test_variant_statistics(call: Call) -> None:
+    apex, trendsurfer, *_ = (await call("variants.getVariantStats"))["stats"]
+    assert apex == {
+        "variantId": "Apex",
+        "label": "Apex (Kelly Engine)",
+        "color": "#a855f7",
+        "modelCount": 1,
+        "totalTrades": 2,
+        "winRate": 50,
+        "totalPnl": Decimal("8.75"),
+        "avgPnl": Decimal("4.375"),
+    }
+    assert (trendsurfer["modelCount"], trendsurfer["winRate"], trendsurfer["avgPnl"]) == (0, None, None)
+
+
+# -- analytics
+
+
+@pytest.mark.usefixtures("season")
+async def test_model_statistics_overall(call: Call) -> None:
+    answer = await call("analytics.getModelStats")
+    assert list(answer) == ["overall"]
+    ax, so = answer["overall"]
+    assert ax == {
+        "modelId": "ax",
+        "modelName": "Model ax",
+        "variant": "Apex",
+        "accountValue": Decimal("10018.75"),
+        "returnPercent": Decimal("0.1875"),
+        "totalPnl": Decimal("8.75"),
+        "winRate": 50,
+        "biggestWin": Decimal("19.75"),
+        "biggestLoss": -11,
+        "tradesCount": 2,
+        "sharpeRatio": "N/A",
+        "maxDrawdown": 0,
+        "tradeSignalToNoise": pytest.approx(Decimal("0.2012")),
+    } | {"tradeSignalToNoise": ax["tradeSignalToNoise"]}
+    assert float(ax["tradeSignalToNoise"]) == pytest.approx(4.375 / (30.75 / 2**0.5))
+    absent = {"winRate", "biggestWin", "biggestLoss", "sharpeRatio", "tradeSignalToNoise"}
+    assert {key for key, value in so.items() if value == "N/A"} == absent
+
+
+@pytest.mark.usefixtures("season")
+async def test_model_statistics_advanced(call: Call) -> None:
+    answer = await call("analytics.getModelStats", mode="advanced", variant="Apex")
+    assert list(answer) == ["advanced"]
+    (ax,) = answer["advanced"]
+    assert len(ax) == 33
+    assert (ax["avgTradeSize"], ax["longPercent"], ax["failureRate"], ax["recoveryFactor"]) == (
+        1000,
+        50,
+        50,
+        "Infinity",
+    )
+    assert (ax["failedWorkflowCount"], ax["failedToolCallCount"], ax["failedCount"], ax["invocationCount"]) == (
+        1,
+        0,
+        1,
+        2,
+    )
+    assert (ax["currentStreakType"], ax["currentStreakCount"], ax["decisionQualityScore"]) == ("win", 1, "N/A")
+    assert ax["avgLossDurationMinutes"] == 60
+
+
+@pytest.mark.usefixtures("season")
+async def test_leaderboard(call: Call) -> None:
+    answer = await call("analytics.getLeaderboard")
+    first, second = answer["entries"]
+    assert answer["window"] == "7d"
+    assert {key: value for key, value in first.items() if key != "ci95"} == {
+        "rank": 1,
+        "modelId": "ax",
+        "modelName": "Model ax",
+        "variant": "Apex",
+        "pnlPercent": Decimal("0.1875"),
+        "pnlAbsolute": Decimal("18.75"),
+        "maxDrawdown": first["maxDrawdown"],
+        "startValue": 10_000,
+        "endValue": Decimal("10018.75"),
+        "tradesCount": 2,
+    }
+    assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
+    assert 0 < first["ci95"]["low"] <= first["ci95"]["high"] < 1
+    assert (second["rank"], second["modelId"], second["ci95"]) == (2, "so", None)
+    by_drawdown = await call("analytics.getLeaderboard", sortBy="maxDrawdown", window="30d")
+    drawdowns = [entry["maxDrawdown"] for entry in by_drawdown["entries"]]
+    assert drawdowns == sorted(drawdowns)
+    assert by_drawdown["window"] == "30d"
+
+
+@pytest.mark.usefixtures("season")
+async def test_failures(call: Call) -> None:
+    answer = await call("analytics.getFailures")
+    (failure,) = answer["failures"]
+    (tool_call,) = failure.pop("toolCalls")
+    assert json.loads(tool_call.pop("metadata")) == {"raw": {"reason": "wait"}, "decisions": [], "results": []}
+    assert tool_call == {
+        "id": str(id_of("call", id_of("invocation", "ax", START + HOUR), 1)),
+        "toolCallType": "HOLDING",
+        "createdAt": "2026-03-04T01:00:00.000Z",
+    }
+    steps = [
+        {
+            "stepNumber": number,
+            "toolNames": ["holding"],
+            "inputTokens": 10 * number,
+            "outputTokens": number,
+            "totalTokens": 11 * number,
+            "timestamp": f"2026-03-04T00:0{number}:00.000Z",
+        }
+        for number in (1, 2)
+    ]
+    assert failure == {
+        "invocationId": str(id_of("invocation", "ax", START + HOUR)),
+        "modelId": "ax",
+        "modelName": "Model ax",
+        "response": None,
+        "responsePayload": None,
+        "createdAt": "2026-03-04T01:00:00.000Z",
+        "failureReason": "it broke",
+        "stepTelemetry": steps,
+        "totalSteps": 2,
+        "totalInputTokens": 30,
+        "totalOutputTokens": 3,
+    }
+    assert answer["modelStats"][1] == {
+        "modelId": "so",
+        "modelName": "Model so",
+        "variant": "Sovereign",
+        "failedWorkflowCount": 0,
+        "failedToolCallCount": 0,
+        "failedCount": 0,
+        "invocationCount": 0,
+        "failureRate": None,
+    }
+    none = await call("analytics.getFailures", variant="Contrarian")
+    assert none == {"failures": [], "modelStats": []}
+
+
+@pytest.mark.usefixtures("season")
+async def test_run_info(call: Call) -> None:
+    assert await call("analytics.getRunInfo") == {
+        "runStartTime": "2026-03-04T00:00:00.000Z",
+        "tradingMode": "simulated",
+        "models": 2,
+        "invocations": 2,
+        "trades": 2,
+    }
+
+
+async def test_an_empty_database_is_answered(call: Call) -> None:
+    assert await call("trading.getTrades") == {"trades": []}
+    assert await call("analytics.getLeaderboard") == {"entries": [], "window": "7d"}
+    assert await call("analytics.getModelStats", mode="advanced") == {"advanced": []}
+    assert await call("analytics.getFailures") == {"failures": [], "modelStats": []}
+    info = await call("analytics.getRunInfo")
+    assert (info["runStartTime"], info["models"]) == (None, 0)
+    history = await call("variants.getVariantHistory", window="30d")
+    assert [each["history"] for each in history["variants"]] == [[], [], [], []]
+    assert history["aggregate"] == []
+    assert (await call("trading.getPortfolioHistory"))["history"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "request_fields", "path"),
+    [
+        ("trading.getTrades", {"limit": 0}, "limit"),
+        ("trading.getTrades", {"limit": 501}, "limit"),
+        ("trading.getTrades", {"limit": "5"}, "limit"),
+        ("trading.getTrades", {"variant": None}, "variant"),
+        ("simulator.getCompletedTradesFromDB", {"variant": "all"}, "variant"),
+        ("analytics.getModelStats", {"mode": "all"}, "mode"),
+        ("analytics.getLeaderboard", {"sortBy": "name"}, "sortBy"),
+        ("analytics.getFailures", {"limit": 101}, "limit"),
+        ("analytics.getRunInfo", {"x": 1}, "x"),
+        ("variants.getVariants", {"x": 1}, "x"),
+    ],
+)
+async def test_an_input_that_does_not_fit(call: Call, name: str, request_fields: dict[str, object], path: str) -> None:
+    assert await call(name, **request_fields) == (400, [[path]])
