@@ -124,10 +124,6 @@ class Agents:
         """Only read which models there are, for a process that shows what another one trades."""
         await self._reload_models()
 
-    async def follow(self) -> None:
-        """Know the models that another process runs."""
-        await self._reload_models()
-
     async def close(self) -> None:
         """Cancel the runs and let them write their records."""
         self._is_closing = True
