@@ -192,8 +192,8 @@ async def add_trade(conn: Connection, run_id: UUID, symbol: str, side: str, pnl:
     left = None if gross is None else 100 + (gross if side == "LONG" else -gross)
     await conn.execute(
         """INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin,
-           leveraged, exit_notional, gross_pnl, fees, funding, net_pnl, close_reason, opened_at, funded_until, closed_at)
-           VALUES ($1, 'ada', $2, $3, $4, $5, 2, 100, 20, true, $6, $7, 0, 0, $7, $8, $9, $9, $10)""",
+           leveraged, exit_notional, gross_pnl, fees, funding, net_pnl, close_reason, opened_at, funded_until,
+           closed_at) VALUES ($1, 'ada', $2, $3, $4, $5, 2, 100, 20, true, $6, $7, 0, 0, $7, $8, $9, $9, $10)""",
         order_id, run_id, symbol, side, "OPEN" if pnl is None else "CLOSED", left, gross,
         None if pnl is None else "order", at, None if pnl is None else at + timedelta(seconds=30),
     )  # fmt: skip

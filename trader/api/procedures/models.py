@@ -2,7 +2,7 @@
 
 from trader.api.context import Context
 from trader.api.rpc import procedure
-from trader.api.schemas.common import UNSET, Empty, VariantId
+from trader.api.schemas.common import UNSET, Empty, chosen_variant, optional
 from trader.api.schemas.models import (
     GetInvocationsInput,
     GetInvocationsOutput,
@@ -26,8 +26,6 @@ async def get_models(context: Context, _: Empty) -> GetModelsOutput:
 async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
     """List finished runs with their tool calls, the latest first."""
     found = await context.agents.invocations(
-        model_id=None if request.model_id is UNSET else request.model_id,
-        variant=request.variant if isinstance(request.variant, VariantId) else None,
-        limit=request.limit,
+        model_id=optional(request.model_id), variant=chosen_variant(request.variant), limit=request.limit
     )
     return GetInvocationsOutput(conversations=[invocation_of(record) for record in found])

@@ -1,0 +1,134 @@
+"""models.* over HTTP: the runs of real agents on a real database, as callers see them."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp.plugin import AiohttpClient
+from support.floor import Floor, calling, hold, open_floor, opening
+from support.scripted import START
+
+from trader.api import cors, rpc
+from trader.clock import iso
+from trader.domain.records import VariantId
+from trader.errors import ProviderError
+from trader.services.agents import Agents
+from trader.settings import Settings
+from trader.store.pool import Database
+
+
+@dataclass
+class AgentsContext:
+    """What the procedures of the models use of the context."""
+
+    settings: Settings
+    agents: Agents
+
+
+class Caller:
+    """A floor, and a caller of its procedures."""
+
+    def __init__(self, floor: Floor, client: TestClient[web.Request, web.Application]) -> None:
+        self.floor = floor
+        self._client = client
+
+    async def call(self, name: str, request: Mapping[str, object] | None = None, status: int = 200) -> Any:
+        async with self._client.post(f"/api/rpc/{name}", json=request or {}) as response:
+            answer = await response.json()
+            assert response.status == status, answer
+            return answer
+
+
+@pytest.fixture
+async def caller(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Caller]:
+    async with open_floor(database) as floor:
+        app = web.Application()
+        context: Any = AgentsContext(floor.settings, floor.agents)
+        rpc.setup(app, context)
+        cors.setup(app, floor.settings)
+        yield Caller(floor, await aiohttp_client(app))
+
+
+async def test_models_with_their_activity(caller: Caller) -> None:
+    assert await caller.call("models.getModels") == {
+        "models": [],
+        "warning": "No model is active: nobody trades. Models are created with scripts/seed_accounts.py.",
+    }
+    await caller.floor.add("ada")
+    plain = {
+        "id": "ada", "name": "Ada", "variant": "Apex", "provider": "fake", "routerModelName": "lab/ada",
+        "active": True, "createdAt": iso(START), "invocationCount": 0,
+    }  # fmt: skip
+    assert await caller.call("models.getModels") == {"models": [plain]}
+    await caller.floor.cycle()
+    active = plain | {"invocationCount": 1, "lastInvokedAt": iso(caller.floor.clock.now())}
+    assert await caller.call("models.getModels") == {"models": [active]}
+    await caller.floor.add("eve", provider="nim")
+    answer = await caller.call("models.getModels")
+    assert answer["warning"] == "1 active model(s) name a provider that is not configured: eve (nim)"
+
+
+async def test_an_invocation_in_full(caller: Caller) -> None:
+    await caller.floor.add("ada")
+    caller.floor.provider.scripts["ada"] = [calling(opening(leverage=11), text="all in"), hold("told off")]
+    (record,) = await caller.floor.cycle()
+    (shown,) = (await caller.call("models.getInvocations"))["conversations"]
+    calls = shown.pop("toolCalls")
+    assert shown == {
+        "id": str(record.invocation.id), "modelId": "ada", "modelName": "Ada", "modelVariant": "Apex",
+        "response": "all in", "status": "completed", "failureReason": None, "steps": 2, "inputTokens": 200,
+        "outputTokens": 200, "durationMs": 0, "timestamp": iso(record.invocation.started_at),
+    }  # fmt: skip
+    assert [(call["type"], call["status"]) for call in calls] == [("CREATE_POSITION", "rejected"), ("HOLDING", "ok")]
+    assert calls[0]["metadata"]["decisions"][0]["leverage"] == 11
+    assert calls[0]["metadata"]["results"][0]["rule"] == "leverage"
+    assert calls[0]["metadata"]["raw"]["name"] == "createPosition"
+    assert calls[0]["timestamp"] == iso(record.invocation.started_at)
+
+
+async def test_filters_order_and_failures(caller: Caller) -> None:
+    floor = caller.floor
+    await floor.add("ada")
+    await floor.add("sol", variant=VariantId.SOVEREIGN)
+    floor.provider.scripts["sol"] = [ProviderError("every key of fake rests")]
+    await floor.cycle()
+    await floor.cycle()
+
+    async def listed(**request: object) -> list[tuple[str, str]]:
+        answer = await caller.call("models.getInvocations", request)
+        return [(one["modelId"], one["status"]) for one in answer["conversations"]]
+
+    ada, sol = ("ada", "completed"), ("sol", "failed")
+    assert await listed() == [ada, sol, ada, sol]
+    assert await listed(limit=1) == [ada]
+    assert await listed(modelId="sol") == [sol, sol]
+    assert await listed(variant="Apex") == [ada, ada]
+    assert await listed(variant="all", modelId="ada") == [ada, ada]
+    assert await listed(variant="Contrarian") == []
+    assert await listed(modelId="nobody") == []
+    (failed,) = (await caller.call("models.getInvocations", {"variant": "Sovereign", "limit": 1}))["conversations"]
+    assert failed["failureReason"] == "every key of fake rests"
+    assert failed["toolCalls"] == []
+    assert failed["response"] is None
+
+
+@pytest.mark.parametrize(
+    ("request_body", "path"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 201}, "limit"),
+        ({"limit": "5"}, "limit"),
+        ({"limit": 1.5}, "limit"),
+        ({"variant": "apex"}, "variant"),
+        ({"modelId": 5}, "modelId"),
+        ({"modelId": "x" * 129}, "modelId"),
+        ({"model": "ada"}, "model"),
+    ],
+)
+async def test_inputs_are_strict(caller: Caller, request_body: dict[str, object], path: str) -> None:
+    answer = await caller.call("models.getInvocations", request_body, status=400)
+    assert answer["code"] == "VALIDATION_ERROR"
+    assert answer["issues"][0]["path"] == [path]
