@@ -182,6 +182,7 @@ async def test_the_detailed_report(path: str) -> None:
             "startedAt": "2025-01-01T12:00:00.000Z",
             "uptimeSeconds": 1.0,
             "tradingMode": "simulated",
+            "role": "leader",
             "database": {"ok": True, "latencyMs": 0.7},
             "market": {"source": "synthetic", "lastUpdateAt": None, "stale": True},
             "streams": {"positions": {"subscribers": 1, "capacity": 50}},

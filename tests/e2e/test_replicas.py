@@ -1,0 +1,74 @@
+"""Two processes on one database: one trades, the other shows, and takes over when the first is gone."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from support.process import ServiceProcess, serving
+
+
+async def role(service: ServiceProcess) -> str:
+    _, report = await service.get("/health/schedulers")
+    return str(report["role"])
+
+
+async def until_leading(service: ServiceProcess, within_s: float) -> float:
+    """Seconds until the service leads."""
+    started_s = time.monotonic()
+    async with asyncio.timeout(within_s):
+        while await role(service) != "leader":
+            await asyncio.sleep(0.05)
+    return time.monotonic() - started_s
+
+
+def order(**changes: Any) -> dict[str, Any]:
+    return {"symbol": "BTC", "side": "buy", "quantity": 0.01, **changes}
+
+
+async def test_a_standby_serves_reads_and_takes_over_within_five_seconds(tmp_path: Path, dsn: str) -> None:
+    shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
+    async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
+        assert (await role(first), await role(second)) == ("leader", "standby")
+        placed = await first.call("simulator.placeOrder", **order(clientOrderId="one"))
+        assert placed["order"]["status"] == "filled"
+        async with asyncio.timeout(5):
+            while not (await second.call("simulator.getAccount"))["account"]["positions"]:
+                await asyncio.sleep(0.05)
+        status, refusal = await second.try_call("simulator.placeOrder", **order())
+        assert (status, refusal["code"]) == (503, "SERVICE_UNAVAILABLE")
+        async with asyncio.timeout(10):  # as soon as the leader has told of its schedulers
+            while (await second.get("/health"))[0] != 200:
+                await asyncio.sleep(0.1)
+
+        await first.kill()
+        await until_leading(second, within_s=5)
+        again = await second.call("simulator.placeOrder", **order(clientOrderId="one"))
+        assert again == placed
+        assert (await second.call("simulator.placeOrder", **order()))["order"]["status"] == "filled"
+        assert await second.stop() == 0
+
+
+async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: str) -> None:
+    shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
+    async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
+        conn = await asyncpg.connect(dsn)
+        try:
+            await conn.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'trader leader' AND pid IN (SELECT pid FROM pg_locks WHERE granted "
+                "AND locktype = 'advisory') AND datname = current_database()"
+            )
+        finally:
+            await conn.close()
+        async with asyncio.timeout(10):
+            while {await role(first), await role(second)} != {"leader", "standby"} or await role(first) == "leader":
+                # Either may win the lock again; what must never be is two leaders.
+                assert [await role(first), await role(second)].count("leader") <= 1
+                if b"leads no more" in b"".join(first.log) and await role(first) == "leader":
+                    break
+                await asyncio.sleep(0.02)
+        leader, standby = (first, second) if await role(first) == "leader" else (second, first)
+        assert (await leader.call("simulator.placeOrder", **order()))["order"]["status"] == "filled"
+        assert (await standby.try_call("simulator.placeOrder", **order()))[0] == 503

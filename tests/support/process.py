@@ -1,0 +1,107 @@
+"""The service as its operators run it: a process of its own, on a free port, spoken to over its real ports."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+ROOT = Path(__file__).parents[2]
+_LISTENING = re.compile(rb"listening on (http://127\.0\.0\.1:\d+)")
+_READY_TIMEOUT_S = 60
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR")
+
+
+class ServiceProcess:
+    """A running `python -m trader --demo`. `log` holds the lines it has written so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process, http: aiohttp.ClientSession) -> None:
+        self.process = process
+        self.http = http
+        self.log: list[bytes] = []
+        self.url = ""
+        self._listening = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, folder: Path, http: aiohttp.ClientSession, *arguments: str, **environ: str) -> Self:
+        """Start, and return when it listens. It runs in `folder`, with nothing of the caller's environment but PATH."""
+        passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "trader",
+            *(arguments or ("--demo",)),
+            cwd=folder,
+            env={**passed_on, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        service = cls(process, http)
+        ended = asyncio.create_task(process.wait())
+        listening = asyncio.create_task(service._listening.wait())
+        try:
+            await asyncio.wait([ended, listening], timeout=_READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            listening.cancel()
+        assert service.url, b"".join(service.log).decode()
+        return service
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.log.append(line)
+            if (found := _LISTENING.search(line)) is not None:
+                self.url = found[1].decode()
+                self._listening.set()
+
+    async def call(self, procedure: str, **request: Any) -> Any:
+        """The answer of a procedure in the plain style; any status but 200 fails."""
+        status, body = await self.try_call(procedure, **request)
+        assert status == 200, (procedure, status, body)
+        return body
+
+    async def try_call(self, procedure: str, **request: Any) -> tuple[int, Any]:
+        async with self.http.post(f"{self.url}/api/rpc/{procedure}", data=orjson.dumps(request)) as response:
+            return response.status, orjson.loads(await response.read())
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.url + path) as response:
+            return response.status, orjson.loads(await response.read())
+
+    async def kill(self) -> None:
+        """End it as a power cut would."""
+        self.process.send_signal(signal.SIGKILL)
+        await self._end()
+
+    async def stop(self) -> int:
+        """Ask it to stop as systemd does; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            return await self._end()
+
+    async def _end(self) -> int:
+        code = await self.process.wait()
+        await self._reader
+        return code
+
+
+@asynccontextmanager
+async def serving(folder: Path, *arguments: str, **environ: str) -> AsyncIterator[ServiceProcess]:
+    """A service for the length of the block; killed at its end if it still runs."""
+    async with aiohttp.ClientSession() as http:
+        service = await ServiceProcess.start(folder, http, *arguments, **environ)
+        try:
+            yield service
+        finally:
+            if service.process.returncode is None:
+                await service.kill()
