@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
+from multidict import istr
 
 from trader.api import envelope
 from trader.errors import InvalidInput, Issue, PayloadTooLarge
 
-HEADER: Final = "x-orpc-batch"
+HEADER: Final = istr("x-orpc-batch")
 BUFFERED: Final = "buffered"
 ITEMS_MAX: Final = 10
 KEEP_ALIVE_S: Final = 5.0

@@ -27,13 +27,13 @@ async def read_body(request: web.Request) -> bytes:
 
     A body that says its size is refused before it is read; any other, a compressed one too, as soon as it is over.
     """
-    if request.content_length is not None:
-        _check_size(request.content_length)
     content = request.content
-    if content.is_eof() and content.exception() is None:
+    if content.is_eof() and content.exception() is None:  # it came with the head: nothing to wait for
         whole = content.read_nowait()
         _check_size(len(whole))
         return whole
+    if request.content_length is not None:
+        _check_size(request.content_length)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_WAIT_S):

@@ -4,12 +4,13 @@ Reading is the browser's to refuse, by the headers set here. A POST does its wor
 so one from a foreign origin is refused by the service itself (`OriginRule`).
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.hdrs import ORIGIN
 
 from trader.errors import Forbidden
 from trader.settings import Settings
@@ -21,8 +22,6 @@ METHODS: Final = "GET, POST, OPTIONS"
 ALLOWED_HEADERS: Final = "content-type, last-event-id, x-orpc-batch, x-csrf-token, authorization"
 EXPOSED_HEADERS: Final = "x-request-id, retry-after"
 PREFLIGHT_AGE_S: Final = 600
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -58,7 +57,7 @@ class OriginRule:
 
     def check(self, request: web.Request) -> None:
         """Raises Forbidden for an origin that is not allowed. Callers without the header are no browsers."""
-        origins = request.headers.getall("Origin", None)
+        origins = request.headers.getall(ORIGIN, None)
         if origins is None:
             return
         if not self.allows(origins, self.port or _listen_port(request)):
@@ -76,7 +75,7 @@ def _listen_port(request: web.Request) -> int:
 
 
 def setup(app: web.Application, settings: Settings) -> None:
-    """Put cross-origin headers on every answer below `PATHS`, streams and errors included, and answer preflights."""
+    """Put cross-origin headers on every answer below `PATHS`: streams, errors and preflights included."""
     allowed = frozenset(settings.cors_origins)
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -84,7 +83,7 @@ def setup(app: web.Application, settings: Settings) -> None:
             return
         headers = response.headers
         headers.add("Vary", "Origin")
-        origin = request.headers.get("Origin")
+        origin = request.headers.get(ORIGIN)
         if origin not in allowed:
             return
         headers["Access-Control-Allow-Origin"] = origin
@@ -96,12 +95,5 @@ def setup(app: web.Application, settings: Settings) -> None:
         else:
             headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
 
-    @web.middleware
-    async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
-            return web.Response(status=204)
-        return await handler(request)
-
     if allowed:
         app.on_response_prepare.append(add_headers)
-    app.middlewares.append(answer_preflight)

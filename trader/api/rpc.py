@@ -21,7 +21,7 @@ from aiohttp import web
 
 from trader.api import batch, envelope
 from trader.api.body import GIVEN_UP, BodyTimeout, read_body
-from trader.api.cors import OriginRule
+from trader.api.cors import PATHS, OriginRule
 from trader.api.envelope import Style
 from trader.api.issues import find_issues
 from trader.api.schemas.common import ENCODER
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/api/rpc/"
 
+_ANYWHERE: Final = "/{path:.*}"
+
 JSON: Final = "application/json"
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 
@@ -65,6 +67,8 @@ _STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
 }
 _NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
 _TIMEOUT: Final = (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT")
+_UNDEFINED: Final = (b"{}", b"")
+"""The bodies that most calls of procedures without parameters have."""
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 
 
@@ -99,12 +103,15 @@ class Registry:
     def procedure(self, name: str, *, changes: bool = False, static: bool = False) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
-        The types come from its annotations. A name that is taken raises `ValueError`, at import.
+        The types come from its annotations. A name that is taken, or a contradiction, raises `ValueError`
+        at import.
         """
 
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
+            if changes and static:
+                raise ValueError(f"the procedure {name} cannot both change something and be static")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
             input_type = list(hints.values())[-1]
@@ -127,8 +134,9 @@ REGISTRY: Final = Registry()
 procedure: Final = REGISTRY.procedure
 
 
-class Target(NamedTuple):
-    """What a raw path names: a procedure, and the style of its callers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """What a raw path names: a procedure, and the style of its callers. One object for each path that is served."""
 
     procedure: Procedure
     style: Style
@@ -152,6 +160,7 @@ class Dispatcher:
         self._token = None if token is None else token.reveal().encode()
         self._live = context.settings.trading_mode == "live"
         self._static: dict[str, bytes] = {}
+        self._ready: dict[Target, Answer] = {}
         self._targets: dict[str, Target] = {}
         for name, declared in registry.procedures.items():
             for path, style in ((name, Style.PLAIN), (name.replace(".", "/"), Style.ORPC)):
@@ -166,14 +175,17 @@ class Dispatcher:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler of every path and method under `/api/rpc/`."""
         started_s = time.perf_counter()
-        request_id = request[REQUEST_ID] = self.new_request_id()
+        request_id = self.new_request_id()
         path = request.rel_url.raw_path
         batch_mode = request.headers.get(batch.HEADER)
         if batch_mode is not None and request.method == "POST" and path.startswith(PREFIX):
+            request[REQUEST_ID] = request_id
             response = await self._handle_batch(request, batch_mode, request_id)
             self._finished("batch", response.status, started_s, request_id)
             return response
         target = self._targets.get(path)
+        if request.method == "OPTIONS" and path.startswith(PREFIX):
+            return web.Response(status=HTTPStatus.NO_CONTENT)  # a preflight; `cors` adds what its origin may know
         if target is None:
             answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
         elif request.method != "POST":
@@ -191,7 +203,15 @@ class Dispatcher:
             return _error_answer(error, target.style)
         except BodyTimeout as error:
             return _failure(target.style, _TIMEOUT, str(error))
-        return await self.call(target, body, request.headers.get("Authorization"), request_id)
+        authorization = request.headers.get("Authorization")
+        if not target.procedure.static or body not in _UNDEFINED:
+            return await self.call(target, body, authorization, request_id)
+        answer = self._ready.get(target)
+        if answer is None:
+            answer = await self.call(target, body, authorization, request_id)
+            if answer.status == HTTPStatus.OK:
+                self._ready[target] = answer
+        return answer
 
     async def call(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Call the procedure with a whole request body. Every error becomes an answer here."""
@@ -310,7 +330,7 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
 def _response(request: web.Request, answer: Answer, request_id: str) -> web.Response:
     headers = {"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers}
     response = web.Response(status=answer.status, body=answer.body, headers=headers)
-    if GIVEN_UP in request:
+    if answer.status != HTTPStatus.OK and GIVEN_UP in request:
         response.force_close()
     return response
 
@@ -325,23 +345,20 @@ def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: t
     return Answer(status, envelope.failure(style, status, code, message, issues))
 
 
-@web.middleware
-async def _json_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """aiohttp's own refusals (unknown path, wrong method) as JSON, outside of `/api/rpc/`."""
-    try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        body = {"error": f"{error.method} is not supported here; use {allowed}", "code": _NOT_SUPPORTED[1]}
-        return _plain_json(error.status, body, {"Allow": allowed})
-    except web.HTTPException as error:
-        return _plain_json(error.status, {"error": error.reason})
-
-
-def _plain_json(status: int, body: dict[str, str], headers: Mapping[str, str] = {}) -> web.Response:
-    return web.Response(status=status, body=ENCODER.encode(body), headers={"Content-Type": JSON, **headers})
+async def _elsewhere(request: web.Request) -> web.Response:
+    """Every path and method that nothing else takes, as JSON. Unlike a middleware, this costs other routes nothing."""
+    allowed: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource is not request.match_info.route.resource:
+            allowed |= (await resource.resolve(request))[1]
+    if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
+        return web.Response(status=HTTPStatus.NO_CONTENT)  # a preflight; `cors` adds what its origin may know
+    if not allowed:
+        return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
+    listed = ", ".join(sorted(allowed))
+    status, code = _NOT_SUPPORTED
+    body = envelope.failure(Style.PLAIN, status, code, f"{request.method} is not supported here; use {listed}")
+    return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Allow": listed})
 
 
 def load_procedures() -> None:
@@ -367,5 +384,5 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
             response.headers["X-Request-Id"] = request.get(REQUEST_ID) or dispatcher.new_request_id()
 
     app.on_response_prepare.append(add_request_id)
-    app.middlewares.append(_json_errors)
+    app.router.add_route("*", _ANYWHERE, _elsewhere)
     return dispatcher

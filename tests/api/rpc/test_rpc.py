@@ -395,3 +395,5 @@ def test_a_name_is_declared_once() -> None:
     registry.procedure("a.b")(handler)
     with pytest.raises(ValueError, match=r"a\.b is declared twice"):
         registry.procedure("a.b")(handler)
+    with pytest.raises(ValueError, match=r"a\.c cannot both"):
+        registry.procedure("a.c", changes=True, static=True)(handler)
