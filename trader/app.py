@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -29,7 +28,7 @@ from trader.settings import Settings
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.store.partitions import ensure_partitions
-from trader.store.pool import Database, apply_schema
+from trader.store.pool import Database, apply_schema, database_name
 from trader.store.trading import select_processed_until
 
 log = logging.getLogger("trader")
@@ -198,7 +197,7 @@ async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[Mark
 async def _embedded_dsn(source: MarketSource, stack: AsyncExitStack) -> str:
     """A database of the embedded server. One per market, so that a demo and a replay can share the folder."""
     server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
-    name = "trader_" + re.sub(r"[^a-z0-9]+", "_", source.identity.lower()).strip("_")
+    name = database_name(source.identity)
     log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
     return await server.ensure_database(name)
 

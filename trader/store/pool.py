@@ -6,6 +6,7 @@ change the state of its session (SET, LISTEN, session advisory locks); inside a 
 """
 
 import asyncio
+import re
 import sysconfig
 import time
 from collections.abc import AsyncIterator
@@ -157,6 +158,11 @@ def place(dsn: str) -> str:
         hosts += ":" + options.get("port", ["5432"])[0]
     name = options.get("dbname", options.get("database", [parts.path.strip("/")]))[0]
     return f"{hosts}/{name}"
+
+
+def database_name(market_identity: str) -> str:
+    """The name of the database that holds the books of a market, where the name is ours to choose."""
+    return "trader_" + re.sub(r"[^a-z0-9]+", "_", market_identity.lower()).strip("_")
 
 
 def _start_problem(dsn: str, error: Exception) -> str:
