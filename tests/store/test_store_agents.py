@@ -211,16 +211,21 @@ async def add_trade(conn: Connection, run_id: UUID, symbol: str, side: str, pnl:
 async def test_own_trades_and_statistics_are_those_of_the_run(traded: Database) -> None:
     async with traded.connection() as conn:
         trades = await select_latest_trades(conn, "ada", RUN, 2)
-        assert [(trade.symbol, trade.net_pnl) for trade in trades] == [("SOL", 0), ("ETH", -10)]
+        assert [(trade.symbol, trade.net_pnl) for trade in trades] == [("SOL", Decimal(0)), ("ETH", Decimal(-10))]
         assert (trades[1].entry_price, trades[1].exit_price) == (Decimal(50), Decimal(55))
         stats = await select_own_statistics(conn, RUN)
-        assert (stats.trade_count, stats.net_pnl) == (3, 20)
-        assert (stats.average_win, stats.average_loss) == (30, 10)
+        assert (stats.trade_count, stats.net_pnl) == (3, Decimal(20))
+        assert (stats.average_win, stats.average_loss) == (Decimal(30), Decimal(10))
         assert stats.win_rate_percent == pytest.approx(100 / 3)
         assert stats.expectancy is not None
         assert float(stats.expectancy) == pytest.approx(20 / 3)
         empty = await select_own_statistics(conn, SPACE)
-        assert (empty.trade_count, empty.win_rate_percent, empty.average_win, empty.net_pnl) == (0, None, None, 0)
+        assert (empty.trade_count, empty.win_rate_percent, empty.average_win, empty.net_pnl) == (
+            0,
+            None,
+            None,
+            Decimal(0),
+        )
 
 
 async def test_last_actions(traded: Database) -> None:

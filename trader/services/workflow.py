@@ -250,7 +250,8 @@ class Workflow:
             self._publish("workflow:complete", details)
         else:
             self._publish("workflow:failed", {**details, "failureReason": reason})
-        _log.info(
+        _log.log(
+            logging.DEBUG if reason is None else logging.WARNING,
             "%s: %s after %d steps and %d tool calls%s",
             self._model.id,
             status,
