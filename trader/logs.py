@@ -32,9 +32,9 @@ class ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = iso(datetime.fromtimestamp(record.created, UTC))[11:-1]
         extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in PLAIN_FIELDS)
-        # A message is one line whatever it holds: text from outside must not look like another record.
-        message = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
-        line = f"{time} {record.levelname.lower():7} {record.name}: {message}{' ' + extra if extra else ''}"
+        line = f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()}{' ' + extra if extra else ''}"
+        # A record is one line whatever it holds: text from outside must not look like another record.
+        line = line.replace("\r", "\\r").replace("\n", "\\n")
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
@@ -43,6 +43,5 @@ def configure_logs(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    if level != "debug":  # one line per request and per statement of asyncio is for debugging only
-        for name in ("aiohttp.access", "asyncio"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("aiohttp.access", "asyncio"):  # one line per request is for debugging only
+        logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)

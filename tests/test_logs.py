@@ -1,0 +1,87 @@
+"""Log records: one per line whatever they hold, complete for machines."""
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trader.logs import ConsoleFormatter, JsonFormatter, configure_logs
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.getLogger("trader.test").makeRecord(
+        "trader.test", logging.WARNING, __file__, 1, message, arguments, None, extra=extra
+    )
+    made.created = datetime(2025, 1, 2, 3, 4, 5, 678_000, UTC).timestamp()
+    return made
+
+
+def test_json_record_has_its_extra_fields() -> None:
+    entry = json.loads(
+        JsonFormatter().format(record("took %d ms", 5, request_id="abc", at=datetime(2025, 1, 1, tzinfo=UTC)))
+    )
+    assert entry == {
+        "time": "2025-01-02T03:04:05.678Z", "level": "warning", "logger": "trader.test", "message": "took 5 ms",
+        "request_id": "abc", "at": "2025-01-01 00:00:00+00:00",
+    }  # fmt: skip
+
+
+@given(st.text(), st.text())
+def test_json_record_is_one_line_that_can_be_read(message: str, value: str) -> None:
+    line = JsonFormatter().format(record("%s", message, value=value))
+    assert "\n" not in line
+    assert json.loads(line)["message"] == message
+    assert json.loads(line)["value"] == value
+
+
+def test_console_record_cannot_be_forged() -> None:
+    line = ConsoleFormatter().format(record("user %s", "x\n03:04:05.678 info trader: all is well", request_id="a\nb"))
+    assert line.startswith("03:04:05.678 warning trader.test: user x\\n03:04:05.678")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), ConsoleFormatter()])
+def test_exception_is_in_the_record(formatter: logging.Formatter) -> None:
+    made = record("failed")
+    try:
+        raise ValueError("the cause")
+    except ValueError as error:
+        made.exc_info = (type(error), error, error.__traceback__)
+    shown = formatter.format(made)
+    assert "ValueError: the cause" in shown
+    assert "test_logs.py" in shown
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """The root logger, put back afterwards as it was."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    root.handlers.clear()
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_records_below_the_level_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("warning", "json")
+    logging.getLogger("trader.test").info("unimportant")
+    logging.getLogger("trader.test").warning("important")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert [json.loads(line)["message"] for line in output.err.splitlines()] == ["important"]
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_debug_shows_what_other_levels_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", "json")
+    logging.getLogger("aiohttp.access").info("GET /health")
+    assert capsys.readouterr().err == ""
+    configure_logs("debug", "json")
+    logging.getLogger("aiohttp.access").info("GET /health")
+    assert "GET /health" in capsys.readouterr().err
