@@ -5,10 +5,12 @@ Everybody who trades waits here for the book an order meets; everybody who shows
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
@@ -233,7 +235,8 @@ class MarketData:
                 await self._refresh(series, symbol, interval, end)
             except _FEED_ERRORS as error:
                 raise MarketUnavailable(f"No candles of {symbol}: {error}") from error
-            return [candle for candle in series.candles if candle.open_time >= end - count * span]
+            first = bisect_left(series.candles, end - count * span, key=attrgetter("open_time"))
+            return series.candles[first:]
 
     async def _refresh(self, series: _Series, symbol: str, interval: Interval, end: datetime) -> None:
         """Bring a series up to `end`: by what has closed since it was asked for last, or whole."""
