@@ -251,7 +251,7 @@ async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
         assert newcomer.error is source.error
         source.state = 7
         hub.changed()
-        while hub.failures < 3:  # noqa: ASYNC110 - a count, no event
+        while hub.failures < 3:
             await asyncio.sleep(0)
         source.error = None
         assert await taken(subscriber) == b"data: 7\n\n"
@@ -266,7 +266,7 @@ async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: py
         await taken(subscriber)
         source.error = KeyError("BTC")
         hub.changed()
-        while not hub.failures:  # noqa: ASYNC110 - a count, no event
+        while not hub.failures:
             await asyncio.sleep(0)
         source.error = None
         hub.changed()

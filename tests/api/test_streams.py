@@ -59,7 +59,7 @@ class Service:
     async def emptied(self) -> None:
         """Until no subscriber is left."""
         async with asyncio.timeout(PATIENCE_S):
-            while any(len(hub) for hub in self.hubs.all.values()):  # noqa: ASYNC110 - a count, no event
+            while any(len(hub) for hub in self.hubs.all.values()):
                 await asyncio.sleep(0.005)
 
 
@@ -224,30 +224,31 @@ async def test_a_detail_that_cannot_be_told_harms_nobody(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("name", ["positions", "workflow"])
 async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
-    async with serving(ping_s=0.25) as service, streaming(service, name) as client:
+    async with serving(ping_s=0.1) as service, streaming(service, name) as client:
         await client.event()
         began = time.monotonic()
-        pings: list[float] = []
+        late_s: list[float] = []
 
         async def busy() -> None:
             while True:
                 service.hubs.positions.send(b"data: []\n\n")
                 service.hubs.workflow.send(b"event: workflow:step\ndata: {}\n\n")
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.005)
 
         sender = asyncio.create_task(busy())
         others = 0
-        while len(pings) < 4:
+        while len(late_s) < 20:
             event, data = await client.event()
             if event == "ping":
                 assert data is None
-                pings.append(time.monotonic() - began)
+                late_s.append(time.monotonic() - began - 0.1 * (len(late_s) + 1))
             else:
                 others += 1
         sender.cancel()
-        assert others > 20
-        for number, at in enumerate(pings, start=1):
-            assert number * 0.25 - 0.02 <= at <= number * 0.25 + 0.5
+        assert others > 100
+        assert min(late_s) > -0.05
+        assert min(late_s[10:]) < 0.1  # no drift; single ones may be late on a busy machine
+        assert max(late_s) < 1
 
 
 async def test_a_ping_is_a_name_and_empty_data() -> None:
@@ -274,7 +275,7 @@ async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None
             assert await client.event() == (None, [1])
         clients[0].vanish(reset=True)
         async with asyncio.timeout(PATIENCE_S):
-            while len(service.hubs.positions) == 50:  # noqa: ASYNC110 - a count, no event
+            while len(service.hubs.positions) == 50:
                 await asyncio.sleep(0.005)
         async with streaming(service, "positions") as again:
             assert await again.event() == (None, [])
@@ -304,7 +305,7 @@ async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
         service.hubs.trades._load = load
         client = await Client.get(service, "/api/events/trades")
         async with asyncio.timeout(PATIENCE_S):
-            while not len(service.hubs.trades):  # noqa: ASYNC110 - a count, no event
+            while not len(service.hubs.trades):
                 await asyncio.sleep(0.005)
         client.vanish(reset=True)
         await service.emptied()
@@ -346,6 +347,11 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str) -> None:
                 _, data = await client.event()
                 assert data[0] == number
             assert not client.reader.at_eof()
+            assert service.runner is not None
+            assert service.runner.server is not None
+            async with asyncio.timeout(PATIENCE_S):
+                while len(service.runner.server.connections) > 1:
+                    await asyncio.sleep(0.005)
         stalled.writer.close()
         await service.emptied()
 
@@ -425,8 +431,9 @@ async def test_an_unknown_stream() -> None:
         assert await client.json() == {"error": "Not Found"}
 
 
-async def test_shutdown_ends_all_streams_stalled_ones_too() -> None:
-    async with serving() as service:
+@pytest.mark.parametrize("messages", [1, 20])
+async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None:
+    async with serving(watch_s=1) as service:
         clients = []
         for name in STREAMS:
             client = await Client.get(service, f"/api/events/{name}", buffer_bytes=4096)
@@ -435,8 +442,9 @@ async def test_shutdown_ends_all_streams_stalled_ones_too() -> None:
             clients.append(client)
         stalled = await Client.get(service, "/api/events/positions", buffer_bytes=4096)
         await stalled.head()
-        for _ in range(20):
-            service.hubs.positions.send(b"data: [%b]\n\n" % b",".join([b"123456789"] * 50_000))
+        await stalled.event()
+        for _ in range(messages):
+            service.hubs.positions.send(b"data: [%b]\n\n" % b",".join([b"123456789"] * 500_000))
             await asyncio.sleep(0.001)
         assert service.runner is not None
         began = time.monotonic()

@@ -75,12 +75,8 @@ class Subscriber:
         self._woken.set()
         return True
 
-    def wake(self) -> None:
-        """Let the writer look at its connection."""
-        self._woken.set()
-
     async def wait(self, timeout_s: float) -> None:
-        """Until there is something to take, or the end, or `wake`, or the time has passed."""
+        """Until there is something to take, or the end, or the time has passed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
@@ -99,7 +95,6 @@ class Subscriber:
             return
         self.ended = True
         self.error = error
-        self.push = None
         self._messages.clear()
         self._woken.set()
         if self.cut is not None:
@@ -222,9 +217,8 @@ class StateBroadcaster(Broadcaster):
 
     def changed(self) -> None:
         """The state may have changed: load and send it, soon and once for all events until then."""
-        if self._subscribers:
-            self._changed = True
-            self._wanted.set()
+        self._changed = True
+        self._wanted.set()
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._refresh_forever(), name=f"stream {self.name}")

@@ -46,6 +46,7 @@ GONE_MS = 30_000
 """A peer that acknowledges nothing for this long is gone, whatever the kernel would still try."""
 
 EOF_S = 1.0
+"""The bound of a write when the stream has ended, which must not hold up a shutdown."""
 
 SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a reader that has stopped reading; states beyond it are replaced by newer ones."""
@@ -202,9 +203,8 @@ class _Writer:
 
     async def begin(self, message: bytes) -> bool:
         """Write the headers and the first message; False when the reader took too long and was cut off."""
-        alive = await self._bounded(self._response.write(message), self._timeout_s) and await self._drained()
-        if not self._subscriber.ended:
-            self._subscriber.push = self._push
+        alive = await self._bounded(self._response.write(message)) and await self._drained()
+        self._subscriber.push = self._push
         return alive
 
     async def write(self, message: bytes) -> bool:
@@ -215,14 +215,12 @@ class _Writer:
 
     async def finish(self) -> None:
         """Say that nothing more comes; the framework would wait for a stalled reader without a bound."""
-        await self._bounded(self._response.write_eof(), min(self._timeout_s, EOF_S))
+        await self._bounded(self._response.write_eof())
 
     def _push(self, message: bytes) -> bool:
         if self._is_behind() or not _is_connected(self._request):
             return False
         self._put(message)
-        if self._is_behind():
-            self._subscriber.wake()  # the handler sees to it that this does not last
         return True
 
     def _put(self, message: bytes) -> None:
@@ -234,10 +232,11 @@ class _Writer:
         return self._request.protocol.writing_paused
 
     async def _drained(self) -> bool:
-        return not self._is_behind() or await self._bounded(self._payload.drain(), self._timeout_s)
+        return not self._is_behind() or await self._bounded(self._payload.drain())
 
-    async def _bounded(self, wait: Awaitable[None], timeout_s: float) -> bool:
+    async def _bounded(self, wait: Awaitable[None]) -> bool:
         self._subscriber.cut = self._abort
+        timeout_s = min(self._timeout_s, EOF_S) if self._subscriber.ended else self._timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await wait
