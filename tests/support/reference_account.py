@@ -53,13 +53,13 @@ class Entry:
 class Holding:
     """A net position, worked out of the ledger. `quantity` is signed."""
 
-    quantity: Fraction
-    cost: Fraction
-    margin: Fraction
-    fees: Fraction
-    funding: Fraction
-    realized: Fraction
     opened_at: datetime
+    quantity: Fraction = Fraction(0)
+    cost: Fraction = Fraction(0)
+    margin: Fraction = Fraction(0)
+    fees: Fraction = Fraction(0)
+    funding: Fraction = Fraction(0)
+    realized: Fraction = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -237,11 +237,8 @@ class ReferenceAccount:
             quantity = reducible
         closes_all = order.reduce_only and quantity == reducible > 0
         price = limit if limit is not None else mark
-        if order.reduce_only and not reducible:
-            return Answer("rejected")
-        if not closes_all and (quantity < lot or quantity * price < market.min_notional):
-            return Answer("rejected")
-        if price <= 0:
+        too_small = quantity < lot or quantity * price < market.min_notional
+        if price <= 0 or (order.reduce_only and not reducible) or (too_small and not closes_all):
             return Answer("rejected")
         entry_mark = mark if limit is None else (min(mark, limit) if sign > 0 else max(mark, limit))
         if order.exit_plan is not None and not _plan_is_sound(order.exit_plan, sign, entry_mark, at):
@@ -512,7 +509,7 @@ def _post(books: Books, lines: list[Entry]) -> None:
         _close(books, held, first, closed, proceeds, exit_fees)
         held = books.holdings.get(first.symbol)
     if opened and held is None:
-        held = Holding(*[Fraction(0)] * 6, first.at)
+        held = Holding(first.at)
         books.holdings[first.symbol] = held
     if opened and held is not None:
         held.quantity += sign * opened

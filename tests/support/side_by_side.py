@@ -165,7 +165,7 @@ class SideBySide:
             expected = model.liquidation_price(symbol)
             assert (price is None) == (expected is None)
             assert price is None or expected is None or abs(Fraction(price) - expected) <= Fraction(1, 10**16)
-        assert [(self.numbers[order.id], order.remaining) for order in account.resting] == [
+        assert [(self.numbers[order.id], Fraction(order.remaining)) for order in account.resting] == [
             (rest.number, rest.remaining) for rest in model.resting
         ]
         assert figures.equity(account, marks) == model.equity()
@@ -182,8 +182,19 @@ class SideBySide:
         trades = [trade for booking in self.rows for trade in booking.trades]
         assert [
             (
-                t.part.symbol, t.part.quantity, t.part.entry_notional, t.exit_notional,
-                t.gross_pnl, t.part.fees, t.part.funding, t.close_reason,
+                t.part.symbol,
+                *map(
+                    Fraction,
+                    (
+                        t.part.quantity,
+                        t.part.entry_notional,
+                        t.exit_notional,
+                        t.gross_pnl,
+                        t.part.fees,
+                        t.part.funding,
+                    ),
+                ),
+                str(t.close_reason),
             )
             for t in trades
         ] == [

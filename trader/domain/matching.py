@@ -1,11 +1,11 @@
 """Matching against one book snapshot: pure walks over levels that know what an account has taken already."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
 from trader.domain.account import Taken
-from trader.domain.market import Book, Level
+from trader.domain.market import Book
 from trader.domain.money import ZERO
 from trader.domain.orders import OrderSide
 
@@ -29,28 +29,28 @@ def walk(
 
     Gives the executions, at most one per level, and the new note of what was taken.
     """
-    levels, gone = _opposite(book, side, taken)
+    buys = side is OrderSide.BUY
+    levels, gone = (book.asks, taken.asks) if buys else (book.bids, taken.bids)
     now_gone = dict(gone)
     executions = []
-    for level in levels:
-        if quantity <= 0 or (limit is not None and is_worse(side, level.price, limit)):
+    for price, shown in levels:
+        if quantity <= 0 or (limit is not None and (price > limit if buys else price < limit)):
             break
-        amount = min(quantity, level.quantity - gone.get(level.price, ZERO))
+        before = gone.get(price, ZERO)
+        amount = min(quantity, shown - before)
         if amount > 0:
-            executions.append(Execution(level.price, amount))
-            now_gone[level.price] = gone.get(level.price, ZERO) + amount
+            executions.append(Execution(price, amount))
+            now_gone[price] = before + amount
             quantity -= amount
     if not executions:
         return executions, taken
-    return executions, Taken(book.at, taken.bids, now_gone) if side is OrderSide.BUY else Taken(
-        book.at, now_gone, taken.asks
-    )
+    return executions, Taken(book.at, taken.bids, now_gone) if buys else Taken(book.at, now_gone, taken.asks)
 
 
-def is_worse(side: OrderSide, price: Decimal, limit: Decimal) -> bool:
-    """Whether the price is beyond the limit for an order of this side."""
-    return price > limit if side is OrderSide.BUY else price < limit
-
-
-def _opposite(book: Book, side: OrderSide, taken: Taken) -> tuple[Sequence[Level], Mapping[Decimal, Decimal]]:
-    return (book.asks, taken.asks) if side is OrderSide.BUY else (book.bids, taken.bids)
+def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:
+    """Quantity and notional in all."""
+    quantity = notional = ZERO
+    for price, amount in executions:
+        quantity += amount
+        notional += price * amount
+    return quantity, notional

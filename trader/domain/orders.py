@@ -79,7 +79,7 @@ class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     time_exit: datetime | None = None
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An order as a caller asks for it.
 
     `leverage` None means 1; `limit_price` is given for limit orders only; `confidence` is in percent. `invocation_id`
@@ -100,7 +100,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     invocation_id: UUID | None = None
 
 
-class Fill(msgspec.Struct, frozen=True, kw_only=True):
+class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One execution at one price. `order_id` is the row of `orders` whose quantity it changed; fees are positive.
 
     `sequence` orders every booking of an account. `request_id` is the placed order behind it, None for what the
@@ -125,7 +125,7 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
         return self.quantity * self.price
 
 
-class FundingPayment(msgspec.Struct, frozen=True, kw_only=True):
+class FundingPayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Funding of one position at one hour boundary. `amount` is what the account received (negative: paid)."""
 
     sequence: int
@@ -139,7 +139,7 @@ class FundingPayment(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-class InsurancePayment(msgspec.Struct, frozen=True, kw_only=True):
+class InsurancePayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A loss beyond the account's equity, written off: what the insurance fund paid to bring equity back to zero."""
 
     sequence: int
@@ -148,7 +148,7 @@ class InsurancePayment(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-class AnswerFill(msgspec.Struct, frozen=True):
+class AnswerFill(msgspec.Struct, frozen=True, gc=False):
     quantity: Decimal
     price: Decimal
     fee: Decimal
@@ -156,7 +156,7 @@ class AnswerFill(msgspec.Struct, frozen=True):
     at: datetime
 
 
-class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the exchange answers to an order; stored, so that the same client order id gets the same answer again.
 
     `average_price` is None without a fill; `realized_pnl` is gross.
