@@ -1,10 +1,5 @@
 """The wire as the public oRPC client sees it: the real npm package against the dispatcher."""
 
-import asyncio
-import fcntl
-import json
-import shutil
-import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,41 +7,23 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
+from support.orpc import installed_client, run_client
 
 Client = TestClient[web.Request, web.Application]
 ServiceFactory = Callable[..., Awaitable[Client]]
 Answers = list[dict[str, Any]]
 
-FOLDER = Path(__file__).parent.parent / "client"
 OUTPUT: dict[str, object] = {"window": "7d", "text": None, "items": [], "maxValue": 1.5}
 LINKS = ["single", "buffered", "streaming"]
 
 
 @pytest.fixture(scope="session")
 def orpc_client() -> Path:
-    """The script that calls with the client; the package is installed once, from the lock file."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("node and npm are not installed")
-    with (FOLDER / "package-lock.json").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (FOLDER / "node_modules" / "@orpc" / "client").is_dir():
-            install = ["npm", "ci", "--no-audit", "--no-fund"]
-            done = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
-            if done.returncode != 0:
-                pytest.skip(f"npm cannot install @orpc/client: {done.stderr.strip()[-300:]}")
-    return FOLDER / "calls.mjs"
+    return installed_client()
 
 
 async def run(script: Path, client: Client, *groups: dict[str, Any]) -> list[dict[str, Any]]:
-    """Make the calls of each group at once with a client of its own."""
-    process = await asyncio.create_subprocess_exec(
-        "node", str(script), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    request = {"url": str(client.make_url("/api/rpc")), "groups": groups}
-    stdout, _ = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), 60)
-    results = json.loads(stdout)
-    assert isinstance(results, list)
-    return results
+    return await run_client(script, str(client.make_url("/api/rpc")), *groups)
 
 
 def call(name: str, *inputs: object) -> dict[str, object]:

@@ -1,0 +1,38 @@
+"""The real oRPC client of npm, as a program that the tests call with."""
+
+import asyncio
+import fcntl
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "api" / "client"
+
+
+def installed_client() -> Path:
+    """The script that calls with the client; the package is installed once, from the lock file. Skips without npm."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    with (FOLDER / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (FOLDER / "node_modules" / "@orpc" / "client").is_dir():
+            install = ["npm", "ci", "--no-audit", "--no-fund"]
+            done = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                pytest.skip(f"npm cannot install @orpc/client: {done.stderr.strip()[-300:]}")
+    return FOLDER / "calls.mjs"
+
+
+async def run_client(script: Path, url: str, *groups: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make the calls of each group at once with a client of its own, against the RPC address `url`."""
+    process = await asyncio.create_subprocess_exec(
+        "node", str(script), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    stdout, _ = await asyncio.wait_for(process.communicate(json.dumps({"url": url, "groups": groups}).encode()), 60)
+    results = json.loads(stdout)
+    assert isinstance(results, list)
+    return results
