@@ -105,7 +105,7 @@ async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
     seen = told(floor.provider.turns[1])[0]
     assert seen["result"] == "ok"
     assert seen["account"]["positions"] == [{"symbol": "BTC", "side": "LONG", "quantity": "0.1"}]
-    assert record.invocation.response == "breakout"
+    assert record.invocation.response == "breakout\n\ndone"
     async with floor.database.connection() as conn:
         assert await conn.fetchval("SELECT client_order_id FROM order_requests") == f"{record.invocation.id}:1"
 

@@ -46,7 +46,7 @@ You act through the tools only; what you write is read by people afterwards. Cal
 
 def view_text(view: View) -> str:
     """The view as JSON. Decimals are the very figures of the books; an absent value is null."""
-    shown = msgspec.to_builtins(view, builtin_types=(Decimal,))
+    shown = _plain(msgspec.to_builtins(view, builtin_types=(Decimal,)))
     shown["at"] = iso(view.at)
     shown["markets"] = [market_json(market) for market in view.markets.values()]
     return (
@@ -57,7 +57,7 @@ def view_text(view: View) -> str:
 
 def market_json(market: MarketView) -> dict[str, Any]:
     """One market, its candles as rows of figures."""
-    shown: dict[str, Any] = msgspec.to_builtins(market, builtin_types=(Decimal,))
+    shown: dict[str, Any] = _plain(msgspec.to_builtins(market, builtin_types=(Decimal,)))
     shown["candles"] = {interval: candle_rows(candles) for interval, candles in market.candles.items()}
     return shown
 
@@ -126,6 +126,15 @@ def decision_json(decision: Decision) -> dict[str, Any]:
 def tool_message(call_id: str, result: dict[str, Any]) -> Message:
     """The result of a call as it goes back to the model."""
     return {"role": "tool", "tool_call_id": call_id, "content": _json(result)}
+
+
+def _plain(value: Any) -> Any:
+    """The same value with every decimal in plain digits: 10000 for 1E+4."""
+    if isinstance(value, Decimal):
+        return Decimal(text(value))
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _text(value: Decimal | None) -> str | None:

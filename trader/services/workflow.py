@@ -70,8 +70,8 @@ class Workflow:
 
     @property
     def response(self) -> str | None:
-        """The last words of the model, else the reasons it held for."""
-        return (self._texts[-1] if self._texts else "\n".join(self._reasons)) or None
+        """The last words of the model, and the reasons it held for."""
+        return "\n\n".join([*self._texts[-1:], *self._reasons]) or None
 
     async def execute(self) -> None:
         """Run to the end and record it.

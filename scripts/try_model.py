@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Let one model think once about the market as it is now, and show everything. It places nothing.
+
+  scripts/try_model.py --provider openrouter --model deepseek/deepseek-chat --variant Apex
+  scripts/try_model.py --provider rules --model rules/apex --variant Apex --demo
+
+Keys and the market source are those of the service: the environment and .env; --demo takes the synthetic market. The
+model sees a new account with SIM_INITIAL_CAPITAL. What it asks for goes through the real workflow and the real guard,
+on a database of its own that is gone afterwards; orders that the guard lets through are printed instead of placed.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+if importlib.util.find_spec("trader") is None:  # called by a Python without the service: take that of its environment
+    subprocess.run([ROOT / "scripts" / "make_environment", "run"], check=True)  # noqa: S603 - our own script
+    python = ROOT / ".venv" / "bin" / "python"
+    os.execv(python, [str(python), __file__, *sys.argv[1:]])  # noqa: S606 - as above
+
+# ruff: noqa: E402 - nothing of the service can be imported before its environment is there
+import orjson
+
+from trader.clock import Clock, LockstepClock
+from trader.domain.money import text
+from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
+from trader.domain.records import Model, VariantId
+from trader.errors import TraderError
+from trader.gateways.llm import Providers, make_providers
+from trader.gateways.market import make_source
+from trader.services.events import EventBus
+from trader.services.exchange import Exchange
+from trader.services.market import MarketData
+from trader.services.observer import Observer
+from trader.services.run_record import RunRecord
+from trader.services.workflow import Workflow
+from trader.settings import PROVIDERS, Settings
+from trader.store.agents import select_payload, select_steps, select_tool_calls, upsert_model
+from trader.store.embedded import EmbeddedPostgres
+from trader.store.partitions import ensure_partitions
+from trader.store.pool import Database, apply_schema
+
+QUOTES_WAIT_S = 15.0
+NOT_PLACED = "a dry run: the guard let it through, and nothing was placed"
+
+
+class DryExchange(Exchange):
+    """The exchange as it is, but no order and no exit plan reaches an account."""
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        leverage = "" if order.leverage is None else f" at {text(order.leverage)}x"
+        print(f"    would place: {order.side.value} {text(order.quantity)} {order.symbol}{leverage}")
+        return OrderAnswer(
+            id=self.account(order.account_id).run.id,
+            account_id=order.account_id,
+            symbol=order.symbol,
+            side=order.side,
+            type=order.type,
+            status=OrderStatus.REJECTED,
+            requested_quantity=order.quantity,
+            at=self.account(order.account_id).changed_at,
+            reason=NOT_PLACED,
+        )
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        print(f"    would set the exit plan of {account_id} in {symbol}: {plan}")
+        return NOT_PLACED
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--provider", required=True, choices=[*PROVIDERS, "rules"])
+    parser.add_argument("--model", required=True, help="the provider's name for it")
+    parser.add_argument("--variant", required=True, choices=list(VariantId))
+    parser.add_argument("--demo", action="store_true", help="the synthetic market instead of the configured one")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    try:
+        settings = Settings.load(os.environ, Path(".env"), demo=options.demo or options.provider == "rules")
+        with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
+            Path(folder).chmod(0o755)  # as root the server runs as nobody, who must get in
+            return asyncio.run(_try(settings, options, Path(folder)))
+    except TraderError as error:
+        print(f"try_model: {error}", file=sys.stderr)
+        return 1
+
+
+async def _try(settings: Settings, options: argparse.Namespace, folder: Path) -> int:
+    async with AsyncExitStack() as stack:
+        source = make_source(settings)
+        await source.open()
+        stack.push_async_callback(source.close)
+        server = await stack.enter_async_context(EmbeddedPostgres(folder, durable=False))
+        database = await Database.connect(await server.ensure_database("try"), size=2)
+        stack.push_async_callback(database.close)
+        await apply_schema(database)
+        clock, events = source.clock(None), EventBus()
+        market = MarketData(source, clock)
+        exchange = DryExchange(database, market, clock, events, settings)
+        await exchange.lead()
+        stack.push_async_callback(exchange.resign)
+        feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()), name="market feed")
+        stack.push_async_callback(_cancel, feed)
+        await _first_quotes(market, clock)
+        providers = make_providers(settings)
+        stack.push_async_callback(providers.close)
+        observer = Observer(database, exchange, market, settings)
+        model = Model(
+            id="try",
+            name=options.model,
+            variant=VariantId(options.variant),
+            provider=options.provider,
+            router_model_name=options.model,
+            created_at=clock.now(),
+        )
+        return await _run(database, exchange, observer, providers, clock, model)
+
+
+async def _first_quotes(market: MarketData, clock: Clock) -> None:
+    """Wait until every market has a price, or for as long as one may wait for that."""
+    if isinstance(clock, LockstepClock):
+        return
+    for _ in range(int(QUOTES_WAIT_S * 10)):
+        if market.quotes().keys() >= market.markets.keys():
+            return
+        await asyncio.sleep(0.1)
+    missing = market.markets.keys() - market.quotes().keys()
+    print(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
+
+
+async def _run(
+    database: Database, exchange: Exchange, observer: Observer, providers: Providers, clock: Clock, model: Model
+) -> int:
+    async with database.connection() as conn:
+        await ensure_partitions(conn, clock.now())
+        await upsert_model(conn, model)
+    record = RunRecord(database, EventBus(), model, clock.now())
+    await Workflow(record, providers, exchange, observer, clock, EventBus()).execute()
+    async with database.connection() as conn:
+        packed = await select_payload(conn, record.id)
+        steps = (await select_steps(conn, [record.id])).get(record.id, [])
+        calls = (await select_tool_calls(conn, [record.id])).get(record.id, [])
+    for message in orjson.loads(zlib.decompress(packed))["messages"] if packed else []:
+        print(f"\n=== {message['role']}\n{message.get('content') or ''}")
+    for call in calls:
+        print(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
+        print(f"    {call.metadata['raw']['arguments']}")
+        for result in call.metadata["results"]:
+            print(f"    {result}")
+    ended = record.invocation
+    print(f"\n=== {ended.status}{f': {ended.failure_reason}' if ended.failure_reason else ''}")
+    for step in steps:
+        print(
+            f"step {step.number}: {step.model} with key {step.key_number}, {step.input_tokens} + {step.output_tokens} "
+            f"tokens, {step.duration_ms} ms, cost {'not told' if step.cost_usd is None else f'{step.cost_usd} USD'}"
+        )
+    if ended.response:
+        print(f"\n{ended.response}")
+    return 0 if ended.status == "completed" else 1
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
