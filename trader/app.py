@@ -110,7 +110,8 @@ class Service:
 
     async def follow_market(self) -> None:
         """Take every tick of the market to the exchange, for ever."""
-        await self.context.market.run(self.context.exchange.on_tick, self.started_at)
+        exchange = self.context.exchange
+        await self.context.market.run(exchange.on_tick, exchange.followed_until or self.started_at)
 
     async def take_role(self) -> None:
         """Lead when nobody does, else begin to stand by.

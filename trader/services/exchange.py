@@ -100,6 +100,11 @@ class Exchange:
         """The term in which this process trades; None while it only follows, or is catching up."""
         return self._books.term if self._is_trading else None
 
+    @property
+    def followed_until(self) -> datetime | None:
+        """The last update of the markets that every account went through; None before the first."""
+        return self._books.reviewed_until
+
     def _prime(self) -> None:
         self._market.prime()
         self._marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
@@ -268,9 +273,10 @@ class Exchange:
     async def _review(self, account_id: str, moment: Moment, *, missed: bool) -> None:
         try:
             await self._books.change(account_id, lambda account: self._reviewed(account, moment, missed=missed))
-        except Unavailable as error:
+        except (Unavailable, BooksViolated) as error:
+            # One account that cannot follow must not keep the others from it; it is read again at the next update.
             self._books.missed(account_id)
-            log.warning("account %s will follow the market later: %s", account_id, error)
+            log.error("account %s will follow the market later: %s", account_id, error)
 
     def _reviewed(self, account: Account, moment: Moment, *, missed: bool) -> Booking | None:
         if missed and moment.at <= account.changed_at:
