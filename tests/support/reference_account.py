@@ -1,122 +1,24 @@
 """A second account, written from the rules in words: slow, simple, exact, and sharing no code with the engine.
 
-It keeps one ledger of what happened and works every figure out of it again whenever it is asked. Numbers are fractions;
-the only roundings are those the books know: a division goes half-even to 16 decimals.
+It keeps one ledger of what happened and works every figure out of it again whenever it is asked.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from itertools import groupby
 
+from support.reference_ledger import Books, Entry, post, rounded
+from support.reference_orders import Answer, Rest, Watch, fired, first, plan_is_sound
+
 from trader.domain.exchange import Moment
 from trader.domain.market import Book, Market
 from trader.domain.orders import ExitPlan, Order
 
-UNIT = 10**16
 STALE = timedelta(seconds=30)
 LIQUIDATION_FEE = Fraction(1, 100)
-
-
-def rounded(value: Fraction) -> Fraction:
-    """Half-even to 16 decimals (`round` of a fraction is half-even)."""
-    return Fraction(round(value * UNIT), UNIT)
-
-
-def fraction(value: Decimal | None) -> Fraction:
-    assert value is not None
-    return Fraction(value)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the ledger. Lines of one `act` belong together: one order met one book.
-
-    `quantity` is signed: bought is positive. `amount` is what funding or the insurance fund paid in.
-    """
-
-    act: int
-    at: datetime
-    symbol: str
-    quantity: Fraction = Fraction(0)
-    price: Fraction = Fraction(0)
-    fee: Fraction = Fraction(0)
-    leverage: Fraction = Fraction(1)
-    amount: Fraction = Fraction(0)
-    kind: str = "fill"
-    reason: str = ""
-
-
-@dataclass
-class Holding:
-    """A net position, worked out of the ledger. `quantity` is signed."""
-
-    opened_at: datetime
-    quantity: Fraction = Fraction(0)
-    cost: Fraction = Fraction(0)
-    margin: Fraction = Fraction(0)
-    fees: Fraction = Fraction(0)
-    funding: Fraction = Fraction(0)
-    realized: Fraction = Fraction(0)
-
-
-@dataclass(frozen=True)
-class Trade:
-    symbol: str
-    quantity: Fraction
-    cost: Fraction
-    proceeds: Fraction
-    gross: Fraction
-    fees: Fraction
-    funding: Fraction
-    reason: str
-
-
-@dataclass
-class Rest:
-    """A limit order that waits. `number` is its place in the order of arrival."""
-
-    number: int
-    symbol: str
-    sign: int
-    remaining: Fraction
-    limit: Fraction
-    leverage: Fraction
-    reduce_only: bool
-    plan: ExitPlan | None
-    created_at: datetime
-
-
-@dataclass
-class Watch:
-    """What is watched of a position: its plan, the trigger that is closing it, and the last boundary funded."""
-
-    plan: ExitPlan
-    funded_until: datetime
-    closing: str | None = None
-
-
-@dataclass
-class Answer:
-    status: str
-    quantity: Fraction = Fraction(0)
-    average: Fraction | None = None
-    fees: Fraction = Fraction(0)
-    realized: Fraction = Fraction(0)
-
-
-@dataclass
-class Books:
-    """All that the ledger amounts to."""
-
-    holdings: dict[str, Holding] = field(default_factory=dict)
-    trades: list[Trade] = field(default_factory=list)
-    realized: Fraction = Fraction(0)
-    fees: Fraction = Fraction(0)
-    funding: Fraction = Fraction(0)
-    insurance: Fraction = Fraction(0)
 
 
 class ReferenceAccount:
@@ -146,7 +48,7 @@ class ReferenceAccount:
         if self._books[0] != len(self.ledger):
             books = Books()
             for _, lines in groupby(self.ledger, key=lambda entry: entry.act):
-                _post(books, list(lines))
+                post(books, list(lines))
             self._books = (len(self.ledger), books)
         return self._books[1]
 
@@ -241,7 +143,7 @@ class ReferenceAccount:
         if price <= 0 or (order.reduce_only and not reducible) or (too_small and not closes_all):
             return Answer("rejected")
         entry_mark = mark if limit is None else (min(mark, limit) if sign > 0 else max(mark, limit))
-        if order.exit_plan is not None and not _plan_is_sound(order.exit_plan, sign, entry_mark, at):
+        if order.exit_plan is not None and not plan_is_sound(order.exit_plan, sign, entry_mark, at):
             return Answer("rejected")
         realized_before = self.books().realized
         parts = self._shown(book, sign, quantity, limit)
@@ -277,7 +179,7 @@ class ReferenceAccount:
         self._see(moment)
         held = self.quantity(symbol)
         at = max(moment.at, self.changed_at)
-        if not held or not _plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], at):
+        if not held or not plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], at):
             return False
         self.watches[symbol].plan = plan
         self.changed_at = at
@@ -330,7 +232,7 @@ class ReferenceAccount:
             held = self.quantity(rest.symbol)
             reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
             if rest.reduce_only:
-                beyond = _first(beyond, reducible)
+                beyond = first(beyond, reducible)
             quantity = sum((q for _, q in beyond), Fraction(0))
             if not quantity:
                 continue
@@ -376,7 +278,7 @@ class ReferenceAccount:
 
     def _exit(self, symbol: str, moment: Moment, at: datetime) -> None:
         watch, held, mark = self.watches[symbol], self.quantity(symbol), self.marks[symbol]
-        reason = watch.closing or _fired(watch.plan, held, mark, at)
+        reason = watch.closing or fired(watch.plan, held, mark, at)
         if reason is None:
             return
         watch.closing = reason
@@ -416,7 +318,7 @@ class ReferenceAccount:
             left = Fraction(size) - (gone.get((sign, Fraction(price)), 0) if seen_at == book.at else 0)
             if left > 0 and (limit is None or sign * (limit - Fraction(price)) >= 0):
                 found.append((Fraction(price), left))
-        return _first(found, quantity)
+        return first(found, quantity)
 
     def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]]) -> None:
         if not parts:
@@ -468,93 +370,3 @@ class ReferenceAccount:
     def _restore(self, memory: tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]) -> None:
         self.ledger, self.resting, self.watches, self.taken = memory  # type: ignore[assignment]  # as it was
         self._books = (-1, Books())
-
-
-def _first(parts: list[tuple[Fraction, Fraction]], quantity: Fraction) -> list[tuple[Fraction, Fraction]]:
-    """The first parts, up to the quantity."""
-    chosen = []
-    for price, size in parts:
-        if quantity <= 0:
-            break
-        chosen.append((price, min(size, quantity)))
-        quantity -= size
-    return chosen
-
-
-def _post(books: Books, lines: list[Entry]) -> None:
-    """Post one act: funding and insurance as they are, fills closing what is open before they open anything."""
-    first = lines[0]
-    if first.kind == "funding":
-        books.funding += first.amount
-        books.holdings[first.symbol].funding += first.amount
-        return
-    if first.kind == "insurance":
-        books.insurance += first.amount
-        return
-    books.fees += sum(line.fee for line in lines)
-    held = books.holdings.get(first.symbol)
-    closing = abs(held.quantity) if held is not None and held.quantity * first.quantity < 0 else Fraction(0)
-    closed = opened = proceeds = cost = exit_fees = entry_fees = Fraction(0)
-    for line in lines:
-        size, fee_of_unit = abs(line.quantity), line.fee / abs(line.quantity)
-        closes = min(size, closing - closed)
-        closed += closes
-        proceeds += closes * line.price
-        exit_fees += closes * fee_of_unit
-        opened += size - closes
-        cost += (size - closes) * line.price
-        entry_fees += (size - closes) * fee_of_unit
-    sign = 1 if first.quantity > 0 else -1
-    if held is not None and closed:
-        _close(books, held, first, closed, proceeds, exit_fees)
-        held = books.holdings.get(first.symbol)
-    if opened and held is None:
-        held = Holding(first.at)
-        books.holdings[first.symbol] = held
-    if opened and held is not None:
-        held.quantity += sign * opened
-        held.cost += cost
-        held.margin += rounded(cost / first.leverage)
-        held.fees += entry_fees
-
-
-def _close(
-    books: Books, held: Holding, first: Entry, closed: Fraction, proceeds: Fraction, exit_fees: Fraction
-) -> None:
-    size = abs(held.quantity)
-    cost, margin, fees, funding = (
-        whole if closed == size else rounded(whole * closed / size)
-        for whole in (held.cost, held.margin, held.fees, held.funding)
-    )
-    gross = proceeds - cost if held.quantity > 0 else cost - proceeds
-    books.realized += gross
-    books.trades.append(Trade(first.symbol, closed, cost, proceeds, gross, fees + exit_fees, funding, first.reason))
-    if closed == size:
-        del books.holdings[first.symbol]
-        return
-    held.quantity -= closed if held.quantity > 0 else -closed
-    held.cost -= cost
-    held.margin -= margin
-    held.fees -= fees
-    held.funding -= funding
-    held.realized += gross
-
-
-def _plan_is_sound(plan: ExitPlan, sign: int, mark: Fraction, at: datetime) -> bool:
-    """Stop and invalidation price behind the mark, target before it, time ahead."""
-    behind = all(price is None or sign * (mark - Fraction(price)) > 0 for price in (plan.stop, plan.invalidation_price))
-    before = plan.target is None or sign * (Fraction(plan.target) - mark) > 0
-    return behind and before and (plan.time_exit is None or plan.time_exit > at)
-
-
-def _fired(plan: ExitPlan, held: Fraction, mark: Fraction, at: datetime) -> str | None:
-    sign = 1 if held > 0 else -1
-    if plan.stop is not None and sign * (mark - Fraction(plan.stop)) <= 0:
-        return "stop"
-    if plan.invalidation_price is not None and sign * (mark - Fraction(plan.invalidation_price)) <= 0:
-        return "invalidation"
-    if plan.target is not None and sign * (mark - Fraction(plan.target)) >= 0:
-        return "target"
-    if plan.time_exit is not None and at >= plan.time_exit:
-        return "time"
-    return None

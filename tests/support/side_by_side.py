@@ -8,7 +8,9 @@ from fractions import Fraction
 from uuid import UUID
 
 from support.books import RULES, open_account
-from support.reference_account import Answer, Books, ReferenceAccount
+from support.reference_account import ReferenceAccount
+from support.reference_ledger import Books
+from support.reference_orders import Answer
 
 from trader.domain import account as figures
 from trader.domain import exchange

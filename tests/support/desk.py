@@ -1,0 +1,119 @@
+"""A desk: one account, the market it sees, and every booking made on it, for tests that name a rule."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from support.books import RULES, Side, deep_quote, make_quote, moment_of, open_account, plain_rate
+
+from trader.domain import account as figures
+from trader.domain import exchange
+from trader.domain.account import Account, Position
+from trader.domain.booking import Booking
+from trader.domain.exchange import Moment
+from trader.domain.market import Quote
+from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
+
+D = Decimal
+BUY, SELL = OrderSide.BUY, OrderSide.SELL
+
+
+class Desk:
+    """An account, the market it sees, and every booking so far."""
+
+    def __init__(self, capital: int = 10_000, *quotes: Quote) -> None:
+        self.account: Account = open_account(capital)
+        self.moment: Moment = moment_of(*(quotes or (deep_quote("ETH", 2_000),)))
+        self.bookings: list[Booking] = []
+        self.rate: Callable[[str, datetime], D] = plain_rate
+
+    def order(
+        self,
+        side: OrderSide,
+        quantity: str,
+        *,
+        limit: str | None = None,
+        leverage: int | None = None,
+        plan: ExitPlan | None = None,
+        symbol: str = "ETH",
+        reduce_only: bool = False,
+    ) -> OrderAnswer:
+        order = Order(
+            account_id="default",
+            symbol=symbol,
+            side=side,
+            quantity=D(quantity),
+            type=OrderType.MARKET if limit is None else OrderType.LIMIT,
+            limit_price=None if limit is None else D(limit),
+            leverage=None if leverage is None else D(leverage),
+            exit_plan=plan,
+            reduce_only=reduce_only,
+        )
+        booking = exchange.place(self.account, order, self.moment, RULES, self.rate)
+        self._apply(booking)
+        assert booking.answer is not None
+        return booking.answer
+
+    def tick(self, *quotes: Quote, after: timedelta = timedelta(seconds=1)) -> Booking | None:
+        """The next update; the quotes are redated to it."""
+        at = self.moment.at + after
+        dated = []
+        for quote in quotes:
+            book = quote.book
+            dated.append(make_quote(book.symbol, book.bids, book.asks, at=at, mark=quote.mark))
+        self.moment = moment_of(*dated, before=self.moment, at=at)
+        booking = exchange.review(self.account, self.moment, RULES, self.rate)
+        if booking is not None:
+            self._apply(booking)
+        return booking
+
+    def eth(self, mid: str | int, after: timedelta = timedelta(seconds=1)) -> Booking | None:
+        return self.tick(deep_quote("ETH", mid), after=after)
+
+    def set_plan(self, plan: ExitPlan) -> str | None:
+        booking = exchange.set_exit_plan(self.account, "ETH", plan, self.moment, RULES)
+        if isinstance(booking, str):
+            return booking
+        self._apply(booking)
+        return None
+
+    def reset(self, capital: int = 5_000) -> Booking:
+        booking = exchange.reset(self.account, D(capital), "USDT", self.moment, RULES)
+        self._apply(booking)
+        return booking
+
+    def _apply(self, booking: Booking) -> None:
+        self.bookings.append(booking)
+        self.account = booking.account
+
+    @property
+    def position(self) -> Position:
+        return self.account.positions["ETH"]
+
+    @property
+    def equity(self) -> D:
+        return figures.equity(self.account, self.moment.marks)
+
+    @property
+    def available(self) -> D:
+        return figures.available_cash(self.account, self.moment.marks)
+
+    @property
+    def reserved(self) -> D:
+        return figures.reserved(self.account)
+
+
+def eth(bids: Side, asks: Side, mark: str | None = None) -> Quote:
+    return make_quote("ETH", bids, asks, mark=mark)
+
+
+def prices(answer: OrderAnswer) -> list[tuple[D, D]]:
+    return [(fill.price, fill.quantity) for fill in answer.fills]
+
+
+def leveraged() -> Desk:
+    """10 ETH at 20× and 100 SOL at 10×, on 2,000."""
+    desk = Desk(2_500, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
+    desk.order(BUY, "10", leverage=20)
+    desk.order(BUY, "100", leverage=10, symbol="SOL")
+    return desk

@@ -1,0 +1,71 @@
+"""What the reference account keeps of orders and exit plans, and the rules in words that need nothing else."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+
+from trader.domain.orders import ExitPlan
+
+
+@dataclass
+class Rest:
+    """A limit order that waits. `number` is its place in the order of arrival."""
+
+    number: int
+    symbol: str
+    sign: int
+    remaining: Fraction
+    limit: Fraction
+    leverage: Fraction
+    reduce_only: bool
+    plan: ExitPlan | None
+    created_at: datetime
+
+
+@dataclass
+class Watch:
+    """What is watched of a position: its plan, the trigger that is closing it, and the last boundary funded."""
+
+    plan: ExitPlan
+    funded_until: datetime
+    closing: str | None = None
+
+
+@dataclass
+class Answer:
+    status: str
+    quantity: Fraction = Fraction(0)
+    average: Fraction | None = None
+    fees: Fraction = Fraction(0)
+    realized: Fraction = Fraction(0)
+
+
+def first(parts: list[tuple[Fraction, Fraction]], quantity: Fraction) -> list[tuple[Fraction, Fraction]]:
+    """The first parts, up to the quantity."""
+    chosen = []
+    for price, size in parts:
+        if quantity <= 0:
+            break
+        chosen.append((price, min(size, quantity)))
+        quantity -= size
+    return chosen
+
+
+def plan_is_sound(plan: ExitPlan, sign: int, mark: Fraction, at: datetime) -> bool:
+    """Stop and invalidation price behind the mark, target before it, time ahead."""
+    behind = all(price is None or sign * (mark - Fraction(price)) > 0 for price in (plan.stop, plan.invalidation_price))
+    before = plan.target is None or sign * (Fraction(plan.target) - mark) > 0
+    return behind and before and (plan.time_exit is None or plan.time_exit > at)
+
+
+def fired(plan: ExitPlan, held: Fraction, mark: Fraction, at: datetime) -> str | None:
+    sign = 1 if held > 0 else -1
+    if plan.stop is not None and sign * (mark - Fraction(plan.stop)) <= 0:
+        return "stop"
+    if plan.invalidation_price is not None and sign * (mark - Fraction(plan.invalidation_price)) <= 0:
+        return "invalidation"
+    if plan.target is not None and sign * (mark - Fraction(plan.target)) >= 0:
+        return "target"
+    if plan.time_exit is not None and at >= plan.time_exit:
+        return "time"
+    return None
