@@ -50,15 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: Settings) -> None:
-    from trader import app  # noqa: PLC0415 - --help and mistakes in the settings answer at once
+    from trader.app import serve  # noqa: PLC0415 - --help and mistakes in the settings answer at once
 
-    await app.serve(settings)
+    await serve(settings)
 
 
 async def _check(settings: Settings) -> list[str]:
-    from trader import app  # noqa: PLC0415 - as above
+    from trader.app import check  # noqa: PLC0415 - as above
 
-    return await app.check(settings)
+    return await check(settings)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -211,7 +211,7 @@ from trader.store.embedded import EmbeddedPostgres
 import asyncpg
 
 if sys.argv[2] == "unbound":  # as on a system without the death signal
-    embedded._bind_to_parent = lambda death_signal: None
+    embedded.bind_to_parent = lambda death_signal: None
 
 async def main():
     async with EmbeddedPostgres(Path(sys.argv[1])) as running:

@@ -6,7 +6,6 @@ PostgreSQL refuses to run as, it runs as `nobody`.
 """
 
 import asyncio
-import ctypes
 import fcntl
 import logging
 import os
@@ -15,10 +14,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
@@ -29,18 +26,16 @@ import asyncpg
 from trader.errors import StartError
 from trader.store.binaries import Binaries, choose_binaries
 from trader.store.places import is_open_to_all, name_of, shared_place
+from trader.store.processes import STOP_TIMEOUT_S, bind_to_parent, end, is_ready, leftover_pid, tail, until
 
 log = logging.getLogger(__name__)
 
 EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
-POLL_S = 0.02
 SOCKET_PATH_BYTES_MAX = 107
 SERVER_LOG = "postgres.log"
 LOCK_NAME = "launcher.lock"
 SOCKET_NAME = ".s.PGSQL.5432"
-PR_SET_PDEATHSIG = 1
 
 
 class _Account(NamedTuple):
@@ -128,7 +123,7 @@ class EmbeddedPostgres:
         """Stop the server and wait for its end. Transactions under way are rolled back."""
         if self._process is not None:
             process, self._process = self._process, None
-            await _end(process)
+            await end(process)
         if self._sockets is not None:
             with suppress(OSError):  # not empty after a kill; the next start uses it again
                 self._sockets.rmdir()
@@ -145,8 +140,8 @@ class EmbeddedPostgres:
         """
         server = cls(folder)
         server._folder = _place_for(server._asked_folder, server._account)
-        pid = _leftover_pid(server.data / "postmaster.pid", server.data)
-        if pid is not None and _is_ready(server.data, pid):
+        pid = leftover_pid(server.data / "postmaster.pid", server.data)
+        if pid is not None and is_ready(server.data, pid):
             server._sockets = Path((server.data / "postmaster.pid").read_text().split("\n")[4])
             yield server
             return
@@ -168,7 +163,7 @@ class EmbeddedPostgres:
         """Wait until the server ends without having been told to; its last words."""
         while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110 - a process, not a task
             await asyncio.sleep(1)
-        return _tail(self._folder / SERVER_LOG)
+        return tail(self._folder / SERVER_LOG)
 
     async def _make_data(self) -> None:
         if (self.data / "PG_VERSION").exists():
@@ -185,11 +180,11 @@ class EmbeddedPostgres:
         output = self._folder / "initdb.log"
         process = self._spawn(command, output, signal.SIGKILL)
         try:
-            await _until(lambda: process.poll() is not None, READY_TIMEOUT_S, "initdb did not end")
+            await until(lambda: process.poll() is not None, READY_TIMEOUT_S, "initdb did not end")
         finally:
-            await _end(process)
+            await end(process)
         if process.returncode != 0:
-            raise StartError(f"PostgreSQL could not make its data folder {self.data}: {_tail(output)}")
+            raise StartError(f"PostgreSQL could not make its data folder {self.data}: {tail(output)}")
         unfinished.rename(self.data)
 
     async def _launch(self) -> None:
@@ -211,17 +206,17 @@ class EmbeddedPostgres:
             command += ["-c", f"{name}={value}"]
         output = self._folder / SERVER_LOG
         self._process = process = self._spawn(command, output, signal.SIGINT)
-        await _until(
-            lambda: process.poll() is not None or _is_ready(self.data, process.pid),
+        await until(
+            lambda: process.poll() is not None or is_ready(self.data, process.pid),
             READY_TIMEOUT_S,
             f"PostgreSQL in {self._folder} did not become ready",
         )
         if process.returncode is not None:
-            raise StartError(f"PostgreSQL in {self._folder} did not start: {_tail(output)}")
+            raise StartError(f"PostgreSQL in {self._folder} did not start: {tail(output)}")
 
     def _spawn(self, command: Sequence[str], output: Path, death_signal: signal.Signals) -> subprocess.Popen[bytes]:
         """Start a program of the server: in a session of its own, so that Ctrl+C reaches it through us only."""
-        before_exec = _bind_to_parent(death_signal)
+        before_exec = bind_to_parent(death_signal)
         with output.open("wb") as file:
             return subprocess.Popen(  # noqa: S603 - our own binaries and arguments
                 command,
@@ -241,7 +236,7 @@ class EmbeddedPostgres:
     async def _stop_leftover(self) -> None:
         """End a server that outlived its parent, and clear the traces of one that did not end well."""
         pid_file = self.data / "postmaster.pid"
-        pid = _leftover_pid(pid_file, self.data)
+        pid = leftover_pid(pid_file, self.data)
         if pid is None:
             pid_file.unlink(missing_ok=True)
             return
@@ -252,8 +247,8 @@ class EmbeddedPostgres:
             pass
         except PermissionError as error:
             raise StartError(f"The PostgreSQL in {self._folder} (process {pid}) belongs to another user.") from error
-        await _until(
-            lambda: _leftover_pid(pid_file, self.data) is None,
+        await until(
+            lambda: leftover_pid(pid_file, self.data) is None,
             STOP_TIMEOUT_S,
             f"the PostgreSQL left behind in {self._folder} (process {pid}) does not stop",
         )
@@ -328,79 +323,3 @@ def _lock_folder(folder: Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
-
-
-# -- processes -------------------------------------------------------------------------------------------------------
-
-
-def _bind_to_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
-    """What the child does before its program starts: ask for `death_signal` when its parent dies (Linux only)."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def bind() -> None:
-        prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-
-    return bind
-
-
-def _leftover_pid(pid_file: Path, data: Path) -> int | None:
-    """The process of a server that runs in `data`. A zombie, or a foreign process with its number, is none."""
-    try:
-        pid = int(pid_file.read_text().split("\n", 1)[0])
-        os.kill(pid, 0)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
-        return None
-    except PermissionError:
-        pass
-    if sys.platform != "linux":
-        return pid if "postgres" in _program_of(pid) else None
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return None if state in "ZX" or not Path(f"/proc/{pid}/cwd").samefile(data) else pid
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    except PermissionError:  # a process of another user: none that we could have started
-        return None
-
-
-def _program_of(pid: int) -> str:
-    found = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
-    return found.stdout
-
-
-def _is_ready(data: Path, pid: int) -> bool:
-    """Whether the server says in its pid file that it takes connections."""
-    try:
-        lines = (data / "postmaster.pid").read_text().split("\n")
-    except FileNotFoundError:
-        return False
-    return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
-
-
-async def _until(condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise StartError(f"{problem} within {timeout_s:g} s.")
-        await asyncio.sleep(POLL_S)
-
-
-async def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the process: asked first, then at once, then by force."""
-    for stop_signal in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        process.send_signal(stop_signal)
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        while process.poll() is None and time.monotonic() < deadline_s:  # noqa: ASYNC110 - a process, not a task
-            await asyncio.sleep(POLL_S)
-
-
-def _tail(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-    return " / ".join(lines) or "it said nothing"

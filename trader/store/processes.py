@@ -1,0 +1,90 @@
+"""The processes of a server: bound to this one, watched, ended."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trader.errors import StartError
+
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.02
+PR_SET_PDEATHSIG = 1
+
+
+def bind_to_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
+    """What the child does before its program starts: ask for `death_signal` when its parent dies (Linux only)."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def bind() -> None:
+        prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return bind
+
+
+def leftover_pid(pid_file: Path, data: Path) -> int | None:
+    """The process of a server that runs in `data`. A zombie, or a foreign process with its number, is none."""
+    try:
+        pid = int(pid_file.read_text().split("\n", 1)[0])
+        os.kill(pid, 0)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return None
+    except PermissionError:
+        pass
+    if sys.platform != "linux":
+        return pid if "postgres" in _program_of(pid) else None
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return None if state in "ZX" or not Path(f"/proc/{pid}/cwd").samefile(data) else pid
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except PermissionError:  # a process of another user: none that we could have started
+        return None
+
+
+def _program_of(pid: int) -> str:
+    found = subprocess.run(["ps", "-o", "comm=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607 - a number, and the system's own program
+    return found.stdout
+
+
+def is_ready(data: Path, pid: int) -> bool:
+    """Whether the server says in its pid file that it takes connections."""
+    try:
+        lines = (data / "postmaster.pid").read_text().split("\n")
+    except FileNotFoundError:
+        return False
+    return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+
+async def until(condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise StartError(f"{problem} within {timeout_s:g} s.")
+        await asyncio.sleep(POLL_S)
+
+
+async def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop the process: asked first, then at once, then by force."""
+    for stop_signal in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        process.send_signal(stop_signal)
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < deadline_s:  # noqa: ASYNC110 - a process, not a task
+            await asyncio.sleep(POLL_S)
+
+
+def tail(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+    return " / ".join(lines) or "it said nothing"
