@@ -266,4 +266,3 @@ def test_the_aggregate_is_not_weighted() -> None:
     hour = START
     histories = [[Point(hour, Decimal(1)), Point(hour + HOUR, Decimal(5))], [Point(hour, Decimal(2))], []]
     assert average_by_hour(histories) == [Point(hour, Decimal("1.5")), Point(hour + HOUR, Decimal(5))]
-    assert str(average_by_hour([[Point(hour, Decimal(10))], [Point(hour, Decimal(30))]])[0].value) == "20"

@@ -11,7 +11,7 @@ import msgspec
 
 from trader.clock import Clock
 from trader.domain.account import Account, unrealized
-from trader.domain.money import ZERO, divide, text
+from trader.domain.money import ZERO, divide
 from trader.domain.records import Model, Snapshot, VariantId
 from trader.services.exchange import Exchange
 from trader.settings import Settings
@@ -225,7 +225,7 @@ def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
 
 
 def _average(values: Sequence[Decimal]) -> Decimal:
-    return Decimal(text(round(divide(sum(values, ZERO), Decimal(len(values))), 8)))
+    return round(divide(sum(values, ZERO), Decimal(len(values))), 8)
 
 
 def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since: datetime) -> Resolution:

@@ -37,6 +37,7 @@ from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
 
 Call = Callable[..., Awaitable[Any]]
+CallRaw = Callable[..., Awaitable[bytes]]
 
 NOW = START + timedelta(days=2, hours=5, minutes=30)
 
@@ -69,16 +70,33 @@ async def context(database: Database) -> RecordsContext:
 
 
 @pytest.fixture
-def call(context: RecordsContext) -> Call:
-    """Call a procedure by its name with an input object; its output, or its status and error."""
+def dispatcher(context: RecordsContext) -> rpc.Dispatcher:
     rpc.load_procedures()
-    dispatcher = rpc.Dispatcher(rpc.REGISTRY, context)  # type: ignore[arg-type]
+    return rpc.Dispatcher(rpc.REGISTRY, context)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def call(dispatcher: rpc.Dispatcher) -> Call:
+    """Call a procedure by its name with an input object; its output, or its status and the paths of its issues."""
 
     async def call_procedure(name: str, **request: object) -> Any:
         target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
         body = json.loads(answer.body, parse_float=Decimal)
         return body if answer.status == 200 else (answer.status, [issue["path"] for issue in body["issues"]])
+
+    return call_procedure
+
+
+@pytest.fixture
+def call_raw(dispatcher: rpc.Dispatcher) -> CallRaw:
+    """The same, and the body as it is on the wire."""
+
+    async def call_procedure(name: str, **request: object) -> bytes:
+        target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
+        answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
+        assert answer.status == 200
+        return answer.body
 
     return call_procedure
 

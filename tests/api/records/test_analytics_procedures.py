@@ -1,6 +1,7 @@
 """Variants and statistics, byte for byte as a caller sees them."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from support.records import HOUR, START, id_of
 
 Call = Callable[..., Awaitable[Any]]
+CallRaw = Callable[..., Awaitable[bytes]]
 
 
 # -- variants
@@ -40,6 +42,25 @@ async def test_variant_history(call: Call) -> None:
     day = await call("variants.getVariantHistory", window="24h")
     assert len(day["aggregate"]) == 20, "05:30 on the 5th cuts the hour whose snapshot was at 05:00"
     assert await call("variants.getVariantHistory", window="1h") == (400, [["window"]])
+
+
+@pytest.mark.usefixtures("season")
+async def test_numbers_are_written_plainly(call_raw: CallRaw) -> None:
+    """The database gives 10000 as 1E+4, which is the same number and looks like a mistake."""
+    for name, request in (
+        ("variants.getVariantHistory", {"window": "30d"}),
+        ("trading.getPortfolioHistory", {}),
+        ("trading.getTrades", {}),
+        ("simulator.getCompletedTradesFromDB", {}),
+        ("analytics.getLeaderboard", {}),
+        ("variants.getVariantStats", {}),
+    ):
+        body = re.sub(rb'"[^"]*"', b'""', await call_raw(name, **request))
+        numbers = re.findall(rb"[:\[,](-?[0-9][^,}\]]*)", body)
+        assert numbers
+        for number in numbers:
+            assert re.fullmatch(rb"-?[0-9]+(\.[0-9]+)?(e-[0-9]+)?", number), f"{name}: {number!r}"
+            assert not re.fullmatch(rb".*\.[0-9]{17,}", number), f"{name}: {number!r}"
 
 
 @pytest.mark.usefixtures("season")

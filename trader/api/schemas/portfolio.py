@@ -81,7 +81,7 @@ def history_of(values: Iterable[EquityValue], models: Mapping[str, Model]) -> li
             HistoryEntry(
                 id=f"{account_id}@{at}",
                 model_id=account_id,
-                net_portfolio=net_portfolio,
+                net_portfolio=trimmed(net_portfolio),
                 created_at=at,
                 updated_at=at,
                 model=shown[account_id],

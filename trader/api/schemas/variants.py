@@ -70,7 +70,7 @@ class GetVariantHistoryOutput(Wire, kw_only=True):
 
 
 def _points(points: Sequence[Point], times: Mapping[datetime, str]) -> list[HistoryPoint]:
-    return [HistoryPoint(timestamp=times[point.hour], value=point.value) for point in points]
+    return [HistoryPoint(timestamp=times[point.hour], value=trimmed(point.value)) for point in points]
 
 
 class VariantStatsView(Wire, kw_only=True):

@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Create models and their accounts, and if wanted a past for them. Repeating it changes only what is new.
+
+  scripts/seed_accounts.py models.toml                    the models of a file (see below)
+  scripts/seed_accounts.py --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
+  scripts/seed_accounts.py --demo --models 8              rule models, spread over the variants
+  scripts/seed_accounts.py --demo --models 4 --history 7  and the days that they have traded already
+
+The database and SIM_INITIAL_CAPITAL are those of the service: the environment and .env, or --database-url. A running
+service takes new models up within a minute. In the file:
+
+  [[models]]
+  id = "deepseek-apex"                      # 1 to 64 letters, digits, . _ : -
+  name = "DeepSeek"                         # optional: the id
+  variant = "Apex"                          # Apex, Trendsurfer, Contrarian, Sovereign
+  provider = "openrouter"                   # openrouter, nim, mistral, openai, rules
+  router_model = "deepseek/deepseek-chat"   # the provider's name for it
+  logo = "https://example.org/logo.svg"     # optional
+  active = true                             # optional
+  initial_capital = 10000                   # optional; only for an account that is not open yet
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+if importlib.util.find_spec("trader") is None:  # called by a Python without the service: take that of its environment
+    subprocess.run([ROOT / "scripts" / "make_environment", "run"], check=True)  # noqa: S603 - our own script
+    python = ROOT / ".venv" / "bin" / "python"
+    os.execv(python, [str(python), __file__, *sys.argv[1:]])  # noqa: S606 - as above
+
+# ruff: noqa: E402 - nothing of the service can be imported before its environment is there
+
+import argparse
+import asyncio
+import tomllib
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Annotated
+
+import msgspec
+from seed_history import Pace, floor_to_minute, write_history
+
+from trader.clock import SystemClock
+from trader.domain.account import Run
+from trader.domain.booking import row_id
+from trader.domain.money import from_number, text
+from trader.domain.records import Model, VariantId
+from trader.errors import SettingsError, StartError, TraderError
+from trader.gateways.market import make_source
+from trader.logs import configure_logs
+from trader.settings import PROVIDERS, Settings
+from trader.store.agents import select_models, upsert_model
+from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.pool import Connection, Database, apply_schema, database_name, place
+from trader.store.trading import insert_account, select_accounts
+
+EXIT_NO_START = 1
+EXIT_WRONG = 2
+
+Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A model as it is asked for."""
+
+    id: Id
+    variant: VariantId
+    provider: Words
+    router_model: Words
+    name: Words | None = None
+    logo: Words | None = None
+    active: bool = True
+    initial_capital: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+
+    def problem(self) -> str | None:
+        if self.provider not in (*PROVIDERS, "rules"):
+            return f"{self.id}: there is no provider {self.provider!r}; there are {', '.join((*PROVIDERS, 'rules'))}"
+        return None
+
+
+class File(msgspec.Struct, forbid_unknown_fields=True):
+    models: list[Entry]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    environ = dict(os.environ)
+    if options.database_url:
+        environ["DATABASE_URL"] = options.database_url
+    try:
+        settings = Settings.load(environ, Path(".env"), demo=options.demo)
+        entries = _entries(options)
+    except SettingsError as error:
+        print("Nothing was changed:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return EXIT_WRONG
+    configure_logs("warning" if settings.log_level == "info" else settings.log_level, settings.log_format)
+    try:
+        asyncio.run(_seed(settings, entries, options))
+    except TraderError as error:
+        print(f"seed_accounts: {error}", file=sys.stderr)
+        return EXIT_NO_START
+    except KeyboardInterrupt:
+        print("\nInterrupted; what was written stays, and the same command goes on from there.", file=sys.stderr)
+        return 128 + 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/seed_accounts.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", nargs="?", type=Path, help="a TOML file of models")
+    parser.add_argument("--variant", choices=[variant.value for variant in VariantId], help="one model of this variant")
+    parser.add_argument("--provider", help="of that model")
+    parser.add_argument("--router-model", help="of that model: the provider's name for it")
+    parser.add_argument("--id", help="of that model; default: made of the two before and the variant")
+    parser.add_argument("--name", help="of that model; default: its id")
+    parser.add_argument("--capital", type=float, help="of that model's account; default: SIM_INITIAL_CAPITAL")
+    parser.add_argument("--models", type=int, metavar="N", help="N rule models, spread over the variants")
+    parser.add_argument("--history", type=float, metavar="DAYS", help="let them trade through the last days")
+    parser.add_argument("--cycle", type=float, default=5, metavar="MINUTES", help="of the history; default: 5")
+    parser.add_argument("--demo", action="store_true", help="settings as of `scripts/run --demo`")
+    parser.add_argument("--database-url", help="default: DATABASE_URL, else the embedded PostgreSQL of this folder")
+    return parser
+
+
+def _entries(options: argparse.Namespace) -> list[Entry]:
+    """The models that the arguments ask for.
+
+    :raises SettingsError: with every mistake there is
+    """
+    problems = []
+    if options.history is not None and not 0 < options.history <= 366:
+        problems.append("--history must be above 0 and at most 366 days")
+    if not 1 <= options.cycle <= 60:
+        problems.append("--cycle must be from 1 to 60 minutes")
+    if options.models is not None and not 1 <= options.models <= 1000:
+        problems.append("--models must be from 1 to 1000")
+    if (options.variant is None) != (options.provider is None) or (options.variant and not options.router_model):
+        problems.append("one model needs --variant, --provider and --router-model")
+    if not any((options.file, options.variant, options.models, options.history)):
+        problems.append("give a file, --variant, --models or --history; see --help")
+    if problems:
+        raise SettingsError(problems)
+    entries = _read(options.file) if options.file else []
+    if options.variant:
+        entries.append(_one(options))
+    if options.models:
+        entries += rule_models(options.models)
+    ids = [entry.id for entry in entries]
+    problems += [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]
+    problems += [problem for entry in entries if (problem := entry.problem()) is not None]
+    if problems:
+        raise SettingsError(problems)
+    return entries
+
+
+def _read(file: Path) -> list[Entry]:
+    try:
+        return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), File).models
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise SettingsError([f"{file}: {error}"]) from None
+
+
+def _one(options: argparse.Namespace) -> Entry:
+    tail = options.router_model.rpartition("/")[2]
+    values = {
+        "id": options.id or f"{tail}-{options.variant.lower()}",
+        "name": options.name,
+        "variant": options.variant,
+        "provider": options.provider,
+        "router_model": options.router_model,
+        "initial_capital": options.capital,
+    }
+    try:
+        return msgspec.convert(values, Entry)
+    except msgspec.ValidationError as error:
+        raise SettingsError([f"the model: {error}"]) from None
+
+
+def rule_models(count: int) -> list[Entry]:
+    """Rule models, the first of each variant with the id that `--demo` gives it."""
+    entries = []
+    for number in range(count):
+        variant = list(VariantId)[number % len(VariantId)]
+        rank = number // len(VariantId) + 1
+        tail = "" if rank == 1 else f"-{rank}"
+        entries.append(
+            Entry(
+                id=f"{variant.lower()}-rules{tail}",
+                name=f"{variant} Rules{tail.replace('-', ' ')}",
+                variant=variant,
+                provider="rules",
+                router_model=f"rules/{variant.lower()}",
+            )
+        )
+    return entries
+
+
+async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    async with AsyncExitStack() as stack:
+        dsn = settings.database_url or await _embedded_dsn(settings, stack)
+        # What a crash of the server would take of the last moments, the next call writes again.
+        database = await Database.connect(f"{dsn}{'&' if '?' in dsn else '?'}synchronous_commit=off")
+        stack.push_async_callback(database.close)
+        await apply_schema(database)
+        now = SystemClock().now()
+        start = now if options.history is None else floor_to_minute(now - timedelta(days=options.history))
+        async with database.transaction() as conn:
+            added, opened = await create(conn, entries, start, settings)
+        print(f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.")
+        if options.history is not None:
+            pace = Pace(cycle=timedelta(minutes=options.cycle))
+            print(await write_history(database, dsn, settings, start, floor_to_minute(now), pace))
+
+
+async def create(conn: Connection, entries: Sequence[Entry], at: datetime, settings: Settings) -> tuple[int, int]:
+    """Add the models that are not there, bring the others up to date, and open the accounts that are not open."""
+    known = {model.id for model in await select_models(conn)}
+    accounts = await select_accounts(conn)
+    if len(accounts.keys() | {entry.id for entry in entries}) > settings.max_accounts:
+        raise StartError(f"That would be more accounts than SIM_MAX_ACCOUNTS, {settings.max_accounts}.")
+    for entry in entries:
+        await upsert_model(
+            conn,
+            Model(
+                id=entry.id,
+                name=entry.name or entry.id,
+                variant=entry.variant,
+                provider=entry.provider,
+                router_model_name=entry.router_model,
+                logo=entry.logo,
+                active=entry.active,
+                created_at=at,
+            ),
+        )
+        capital = settings.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)
+        await insert_account(conn, entry.id, _first_run(entry.id, capital, settings.quote_currency, at))
+        account = accounts.get(entry.id)
+        if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
+            print(f"{entry.id} is open with {text(account.run.initial_capital)} already; its capital stays.")
+    return sum(entry.id not in known for entry in entries), sum(entry.id not in accounts for entry in entries)
+
+
+def _first_run(account_id: str, capital: Decimal, quote_currency: str, at: datetime) -> Run:
+    return Run(
+        id=row_id(account_id, 1), number=1, initial_capital=capital, quote_currency=quote_currency, started_at=at
+    )
+
+
+async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
+    """The database of the service's own PostgreSQL, of a service at work too."""
+    source = make_source(settings)
+    await source.open()
+    name = database_name(source.identity)
+    await source.close()
+    try:
+        server = await stack.enter_async_context(EmbeddedPostgres.attached(EMBEDDED_FOLDER))
+    except StartError:  # there is none yet
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
+    return await server.ensure_database(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

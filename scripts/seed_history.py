@@ -1,0 +1,172 @@
+"""A past for rule models: the real service core, run in lockstep over days of the synthetic market that are gone.
+
+Exchange, agents, guard, records and snapshots are those of the service; only time is another. Markets are looked at
+every few seconds instead of every second, and models are asked every few minutes instead of every minute, so that a
+day takes seconds.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from trader.clock import Clock, LockstepClock, iso
+from trader.domain.market import Tick
+from trader.errors import StartError
+from trader.gateways.llm import Providers
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.gateways.rules import RuleProvider
+from trader.schedulers import Job, Schedulers
+from trader.services.agents import Agents
+from trader.services.events import EventBus
+from trader.services.exchange import Exchange
+from trader.services.market import MarketData
+from trader.services.portfolio import Portfolio
+from trader.settings import Settings
+from trader.store.agents import select_models
+from trader.store.leadership import LeaderLock
+from trader.store.partitions import ensure_partitions
+from trader.store.pool import Connection, Database
+from trader.store.trading import select_accounts, select_processed_until
+
+SNAPSHOTS_EVERY = timedelta(minutes=1)
+BAR_WIDTH = 30
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How closely the past is followed: markets by `step`, decisions by `cycle`."""
+
+    step: timedelta = timedelta(seconds=5)
+    cycle: timedelta = timedelta(minutes=5)
+
+
+class PastMarket(SyntheticSource):
+    """The synthetic market from `start` to `end`, as fast as everybody can follow. `finished` is set at its end."""
+
+    def __init__(self, settings: Settings, start: datetime, end: datetime, step: timedelta) -> None:
+        super().__init__(settings.seed, settings.market_symbols)
+        self.start = start
+        self.end = end
+        self.finished = asyncio.Event()
+        self._step = step
+
+    def clock(self, resume_at: datetime | None) -> Clock:
+        return LockstepClock(resume_at or self.start)
+
+    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        at = after
+        while (at := at + self._step) <= self.end:
+            await clock.lead(at)
+            await asyncio.sleep(0)
+            yield self.tick(int(at.timestamp()))
+        await clock.lead(self.end)
+        self.finished.set()
+        await asyncio.Event().wait()
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line per tenth. At every change of time that is seen."""
+
+    def __init__(self, start: datetime, end: datetime) -> None:
+        self._start = start
+        self._end = end
+        self._began_s = time.monotonic()
+        self._shown = -1
+
+    def show(self, now: datetime, account_count: int) -> None:
+        part = (now - self._start) / (self._end - self._start)
+        is_terminal = sys.stderr.isatty()
+        stage = int(part * (1000 if is_terminal else 10))
+        if stage == self._shown:
+            return
+        self._shown = stage
+        spent_s = time.monotonic() - self._began_s
+        left = "" if part < 0.005 else f", {timedelta(seconds=round(spent_s / part - spent_s))} left"
+        bar = "#" * int(part * BAR_WIDTH)
+        days = (now - self._start) / timedelta(days=1)
+        line = f"[{bar:<{BAR_WIDTH}}] {part:4.0%} {days:.1f} days of {account_count} accounts{left}"
+        print(f"\r{line:<90}" if is_terminal else line, end="" if is_terminal and part < 1 else "\n", file=sys.stderr)
+
+
+async def write_history(
+    database: Database, dsn: str, settings: Settings, start: datetime, end: datetime, pace: Pace
+) -> str:
+    """Let the rule models trade from `start` to `end`; a history that is there already is continued.
+
+    :raises StartError: the market is not synthetic, a service is at work, or a model is not a rule agent
+    """
+    if settings.market_source != "synthetic":
+        raise StartError(f"--history needs the synthetic market; MARKET_SOURCE is {settings.market_source}.")
+    async with database.connection() as conn:
+        start = floor_to_minute(await select_processed_until(conn) or start)
+        await _refuse_unfit(conn, start)
+        await ensure_partitions(conn, start, end)
+    if start >= end:
+        return f"The history is complete up to {iso(start)}."
+    async with AsyncExitStack() as stack:
+        lock = LeaderLock(dsn)
+        stack.push_async_callback(lock.release)
+        if not await lock.try_acquire():
+            raise StartError("A service is at work on this database; stop it before its past is written.")
+        await _run(database, settings, PastMarket(settings, start, end, pace.step), pace)
+    return f"The history from {iso(start)} to {iso(end)} is written."
+
+
+def floor_to_minute(moment: datetime) -> datetime:
+    """The full minute at or before the moment."""
+    return moment.replace(second=0, microsecond=0)
+
+
+async def _refuse_unfit(conn: Connection, start: datetime) -> None:
+    others = [model.id for model in await select_models(conn) if model.active and model.provider != "rules"]
+    if others:
+        raise StartError(f"--history is traded by rule agents; these models are none: {', '.join(others[:10])}.")
+    late = [one.id for one in (await select_accounts(conn)).values() if one.run.started_at > start]
+    if late:
+        raise StartError(f"These accounts were opened after the history begins: {', '.join(late[:10])}.")
+
+
+async def _run(database: Database, settings: Settings, source: PastMarket, pace: Pace) -> None:
+    clock, events = source.clock(None), EventBus()
+    market = MarketData(source, clock, patience=2 * pace.step + timedelta(milliseconds=settings.latency_ms))
+    exchange = Exchange(database, market, clock, events, settings)
+    portfolio = Portfolio(database, exchange, clock, settings)
+    agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
+    progress = Progress(source.start, source.end)
+
+    async def take_snapshots(now: datetime) -> None:
+        await portfolio.take_snapshots(now)
+        progress.show(now, len(exchange.accounts))
+
+    jobs = (
+        Job("tradeExecutor", pace.cycle, agents.run_batch),
+        Job("portfolioSnapshot", SNAPSHOTS_EVERY, take_snapshots),
+    )
+    async with AsyncExitStack() as stack:
+        await exchange.lead()
+        stack.push_async_callback(exchange.resign)
+        await agents.start()
+        stack.push_async_callback(agents.close)
+        schedulers = Schedulers(jobs, clock)
+        await schedulers.start()
+        stack.push_async_callback(schedulers.close)
+        await _follow(market, exchange, source)
+        progress.show(source.end, len(exchange.accounts))
+
+
+async def _follow(market: MarketData, exchange: Exchange, source: PastMarket) -> None:
+    """Feed the market to the exchange until the past is over."""
+    feed = asyncio.create_task(market.run(exchange.on_tick, source.start))
+    end = asyncio.create_task(source.finished.wait())
+    try:
+        await asyncio.wait([feed, end], return_when=asyncio.FIRST_COMPLETED)
+        if feed.done():
+            feed.result()
+    finally:
+        feed.cancel()
+        end.cancel()
+        await asyncio.wait([feed, end])

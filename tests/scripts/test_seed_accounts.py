@@ -1,0 +1,190 @@
+"""Seeding: models and accounts as asked, repeatable; and a past whose books balance."""
+
+import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.records import add_run, make_run
+
+from trader.clock import SystemClock
+from trader.services.audit import audit
+from trader.store.agents import select_models
+from trader.store.leadership import LeaderLock
+from trader.store.pool import Database
+from trader.store.trading import select_accounts, select_processed_until
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+FILE = """
+[[models]]
+id = "deepseek-apex"
+name = "DeepSeek"
+variant = "Apex"
+provider = "openrouter"
+router_model = "deepseek/deepseek-chat"
+initial_capital = 2500.5
+
+[[models]]
+id = "rules-c"
+variant = "Contrarian"
+provider = "rules"
+router_model = "rules/contrarian"
+active = false
+"""
+
+
+@pytest.fixture(scope="module")
+def seed() -> ModuleType:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        spec = importlib.util.spec_from_file_location("seed_accounts", SCRIPTS / "seed_accounts.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+
+def _run(seed: ModuleType, *arguments: str) -> int:
+    """Run it in a thread of its own: the test has an event loop already."""
+    with ThreadPoolExecutor(1) as pool:
+        code: int = pool.submit(seed.main, arguments).result()
+    return code
+
+
+async def test_a_file_of_models_is_brought_in_and_repeated(
+    seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("models.toml").write_text(FILE, encoding="utf-8")
+    before = SystemClock().now()
+    assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    assert "2 of 2 models are new, 2 accounts were opened" in capsys.readouterr().out
+    Path("models.toml").write_text(FILE.replace("2500.5", "9").replace("DeepSeek", "Deep"), encoding="utf-8")
+    assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    said = capsys.readouterr().out
+    assert "0 of 2 models are new, 0 accounts were opened" in said
+    assert "deepseek-apex is open with 2500.5 already" in said
+    async with database.connection() as conn:
+        models = {model.id: model for model in await select_models(conn)}
+        accounts = await select_accounts(conn)
+    assert models["deepseek-apex"].name == "Deep"
+    assert (models["rules-c"].name, models["rules-c"].active) == ("rules-c", False)
+    assert before <= models["deepseek-apex"].created_at <= SystemClock().now()
+    assert {name: float(one.run.initial_capital) for name, one in accounts.items()} == {
+        "deepseek-apex": 2500.5,
+        "rules-c": 10_000,
+    }
+    assert (await audit(database)).is_clean
+
+
+async def test_one_model_by_arguments(seed: ModuleType, database: Database, dsn: str) -> None:
+    asked = ["--variant", "Sovereign", "--provider", "nim", "--router-model", "meta/llama-4", "--capital", "77"]
+    assert _run(seed, *asked, "--demo", "--database-url", dsn) == 0
+    async with database.connection() as conn:
+        (model,) = await select_models(conn)
+        accounts = await select_accounts(conn)
+    assert (model.id, model.provider, model.router_model_name) == ("llama-4-sovereign", "nim", "meta/llama-4")
+    assert accounts[model.id].run.initial_capital == 77
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "give a file"),
+        (["--variant", "Apex"], "needs --variant, --provider and --router-model"),
+        (["--models", "0"], "--models"),
+        (["--history", "-1"], "--history"),
+        (["--history", "nan"], "--history"),
+        (["--models", "2", "--cycle", "0"], "--cycle"),
+        (["missing.toml"], "missing.toml"),
+        (["--variant", "Apex", "--provider", "acme", "--router-model", "m"], "no provider 'acme'"),
+        (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--id", "a b"], "the model"),
+        (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--capital", "nan"], "the model"),
+    ],
+)
+def test_mistakes_are_told_and_nothing_is_done(
+    seed: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    assert seed.main([*arguments, "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("[[models]]", "[[model]]"), "unknown field `model`"),
+        (('"Apex"', '"apex"'), "variant"),
+        (("active = false", "active = 0"), "active"),
+        (("2500.5", "-1"), "initial_capital"),
+        (('id = "rules-c"', 'id = "deepseek-apex"'), "given twice"),
+        (('"openrouter"', '"router"'), "no provider"),
+        (("[[models]]", "[[models"), "models.toml"),
+        (("\nname", '\nnickname = "x"\nname'), "nickname"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(
+    seed: ModuleType, capsys: pytest.CaptureFixture[str], change: tuple[str, str], problem: str
+) -> None:
+    Path("models.toml").write_text(FILE.replace(*change), encoding="utf-8")
+    assert seed.main(["models.toml", "--demo"]) == 2
+    assert problem in capsys.readouterr().err
+
+
+async def test_a_past_is_written_once_and_continued(
+    seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = SystemClock().now()
+    arguments = ["--demo", "--models", "2", "--history", "0.02", "--cycle", "5", "--database-url", dsn]
+    assert _run(seed, *arguments) == 0
+    assert "is written" in capsys.readouterr().out
+    async with database.connection() as conn:
+        until = await select_processed_until(conn)
+        invocations = await conn.fetchval("SELECT count(*) FROM invocations WHERE status = 'completed'")
+        first = await conn.fetchval("SELECT min(created_at) FROM portfolio_snapshots")
+        last = await conn.fetchval("SELECT max(created_at) FROM portfolio_snapshots")
+        accounts = await select_accounts(conn)
+    assert until is not None
+    assert began - timedelta(minutes=1) <= until <= SystemClock().now()
+    assert invocations in range(10, 15), "28 minutes, a run of each of the two every five"
+    assert {one.run.started_at for one in accounts.values()} == {first.replace(second=0, microsecond=0)}
+    assert last <= until, "idle accounts have none in their last minutes"
+    assert (await audit(database)).is_clean
+    assert _run(seed, *arguments) == 0
+    said = capsys.readouterr().out
+    assert "0 of 2 models are new" in said
+    assert "complete up to" in said or "is written" in said
+    assert (await audit(database)).is_clean
+
+
+async def test_a_past_is_refused_where_it_cannot_be(
+    seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    past = ["--history", "0.01", "--demo", "--database-url", dsn]
+    lock = LeaderLock(dsn)
+    assert await lock.try_acquire()
+    assert _run(seed, "--models", "1", *past) == 1
+    assert "A service is at work" in capsys.readouterr().err
+    await lock.release()
+    await _open_late(database)
+    assert _run(seed, *past) == 1
+    assert "opened after the history begins: late" in capsys.readouterr().err
+    ai = ["--variant", "Apex", "--provider", "nim", "--router-model", "m"]
+    assert _run(seed, *ai, *past) == 1
+    assert "these models are none: m-apex" in capsys.readouterr().err
+
+
+async def _open_late(database: Database) -> None:
+    async with database.connection() as conn:
+        await add_run(conn, "late", make_run("late", at=datetime(2100, 1, 1, tzinfo=UTC)))
