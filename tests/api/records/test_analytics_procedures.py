@@ -60,7 +60,7 @@ async def test_numbers_are_written_plainly(call_raw: CallRaw) -> None:
         assert numbers
         for number in numbers:
             assert re.fullmatch(rb"-?[0-9]+(\.[0-9]+)?(e-[0-9]+)?", number), f"{name}: {number!r}"
-            assert not re.fullmatch(rb".*\.[0-9]{17,}", number), f"{name}: {number!r}"
+            assert not re.fullmatch(rb".*\.[0-9]{20,}", number), f"{name}: {number!r}"
 
 
 @pytest.mark.usefixtures("season")
