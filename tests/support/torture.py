@@ -1,0 +1,186 @@
+"""Kill the service in the middle of an order storm, again and again, and look at the books after every restart.
+
+Each round starts the service, lets clients place, cancel, reset and trigger as fast as they can, kills it with SIGKILL
+at a random moment, starts it again and checks: every acknowledged order is in the database, none is there twice, the
+memory equals the rows, and the audit is clean. Exit code 0 only when all of that held in every round.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+from support.process import ServiceProcess
+
+from trader.domain.account import Account
+from trader.services.audit import audit
+from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.pool import Database
+from trader.store.trading import select_accounts
+
+ACCOUNTS = [f"storm-{n}" for n in range(12)]
+MARKETS = {"BTC": 0.01, "ETH": 0.3, "SOL": 4.0}
+
+
+@dataclass
+class Tally:
+    """What all rounds came to. `acknowledged` maps (account, client order id) to the order's id."""
+
+    kills: int = 0
+    acknowledged: dict[tuple[str, str], str] = field(default_factory=dict)
+    lost: int = 0
+    doubled: int = 0
+    memory_differs: int = 0
+    audit_problems: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.lost or self.doubled or self.memory_differs or self.audit_problems)
+
+    def __str__(self) -> str:
+        return (
+            f"kills {self.kills}, acknowledged orders {len(self.acknowledged)}, lost {self.lost}, "
+            f"doubled {self.doubled}, memory unlike rows {self.memory_differs}, "
+            f"audit {'clean' if not self.audit_problems else 'NOT clean'}"
+        )
+
+
+async def _storm(service: ServiceProcess, account_id: str, rng: Random, tally: Tally, round_number: int) -> None:
+    """One client: trades until the service is gone."""
+    prices = {one["symbol"]: one["price"] for one in (await service.call("trading.getCryptoPrices"))["prices"]}
+    for number in range(10_000):
+        symbol = rng.choice(list(MARKETS))
+        client_order_id = f"{round_number}-{number}"
+        action = rng.random()
+        if action < 0.02:
+            await service.call("simulator.resetAccount", accountId=account_id)
+            continue
+        if action < 0.08:
+            account = (await service.call("simulator.getAccount", accountId=account_id))["account"]
+            for order in account["openOrders"][:1]:
+                await service.try_call("simulator.cancelOrder", accountId=account_id, orderId=order["id"])
+            continue
+        order = _order(rng, symbol, prices[symbol])
+        status, body = await service.try_call(
+            "simulator.placeOrder", accountId=account_id, clientOrderId=client_order_id, **order
+        )
+        assert status in {200, 503}, (status, body)
+        if status == 200:
+            tally.acknowledged[account_id, client_order_id] = body["order"]["id"]
+
+
+def _order(rng: Random, symbol: str, price: float) -> dict[str, Any]:
+    """A market or limit order; often with an exit plan so close that the next seconds fire it."""
+    side = rng.choice(["buy", "sell"])
+    order: dict[str, Any] = {
+        "symbol": symbol, "side": side, "quantity": MARKETS[symbol] * rng.choice([0.5, 1, 2]), "leverage": 10,
+        "reduceOnly": rng.random() < 0.2,
+    }  # fmt: skip
+    if rng.random() < 0.3:
+        order |= {"type": "limit", "limitPrice": price * (1 + rng.uniform(-0.0005, 0.0005))}
+    elif rng.random() < 0.5:
+        away = price * 0.0004 * (1 if side == "buy" else -1)
+        order["exitPlan"] = {"stop": price - away, "target": price + away}
+    return order
+
+
+async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: Tally) -> None:
+    environ = {"SIM_LATENCY_MS": "0"}
+    service = await ServiceProcess.start(folder, http, **environ)
+    clients = [
+        asyncio.create_task(_storm(service, account_id, Random(rng.random()), tally, tally.kills))
+        for account_id in ACCOUNTS
+    ]
+    await asyncio.sleep(rng.uniform(0.3, 2.5))
+    await service.kill()
+    tally.kills += 1
+    for outcome in await asyncio.gather(*clients, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, aiohttp.ClientError | OSError):
+            raise outcome
+    service = await ServiceProcess.start(folder, http, **environ)
+    try:
+        async with EmbeddedPostgres.attached(folder / EMBEDDED_FOLDER) as server:
+            database = await Database.connect(server.dsn((await server.databases())[0]), size=2)
+            try:
+                await _check(service, database, tally)
+            finally:
+                await database.close()
+    finally:
+        await service.kill()
+        tally.kills += 1
+
+
+async def _check(service: ServiceProcess, database: Database, tally: Tally) -> None:
+    async with database.connection() as conn:
+        rows = await conn.fetch("SELECT account_id, client_order_id, id::text FROM order_requests")
+        ids: dict[tuple[str, str], list[str]] = {}
+        for account_id, client_order_id, order_id in rows:
+            ids.setdefault((account_id, client_order_id), []).append(order_id)
+    tally.lost += sum(order_id not in ids.get(key, []) for key, order_id in tally.acknowledged.items())
+    tally.doubled += sum(len(found) > 1 for found in ids.values())
+    tally.memory_differs += sum([await _differs(service, database, account_id) for account_id in ACCOUNTS])
+    tally.audit_problems += (await audit(database)).problems
+
+
+async def _differs(service: ServiceProcess, database: Database, account_id: str) -> bool:
+    """Whether what the service shows is not what the rows say. The market may act between two looks: look again."""
+    for _ in range(5):
+        shown = (await service.call("simulator.getAccount", accountId=account_id))["account"]
+        async with database.connection() as conn:
+            found = await select_accounts(conn, account_id)
+        if account_id not in found or _shown_as(shown) == _in_rows(found[account_id]):
+            return False
+    return True
+
+
+def _shown_as(account: dict[str, Any]) -> object:
+    return (
+        account["runId"],
+        account["cashBalance"],
+        {p["symbol"]: (p["side"], p["quantity"], p["margin"]) for p in account["positions"]},
+        {o["id"]: o["remaining"] for o in account["openOrders"]},
+    )
+
+
+def _in_rows(account: Account) -> object:
+    return (
+        str(account.run.id),
+        float(account.cash),
+        {p.symbol: (p.side, float(p.quantity), float(p.margin)) for p in account.positions.values()},
+        {str(o.id): float(o.remaining) for o in account.resting},
+    )
+
+
+async def torture(rounds: int, seed: int, folder: Path) -> Tally:
+    """Run the rounds in a folder, printing the tally after each."""
+    tally, rng = Tally(), Random(seed)
+    async with aiohttp.ClientSession() as http:
+        for number in range(1, rounds + 1):
+            await _round(folder, http, rng, tally)
+            print(f"round {number} of {rounds}: {tally}", flush=True)
+            if not tally.is_clean:
+                break
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often to storm and kill (default 5)")
+    parser.add_argument("--seed", type=int, default=1, help="of what is ordered and when it is killed (default 1)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trader-torture-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+        tally = asyncio.run(torture(options.rounds, options.seed, folder))
+    for problem in tally.audit_problems[:20]:
+        print(f"  {problem}")
+    return 0 if tally.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
