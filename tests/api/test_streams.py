@@ -312,6 +312,18 @@ async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
         gate.set()
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such bound")
+async def test_the_kernel_gives_up_on_one_who_vanished_without_a_word() -> None:
+    async with serving() as service, streaming(service, "positions") as client:
+        await client.event()
+        assert service.runner is not None
+        assert service.runner.server is not None
+        [handler] = service.runner.server.connections
+        assert handler.transport is not None
+        sock = handler.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
 async def test_a_half_closed_client_is_removed() -> None:
     async with serving() as service, streaming(service, "positions") as client:
         await client.event()
