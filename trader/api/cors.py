@@ -1,26 +1,38 @@
 """Cross-origin access: what browsers of other origins may read, and which origins may send a POST at all.
 
-Reading is the browser's to refuse, by the headers set here. A POST does its work before the browser hides the answer,
-so one from a foreign origin is refused by the service itself (`OriginRule`).
+Reading is the browser's to refuse, by the headers that aiohttp-cors sets. A POST does its work before the browser hides
+the answer, so one from a foreign origin is refused by the service itself (`OriginRule`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.hdrs import ORIGIN
+from aiohttp.hdrs import (
+    ACCESS_CONTROL_ALLOW_HEADERS,
+    ACCESS_CONTROL_ALLOW_METHODS,
+    ACCESS_CONTROL_REQUEST_METHOD,
+    METH_OPTIONS,
+    ORIGIN,
+    VARY,
+)
+from aiohttp_cors import CorsConfig, ResourceOptions
+from aiohttp_cors.abc import AbstractRouterAdapter
 
 from trader.errors import Forbidden
 from trader.settings import Settings
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 PATHS: Final = ("/api/", "/health")
 """Where cross-origin answers exist: every path that starts with one of these."""
 
-METHODS: Final = "GET, POST, OPTIONS"
-ALLOWED_HEADERS: Final = "content-type, last-event-id, x-orpc-batch, x-csrf-token, authorization"
-EXPOSED_HEADERS: Final = "x-request-id, retry-after"
+METHODS: Final = ("GET", "POST", "OPTIONS")
+ALLOWED_HEADERS: Final = ("content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization")
+EXPOSED_HEADERS: Final = ("x-request-id", "retry-after")
 PREFLIGHT_AGE_S: Final = 600
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -74,26 +86,88 @@ def _listen_port(request: web.Request) -> int:
     return int(address[1]) if isinstance(address, tuple) else 0
 
 
+class _Prefixes(AbstractRouterAdapter):
+    """Lets aiohttp-cors decide by the beginning of a path, so that answers of no route (404, 405) are decided too.
+
+    Its own adapter goes by resources, and takes none whose routes answer every method, as ours do.
+    """
+
+    def __init__(self, options: Mapping[str, ResourceOptions]) -> None:
+        self._options = options
+        self._prefixes: tuple[str, ...] = ()
+        self.preflight: Handler = answer_plain_options
+
+    def add_preflight_handler(self, routing_entity: str, handler: Handler, webview: bool = False) -> None:
+        self.preflight = handler
+
+    def set_config_for_routing_entity(self, routing_entity: str, config: object) -> None:
+        self._prefixes += (routing_entity,)
+
+    def is_preflight_request(self, request: web.Request) -> bool:
+        return request.method == METH_OPTIONS
+
+    def is_cors_enabled_on_request(self, request: web.Request) -> bool:
+        return request.rel_url.raw_path.startswith(self._prefixes)
+
+    async def get_preflight_request_config(
+        self, preflight_request: web.Request, origin: str, requested_method: str
+    ) -> Mapping[str, ResourceOptions]:
+        # The library's types are partial.
+        options = self._options.get(origin)
+        if options is not None and not options.is_method_allowed(requested_method):  # type: ignore[no-untyped-call]
+            raise KeyError(requested_method)
+        return self._options
+
+    def get_non_preflight_request_config(self, request: web.Request) -> Mapping[str, ResourceOptions]:
+        return self._options
+
+
+_ADAPTER: Final = web.AppKey("cors", _Prefixes)
+
+
+async def answer_plain_options(_: web.Request) -> web.Response:
+    """OPTIONS of no browser."""
+    return web.Response(status=HTTPStatus.NO_CONTENT)
+
+
+async def answer_options(request: web.Request) -> web.StreamResponse:
+    """The answer to OPTIONS: aiohttp-cors decides on a preflight; what it allows is completed to all that is allowed.
+
+    It would name only the method and the headers that were asked for, and a browser would ask again for the next.
+    """
+    adapter = request.app.get(_ADAPTER)
+    is_preflight = ORIGIN in request.headers and ACCESS_CONTROL_REQUEST_METHOD in request.headers
+    if adapter is None or not is_preflight:
+        return await answer_plain_options(request)
+    try:
+        response = await adapter.preflight(request)
+    except web.HTTPForbidden:  # an answer without the headers: the browser refuses, and says so to its user
+        return await answer_plain_options(request)
+    response.set_status(HTTPStatus.NO_CONTENT)
+    response.headers[ACCESS_CONTROL_ALLOW_METHODS] = ", ".join(METHODS)
+    response.headers[ACCESS_CONTROL_ALLOW_HEADERS] = ", ".join(ALLOWED_HEADERS)
+    return response
+
+
 def setup(app: web.Application, settings: Settings) -> None:
     """Put cross-origin headers on every answer below `PATHS`: streams, errors and preflights included."""
-    allowed = frozenset(settings.cors_origins)
+    options = ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
+        allow_credentials=True,
+        expose_headers=EXPOSED_HEADERS,
+        allow_headers=ALLOWED_HEADERS,
+        allow_methods=METHODS,
+        max_age=PREFLIGHT_AGE_S,
+    )
+    adapter = _Prefixes(dict.fromkeys(settings.cors_origins, options))
+    config = CorsConfig(app, router_adapter=adapter)
+    for prefix in PATHS:
+        config.add(prefix)
+    app[_ADAPTER] = adapter
 
-    async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-        if not request.rel_url.raw_path.startswith(PATHS):
-            return
-        headers = response.headers
-        headers.add("Vary", "Origin")
-        origin = request.headers.get(ORIGIN)
-        if origin not in allowed:
-            return
-        headers["Access-Control-Allow-Origin"] = origin
-        headers["Access-Control-Allow-Credentials"] = "true"
-        if request.method == "OPTIONS":
-            headers["Access-Control-Allow-Methods"] = METHODS
-            headers["Access-Control-Allow-Headers"] = ALLOWED_HEADERS
-            headers["Access-Control-Max-Age"] = str(PREFLIGHT_AGE_S)
-        else:
-            headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
+    async def add_vary(request: web.Request, response: web.StreamResponse) -> None:
+        """What aiohttp-cors leaves out: no cache may give one origin's answer to another."""
+        if request.rel_url.raw_path.startswith(PATHS):
+            response.headers.add(VARY, ORIGIN)
 
-    if allowed:
-        app.on_response_prepare.append(add_headers)
+    if settings.cors_origins:
+        app.on_response_prepare.append(add_vary)

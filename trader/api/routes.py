@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 from aiohttp import hdrs, web
 
+from trader.api.cors import answer_options
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 
@@ -29,7 +30,9 @@ def add_read_only(app: web.Application, path: str, handler: Handler, *, head: bo
         if request.method in allowed:
             return await handler(request)
         if request.method == hdrs.METH_OPTIONS:
-            return web.Response(status=204, headers={hdrs.ALLOW: ", ".join(allowed)})
+            answer = await answer_options(request)
+            answer.headers[hdrs.ALLOW] = ", ".join(allowed)
+            return answer
         return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
 
     app.router.add_route(hdrs.METH_ANY, path, handle)

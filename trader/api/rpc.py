@@ -21,7 +21,7 @@ from aiohttp import web
 
 from trader.api import batch, envelope
 from trader.api.body import GIVEN_UP, BodyTimeout, read_body
-from trader.api.cors import PATHS, OriginRule
+from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.issues import find_issues
 from trader.api.schemas.common import ENCODER
@@ -185,7 +185,7 @@ class Dispatcher:
             return response
         target = self._targets.get(path)
         if request.method == "OPTIONS" and path.startswith(PREFIX):
-            return web.Response(status=HTTPStatus.NO_CONTENT)  # a preflight; `cors` adds what its origin may know
+            return await answer_options(request)
         if target is None:
             answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
         elif request.method != "POST":
@@ -345,14 +345,14 @@ def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: t
     return Answer(status, envelope.failure(style, status, code, message, issues))
 
 
-async def _elsewhere(request: web.Request) -> web.Response:
+async def _elsewhere(request: web.Request) -> web.StreamResponse:
     """Every path and method that nothing else takes, as JSON. Unlike a middleware, this costs other routes nothing."""
     allowed: set[str] = set()
     for resource in request.app.router.resources():
         if resource is not request.match_info.route.resource:
             allowed |= (await resource.resolve(request))[1]
     if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
-        return web.Response(status=HTTPStatus.NO_CONTENT)  # a preflight; `cors` adds what its origin may know
+        return await answer_options(request)
     if not allowed:
         return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
     listed = ", ".join(sorted(allowed))

@@ -55,6 +55,20 @@ async def test_any_other_origin_gets_no_headers(service: Client, path: str, orig
             assert response.headers["Vary"] == "Origin"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"Access-Control-Request-Method": "DELETE"},
+        {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type,x-evil"},
+        {},
+    ],
+)
+async def test_a_preflight_for_more_than_is_allowed_gets_no_headers(service: Client, asked: dict[str, str]) -> None:
+    async with service.options("/api/rpc/demo.echo", headers={"Origin": LISTED, **asked}) as response:
+        assert response.status == 204
+        assert not [name for name in response.headers if name.startswith("Access-Control-Allow-Methods")]
+
+
 async def test_paths_elsewhere_have_no_cross_origin_answers(service: Client) -> None:
     async with service.get("/elsewhere", headers={"Origin": LISTED}) as response:
         assert response.status == 200
