@@ -78,6 +78,11 @@ class ServiceProcess:
         async with self.http.get(self.url + path) as response:
             return response.status, orjson.loads(await response.read())
 
+    def traceback(self) -> str:
+        """What it has logged of bugs: every record with a traceback, or of an error."""
+        lines = (line.decode() for line in self.log)
+        return "".join(line for line in lines if "Traceback" in line or '"level": "error"' in line)
+
     async def kill(self) -> None:
         """End it as a power cut would."""
         self.process.send_signal(signal.SIGKILL)

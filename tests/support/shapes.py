@@ -14,7 +14,7 @@ Check = Callable[[Any], str | None]
 _ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d:00:00\.000Z")
 _DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _HOLDING = re.compile(r"\d+h [0-5]\dm")
 _COLOR = re.compile(r"#[0-9a-f]{6}")
 
@@ -52,7 +52,7 @@ def anything(_: Any) -> None:
 iso = _matching(_ISO, "ISO time with milliseconds and Z")
 hour = _matching(_HOUR, "whole hour")
 decimal = _matching(_DECIMAL, "decimal text")
-uuid = _matching(_UUID, "name-based UUID")
+uuid = _matching(_UUID, "UUID")
 holding_time = _matching(_HOLDING, "holding time")
 color = _matching(_COLOR, "colour")
 
