@@ -5,10 +5,9 @@ What becomes of an order or an update is decided by the pure rules of `domain.ex
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -17,22 +16,18 @@ from trader.clock import Clock, iso
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking, Rules, row_id
-from trader.domain.exchange import Moment
 from trader.domain.market import Market, Quote, Tick, canonical_symbol
 from trader.domain.money import ZERO, divide
 from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.errors import BooksViolated, InvalidInput, Issue, MarketUnavailable, NotFound, Unavailable
-from trader.services.books import Books
 from trader.services.events import EventBus
 from trader.services.market import MarketData
+from trader.services.reviews import Reviews
 from trader.settings import Settings
 from trader.store import trading as store
 from trader.store.pool import Database
 
 log = logging.getLogger("trader.exchange")
-
-_ACCOUNTS_PER_TURN: Final = 64
-"""How many accounts are looked at before other work gets its turn on the loop."""
 
 
 class Exchange:
@@ -45,17 +40,14 @@ class Exchange:
         self._market = market
         self._clock = clock
         self._settings = settings
-        self._books = Books(database, events, self._catch_up)
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps / 10_000,
             maker_rate=settings.maker_fee_bps / 10_000,
         )
-        self._marks: dict[str, Decimal] = {}
+        self._reviews = Reviews(database, market, clock, events, self._rules)
+        self._books = self._reviews.books
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._checkpoint_due: datetime | None = None
-        self._seen_until: datetime | None = None
-        self._is_trading = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -64,14 +56,7 @@ class Exchange:
 
         :raises StartError: the database is of another market or trading mode, or its books do not balance
         """
-        self._marks = {**await self._books.lead(self._market.identity, self._settings.trading_mode), **self._marks}
-        since = self._books.reviewed_until
-        while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
-            await self._catch_up_all(since, until)
-            # Ticks went on arriving meanwhile; they are caught up on too, until none is missing.
-            since = until if self._seen_until is not None and self._seen_until > until else None
-        self._prime()
-        self._is_trading = True
+        await self._reviews.lead(self._market.identity, self._settings.trading_mode)
 
     async def follow(self) -> None:
         """Show what another process trades: read what it has changed since the last time.
@@ -80,34 +65,34 @@ class Exchange:
         :raises Unavailable: the database cannot answer now
         """
         marks = await self._books.follow(self._market.identity, self._settings.trading_mode)
-        self._marks = {**marks, **self._marks}
+        self._reviews.marks = {**marks, **self._reviews.marks}
         if not self._market.quotes():
-            self._prime()
+            self._reviews.prime()
 
     def suspend(self) -> None:
         """Trade no more, from this moment on."""
-        self._is_trading = False
+        self._reviews.stop()
         self._books.end_term()
 
     async def resign(self) -> None:
         """Trade no more: let changes that are under way finish, and note how far the market was followed."""
-        self._is_trading = False
-        await self._checkpoint()
+        self._reviews.stop()
+        await self._reviews.checkpoint()
         await self._books.resign()
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans."""
+        await self._reviews.on_tick(tick)
 
     @property
     def term(self) -> int | None:
         """The term in which this process trades; None while it only follows, or is catching up."""
-        return self._books.term if self._is_trading else None
+        return self._books.term if self._reviews.is_live else None
 
     @property
     def followed_until(self) -> datetime | None:
         """The last update of the markets that every account went through; None before the first."""
         return self._books.reviewed_until
-
-    def _prime(self) -> None:
-        self._market.prime()
-        self._marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
 
     # --- what others read ---------------------------------------------------------------------------------------------
 
@@ -122,7 +107,7 @@ class Exchange:
 
     def marks(self) -> Mapping[str, Decimal]:
         """The latest mark of each market; before its source has spoken, the last one noted."""
-        return self._marks
+        return self._reviews.marks
 
     def account(self, account_id: str) -> Account:
         """The account, or, when there is none yet, as it would open (`sequence` 0; not stored)."""
@@ -203,7 +188,7 @@ class Exchange:
 
         def decide(account: Account) -> Booking | None:
             nonlocal refusal
-            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._moment(), self._rules)
+            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._reviews.moment(), self._rules)
             if isinstance(result, str):
                 refusal = result
                 return None
@@ -233,89 +218,10 @@ class Exchange:
         await self._books.change(
             account_id,
             lambda account: rules_of_exchange.reset(
-                account, settings.initial_capital, settings.quote_currency, self._moment(), self._rules
+                account, settings.initial_capital, settings.quote_currency, self._reviews.moment(), self._rules
             ),
         )
         return self.accounts[account_id]
-
-    # --- the market ---------------------------------------------------------------------------------------------------
-
-    async def on_tick(self, tick: Tick) -> None:
-        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans."""
-        self._marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
-        self._seen_until = tick.at
-        if self.term is None:
-            return
-        await self._review_all(self._moment(tick))
-        self._books.reviewed_until = tick.at
-        if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
-            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + timedelta(minutes=1)
-            await self._checkpoint()
-
-    async def _checkpoint(self) -> None:
-        try:
-            await self._books.checkpoint(self._marks)
-        except Unavailable as error:
-            log.warning("could not note how far the market was followed: %s", error)
-
-    async def _review_all(self, moment: Moment, *, missed: bool = False) -> None:
-        due = []
-        for turn, (account_id, account) in enumerate(list(self.accounts.items()), start=1):
-            if self._books.is_unsettled(account_id) or rules_of_exchange.is_due(account, moment, self._rules):
-                due.append(account_id)
-            if turn % _ACCOUNTS_PER_TURN == 0:
-                await asyncio.sleep(0)
-        for start in range(0, len(due), _ACCOUNTS_PER_TURN):
-            await asyncio.gather(
-                *(self._review(one, moment, missed=missed) for one in due[start : start + _ACCOUNTS_PER_TURN])
-            )
-
-    async def _review(self, account_id: str, moment: Moment, *, missed: bool) -> None:
-        try:
-            await self._books.change(account_id, lambda account: self._reviewed(account, moment, missed=missed))
-        except (Unavailable, BooksViolated) as error:
-            # One account that cannot follow must not keep the others from it; it is read again at the next update.
-            self._books.missed(account_id)
-            log.error("account %s will follow the market later: %s", account_id, error)
-
-    def _reviewed(self, account: Account, moment: Moment, *, missed: bool) -> Booking | None:
-        if missed and moment.at <= account.changed_at:
-            return None  # the account saw this update before the service stopped, or was changed after it
-        return rules_of_exchange.review(account, moment, self._rules, self._market.funding_rate)
-
-    async def _catch_up_all(self, since: datetime, until: datetime) -> None:
-        """Take every account through the ticks in (since, until], as if the service had never stopped."""
-        if until <= since:
-            return
-        log.info("catching up on the market from %s to %s", iso(since), iso(until))
-        before = sum(account.sequence for account in self.accounts.values())
-        for moment in self._missed_moments(since, until):
-            if all(account.is_idle for account in self.accounts.values()):
-                break
-            self._marks.update(moment.marks)
-            await self._review_all(moment, missed=True)
-            self._books.reviewed_until = moment.at
-        self._books.reviewed_until = until
-        events = sum(account.sequence for account in self.accounts.values()) - before
-        log.info("caught up on %s of the market: %d bookings", until - since, events)
-
-    async def _catch_up(self, account_id: str, since: datetime) -> None:
-        """The same for one account, after the database was away. Under the account's lock."""
-        if self._books.reviewed_until is None:
-            return
-        for moment in self._missed_moments(since, self._books.reviewed_until):
-            account = self.accounts[account_id]
-            if account.is_idle:
-                return
-            booking = self._reviewed(account, moment, missed=True)
-            if booking is not None:
-                await self._books.commit(booking)
-
-    def _missed_moments(self, since: datetime, until: datetime) -> Iterator[Moment]:
-        marks = dict(self._marks)
-        for tick in self._market.history(since, until):
-            marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
-            yield Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes))
 
     # --- one order ----------------------------------------------------------------------------------------------------
 
@@ -328,7 +234,9 @@ class Exchange:
         def decide(account: Account) -> Booking:
             if refusal is not None:
                 return rules_of_exchange.refuse(account, order, refusal, self._clock.now())
-            return rules_of_exchange.place(account, order, self._moment(), self._rules, self._market.funding_rate)
+            return rules_of_exchange.place(
+                account, order, self._reviews.moment(), self._rules, self._market.funding_rate
+            )
 
         booking = await self._books.change(order.account_id, decide)
         assert booking is not None
@@ -354,11 +262,6 @@ class Exchange:
             return f"the last {symbol} price is of {iso(quote.at)}, too old to trade on"
         return None
 
-    def _moment(self, tick: Tick | None = None) -> Moment:
-        if tick is None:
-            return Moment(self._clock.now(), self._market.quotes(), self._marks)
-        return Moment(tick.at, self._market.quotes(), self._marks, frozenset(tick.quotes))
-
     async def _first_answer(self, account_id: str, client_order_id: str) -> OrderAnswer | None:
         async with self._database.connection() as conn:
             return await store.select_answer_of_client(conn, account_id, client_order_id)
@@ -380,7 +283,7 @@ class Exchange:
         return msgspec.structs.replace(order, symbol=symbol)
 
     def _refuse_unless_trading(self) -> None:
-        if not self._is_trading:
+        if self.term is None:
             raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
 
     def _refuse_when_full(self, account_id: str) -> None:

@@ -1,0 +1,152 @@
+"""Every account taken through every update of the markets: as it happens, and afterwards what was missed."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from trader.clock import Clock, iso
+from trader.domain.account import Account
+from trader.domain.booking import Booking, Rules
+from trader.domain.exchange import Moment, is_due, review
+from trader.domain.market import Tick
+from trader.errors import BooksViolated, Unavailable
+from trader.services.books import Books
+from trader.services.events import EventBus
+from trader.services.market import MarketData
+from trader.store.pool import Database
+
+log = logging.getLogger("trader.exchange")
+
+_ACCOUNTS_PER_TURN: Final = 64
+"""How many accounts are looked at before other work gets its turn on the loop."""
+
+
+class Reviews:
+    """Applies updates of the markets to the books: funding, resting orders, liquidation, exit plans.
+
+    `marks` holds the latest mark of each market; before its source has spoken, the last one noted.
+    """
+
+    def __init__(self, database: Database, market: MarketData, clock: Clock, events: EventBus, rules: Rules) -> None:
+        self.books = Books(database, events, self._catch_up)
+        self.marks: dict[str, Decimal] = {}
+        self._market = market
+        self._clock = clock
+        self._rules = rules
+        self._seen_until: datetime | None = None
+        self._checkpoint_due: datetime | None = None
+        self._is_live = False
+
+    async def lead(self, market_identity: str, trading_mode: str) -> None:
+        """Begin a term: rebuild the books, and go through what was missed while nobody led.
+
+        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        """
+        self.marks = {**await self.books.lead(market_identity, trading_mode), **self.marks}
+        since = self.books.reviewed_until
+        while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
+            await self._catch_up_all(since, until)
+            # Ticks went on arriving meanwhile; they are caught up on too, until none is missing.
+            since = until if self._seen_until is not None and self._seen_until > until else None
+        self.prime()
+        self._is_live = True
+
+    def stop(self) -> None:
+        """Apply nothing from this moment on."""
+        self._is_live = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the accounts follow the market as it happens, with nothing missing."""
+        return self._is_live
+
+    def prime(self) -> None:
+        """Take the prices of this moment, so that nobody starts blind."""
+        self._market.prime()
+        self.marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
+
+    def moment(self, tick: Tick | None = None) -> Moment:
+        """The markets as of a tick, or as of now."""
+        if tick is None:
+            return Moment(self._clock.now(), self._market.quotes(), self.marks)
+        return Moment(tick.at, self._market.quotes(), self.marks, frozenset(tick.quotes))
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans."""
+        self.marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
+        self._seen_until = tick.at
+        if not self._is_live:
+            return
+        await self._review_all(self.moment(tick))
+        self.books.reviewed_until = tick.at
+        if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
+            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + timedelta(minutes=1)
+            await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Note how far the accounts have followed the market; a database that is away is told the next time."""
+        try:
+            await self.books.checkpoint(self.marks)
+        except Unavailable as error:
+            log.warning("could not note how far the market was followed: %s", error)
+
+    async def _review_all(self, moment: Moment, *, missed: bool = False) -> None:
+        due = []
+        for turn, (account_id, account) in enumerate(list(self.books.accounts.items()), start=1):
+            if self.books.is_unsettled(account_id) or is_due(account, moment, self._rules):
+                due.append(account_id)
+            if turn % _ACCOUNTS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        for start in range(0, len(due), _ACCOUNTS_PER_TURN):
+            some = due[start : start + _ACCOUNTS_PER_TURN]
+            await asyncio.gather(*(self._review(one, moment, missed=missed) for one in some))
+
+    async def _review(self, account_id: str, moment: Moment, *, missed: bool) -> None:
+        try:
+            await self.books.change(account_id, lambda account: self._reviewed(account, moment, missed=missed))
+        except (Unavailable, BooksViolated) as error:
+            # One account that cannot follow must not keep the others from it; it is read again at the next update.
+            self.books.missed(account_id)
+            log.error("account %s will follow the market later: %s", account_id, error)
+
+    def _reviewed(self, account: Account, moment: Moment, *, missed: bool) -> Booking | None:
+        if missed and moment.at <= account.changed_at:
+            return None  # the account saw this update before the service stopped, or was changed after it
+        return review(account, moment, self._rules, self._market.funding_rate)
+
+    async def _catch_up_all(self, since: datetime, until: datetime) -> None:
+        """Take every account through the ticks in (since, until], as if the service had never stopped."""
+        if until <= since:
+            return
+        log.info("catching up on the market from %s to %s", iso(since), iso(until))
+        before = sum(account.sequence for account in self.books.accounts.values())
+        for moment in self._missed_moments(since, until):
+            if all(account.is_idle for account in self.books.accounts.values()):
+                break
+            self.marks.update(moment.marks)
+            await self._review_all(moment, missed=True)
+            self.books.reviewed_until = moment.at
+        self.books.reviewed_until = until
+        events = sum(account.sequence for account in self.books.accounts.values()) - before
+        log.info("caught up on %s of the market: %d bookings", until - since, events)
+
+    async def _catch_up(self, account_id: str, since: datetime) -> None:
+        """The same for one account, after the database was away. Under the account's lock."""
+        if self.books.reviewed_until is None:
+            return
+        for moment in self._missed_moments(since, self.books.reviewed_until):
+            account = self.books.accounts[account_id]
+            if account.is_idle:
+                return
+            booking = self._reviewed(account, moment, missed=True)
+            if booking is not None:
+                await self.books.commit(booking)
+
+    def _missed_moments(self, since: datetime, until: datetime) -> Iterator[Moment]:
+        marks = dict(self.marks)
+        for tick in self._market.history(since, until):
+            marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
+            yield Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes))
