@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from support.books import RULES, START, deep_quote, moment_of
+from support.books import RULES, START, deep_quote, make_quote, moment_of
 from support.desk import BUY, SELL, D, Desk, eth, leveraged
 
 from trader.domain import account as figures
@@ -149,6 +149,19 @@ def test_a_liquidation_that_the_book_cannot_take_goes_on_with_the_next() -> None
     assert desk.position.quantity == 6
     desk.tick(eth([(1890, 9)], [(1910, 9)]))
     assert not desk.account.positions
+
+
+def test_a_loss_is_not_written_off_before_the_book_has_taken_anything_of_it() -> None:
+    """A liquidation that finds the depth taken waits for the next book, and so does the insurance fund."""
+    desk = Desk(1_050)
+    desk.order(BUY, "10", leverage=20)
+    desk.moment = moment_of(make_quote("ETH", [(1500, "0.01")], [(1501, 1)], at=START + timedelta(seconds=1)))
+    assert desk.order(SELL, "0.01", reduce_only=True).status is OrderStatus.FILLED
+    assert desk.equity < 0
+    assert (list(desk.bookings[-1].insurance), len(desk.bookings[-1].trades)) == ([], 1)
+    desk.eth(1_500)
+    assert desk.equity == 0
+    assert desk.account.insurance > 0
 
 
 # --- funding ----------------------------------------------------------------------------------------------------------

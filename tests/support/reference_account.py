@@ -265,7 +265,7 @@ class ReferenceAccount:
                 self._execute(symbol, sign, parts, at, self.taker, "liquidation")
                 fee = min(LIQUIDATION_FEE * sum(p * q for p, q in parts), max(Fraction(0), self.equity()))
                 self._charge_more(fee)
-            last = symbol
+                last = symbol
             if self.equity() > self.maintenance():
                 break
         if self.equity() < 0 and last:

@@ -351,6 +351,7 @@ def _liquidate(draft: Draft, moment: Moment) -> None:
         return
     for order in list(draft.resting.values()):
         draft.cancel(order, "liquidation")
+    trades_before = len(draft.trades)
     for position in sorted(draft.positions.values(), key=lambda p: (p.unrealized(draft.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
         if quote is None or quote.is_stale(moment.at):
@@ -361,4 +362,5 @@ def _liquidate(draft: Draft, moment: Moment) -> None:
             draft.execute(position.symbol, side, executions, Cause.LIQUIDATION)
         if not draft.is_liquidable:
             break
-    draft.write_off()
+    if len(draft.trades) > trades_before:  # a loss is written off on the trade that made it
+        draft.write_off()
