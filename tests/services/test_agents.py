@@ -17,7 +17,7 @@ from support.floor import Floor, calling, hold, open_floor, opening
 from support.scripted import START
 
 from trader.domain.conversation import Answer, Turn, invocation_id
-from trader.domain.orders import Order, OrderAnswer, Side
+from trader.domain.orders import Order, OrderAnswer, OrderSide, Side
 from trader.domain.records import VariantId
 from trader.errors import ProviderError, Unavailable
 from trader.gateways.chat import ChatClient
@@ -346,7 +346,7 @@ async def test_cancelled_before_its_order_was_placed(database: Database) -> None
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening())]
         await floor.start_batch()
-        while not floor.market._waiters:  # noqa: ASYNC110 - until the order waits for a book, which never comes
+        while not floor.market._waiters:
             await asyncio.sleep(0)
         await floor.agents.close()
         (record,) = await floor.agents.invocations()
@@ -372,6 +372,33 @@ async def test_time_stands_still_for_a_run_until_its_order_waits(database: Datab
         assert fills == {"ada": Decimal(94_010), "bob": Decimal(94_020)}
 
 
+async def test_orders_of_a_killed_process_get_their_calls(floor: Floor) -> None:
+    await floor.add("ada")
+    run_id = uuid5(NAMESPACE_URL, "killed")
+    async with floor.database.connection() as conn:
+        await conn.execute(
+            "INSERT INTO invocations (id, model_id, status, started_at) VALUES ($1, 'ada', 'running', $2)",
+            run_id,
+            START,
+        )
+    for number, side in ((2, OrderSide.BUY), (3, OrderSide.SELL)):
+        await floor.exchange.place_order(
+            Order(
+                account_id="ada", symbol="BTC", side=side, quantity=Decimal("0.1"), reduce_only=number == 3,
+                client_order_id=f"{run_id}:{number}", invocation_id=run_id,
+            )
+        )  # fmt: skip
+    await floor.agents.start()
+    await floor.agents.start()
+    (record,) = await floor.agents.invocations()
+    assert [(call.number, call.type, call.status) for call in record.tool_calls] == [
+        (2, "CREATE_POSITION", "ok"),
+        (3, "CLOSE_POSITION", "ok"),
+    ]
+    result = record.tool_calls[0].metadata["results"][0]
+    assert (result["recovered"], result["filledQuantity"]) == (True, "0.1")
+
+
 # --- many runs --------------------------------------------------------------------------------------------------------
 
 
@@ -387,7 +414,7 @@ async def test_at_most_so_many_at_once(database: Database) -> None:
         await floor.add(*names)
         floor.provider.scripts = {name: [wait] for name in names}
         await floor.start_batch()
-        while floor.provider.active < 3:  # noqa: ASYNC110 - the third run has no event of its own
+        while floor.provider.active < 3:
             await asyncio.sleep(0)
         assert sorted(floor.agents.running()) == names[:3]
         await floor.start_batch()

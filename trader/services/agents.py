@@ -19,14 +19,16 @@ from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.observer import Observer
-from trader.services.run_record import RunRecord
+from trader.services.run_record import RunRecord, recovered_call
 from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
 from trader.settings import Settings
 from trader.store.agents import (
+    insert_tool_call,
     select_invocations,
     select_model_activity,
     select_models,
     select_tool_calls,
+    select_unrecorded_orders,
     update_interrupted,
     upsert_model,
 )
@@ -110,9 +112,7 @@ class Agents:
         self._is_closing = False
         async with self._database.connection() as conn:
             await ensure_partitions(conn, now)
-            left_open = await update_interrupted(conn, INTERRUPTED, now)
-            for invocation_id, model_id in left_open:
-                _log.warning("%s: run %s was interrupted by the end of the process", model_id, invocation_id)
+        await self._close_left_open(now)
         await self._reload_models()
         if self._settings.demo and not self._models:
             await self._create_rule_models(now)
@@ -135,6 +135,20 @@ class Agents:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in late:
                 _log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
+
+    async def _close_left_open(self, now: datetime) -> None:
+        """Close the runs of a process that died, with the calls whose orders it placed but could not record."""
+        async with self._database.transaction() as conn:
+            for invocation_id, model_id in await update_interrupted(conn, INTERRUPTED, now):
+                orders = await select_unrecorded_orders(conn, invocation_id, model_id)
+                for order in orders:
+                    await insert_tool_call(conn, recovered_call(invocation_id, order))
+                _log.warning(
+                    "%s: run %s was interrupted by the end of its process; %d calls recovered from their orders",
+                    model_id,
+                    invocation_id,
+                    len(orders),
+                )
 
     async def _create_rule_models(self, now: datetime) -> None:
         async with self._database.transaction() as conn:

@@ -19,6 +19,7 @@ from trader.domain.tools import Decision
 from trader.errors import Unavailable
 from trader.services.events import ConversationsChanged, EventBus
 from trader.store.agents import (
+    UnrecordedOrder,
     insert_invocation,
     insert_payload,
     insert_step,
@@ -222,3 +223,17 @@ def order_outcome(answer: OrderAnswer | None) -> tuple[ToolCallStatus, dict[str,
         return "failed", {"error": "The run broke off before the order was placed."}
     rejected = answer.status in {OrderStatus.REJECTED, OrderStatus.CANCELLED}
     return "rejected" if rejected else "ok", answer_json(answer)
+
+
+def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
+    """The call that placed an order, as far as the order tells: what the model said is lost."""
+    status, result = order_outcome(order.answer)
+    return ToolCall(
+        id=tool_call_id(invocation_id, order.number),
+        invocation_id=invocation_id,
+        number=order.number,
+        type="CREATE_POSITION" if order.opened else "CLOSE_POSITION",
+        status=status,
+        metadata={"raw": None, "decisions": [], "results": [{**result, "recovered": True}]},
+        created_at=order.at,
+    )

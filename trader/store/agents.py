@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
+
+from trader.domain.orders import OrderAnswer
 from trader.domain.records import Invocation, Model, Step, ToolCall, VariantId
 from trader.store.pool import Connection
 
@@ -118,6 +121,40 @@ async def update_interrupted(conn: Connection, reason: str, at: datetime) -> lis
     """Close every run that was left open, as failed for `reason`: their ids and their models'."""
     rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
     return [(row["id"], row["model_id"]) for row in rows]
+
+
+class UnrecordedOrder(NamedTuple):
+    """An order of a run whose tool call is not recorded. `number` is that of the call."""
+
+    number: int
+    answer: OrderAnswer
+    opened: bool
+    at: datetime
+
+
+SELECT_UNRECORDED_ORDERS = """
+SELECT q.answer, q.created_at, substr(q.client_order_id, length($1::text) + 2)::integer AS number,
+       EXISTS (
+           SELECT FROM fills f JOIN orders o ON o.id = f.order_id
+           WHERE f.request_id = q.id AND (f.side = 'buy') = (o.side = 'LONG')
+       ) AS opened
+FROM order_requests q
+WHERE q.account_id = $2 AND starts_with(q.client_order_id, $1::text || ':')
+  AND NOT EXISTS (
+      SELECT FROM tool_calls c
+      WHERE c.invocation_id = $1::text::uuid AND c.number = substr(q.client_order_id, length($1::text) + 2)::integer
+  )
+ORDER BY number
+"""
+
+
+async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, account_id: str) -> list[UnrecordedOrder]:
+    """Orders that a run placed right before its process died, before it could record the call."""
+    rows = await conn.fetch(SELECT_UNRECORDED_ORDERS, str(invocation_id), account_id)
+    return [
+        UnrecordedOrder(row["number"], msgspec.convert(row["answer"], OrderAnswer), row["opened"], row["created_at"])
+        for row in rows
+    ]
 
 
 INSERT_STEP = """
