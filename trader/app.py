@@ -185,6 +185,7 @@ class Service:
 
 async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[MarketSource, Database, str]:
     """The market source, the database with its schema, and the database's connection string."""
+    _refuse_live(settings)
     source = make_source(settings)
     await source.open()
     stack.push_async_callback(source.close)
@@ -193,6 +194,15 @@ async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[Mark
     stack.push_async_callback(database.close)
     await apply_schema(database)
     return source, database, dsn
+
+
+def _refuse_live(settings: Settings) -> None:
+    """Nothing here sends orders to a venue yet, and paper fills must never pass for real ones."""
+    if settings.trading_mode == "live":
+        raise StartError(
+            "TRADING_MODE=live: this build sends no orders to a venue. Use TRADING_MODE=simulated, which trades on "
+            "paper; with MARKET_SOURCE=venue on the venue's own prices."
+        )
 
 
 async def _embedded_dsn(source: MarketSource, stack: AsyncExitStack) -> str:
