@@ -13,6 +13,11 @@ DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
+-- An exact number. NaN and Infinity would pass every CHECK (x > 0).
+DO $$ BEGIN
+    CREATE DOMAIN amount AS numeric CHECK (VALUE NOT IN ('NaN', 'Infinity', '-Infinity'));
+EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+
 -- What this database is of: rows of two markets or two trading modes never mix in one database.
 -- Every tick up to processed_until has been seen by every account. Of several processes one leads; each new leader
 -- begins a term, and tells here which of its schedulers run.
@@ -29,7 +34,7 @@ CREATE TABLE IF NOT EXISTS service_state (
 -- The last mark seen of each market, so that accounts have a value before the source speaks again.
 CREATE TABLE IF NOT EXISTS last_marks (
     symbol    text PRIMARY KEY,
-    mark      numeric NOT NULL CHECK (mark > 0),
+    mark      amount  NOT NULL CHECK (mark > 0),
     marked_at timestamptz NOT NULL
 );
 
@@ -57,7 +62,7 @@ CREATE TABLE IF NOT EXISTS runs (
     id              uuid PRIMARY KEY,
     account_id      text NOT NULL REFERENCES accounts,
     number          integer NOT NULL CHECK (number >= 1),
-    initial_capital numeric NOT NULL CHECK (initial_capital > 0),
+    initial_capital amount  NOT NULL CHECK (initial_capital > 0),
     quote_currency  text NOT NULL,
     started_at      timestamptz NOT NULL,
     ended_at        timestamptz CHECK (ended_at >= started_at),
@@ -75,7 +80,7 @@ CREATE TABLE IF NOT EXISTS invocations (
     step_count     integer NOT NULL DEFAULT 0 CHECK (step_count >= 0),
     input_tokens   bigint NOT NULL DEFAULT 0 CHECK (input_tokens >= 0),
     output_tokens  bigint NOT NULL DEFAULT 0 CHECK (output_tokens >= 0),
-    cost_usd       numeric CHECK (cost_usd >= 0),
+    cost_usd       amount  CHECK (cost_usd >= 0),
     started_at     timestamptz NOT NULL,
     finished_at    timestamptz CHECK (finished_at >= started_at),
     failed_tool_calls integer NOT NULL DEFAULT 0 CHECK (failed_tool_calls >= 0),  -- kept by a trigger of tool_calls
@@ -107,7 +112,7 @@ CREATE TABLE IF NOT EXISTS invocation_steps (
     tool_names    text[] NOT NULL,
     input_tokens  bigint NOT NULL CHECK (input_tokens >= 0),
     output_tokens bigint NOT NULL CHECK (output_tokens >= 0),
-    cost_usd      numeric CHECK (cost_usd >= 0),
+    cost_usd      amount  CHECK (cost_usd >= 0),
     duration_ms   integer NOT NULL CHECK (duration_ms >= 0),
     created_at    timestamptz NOT NULL,
     PRIMARY KEY (invocation_id, number)
@@ -189,26 +194,26 @@ CREATE TABLE IF NOT EXISTS orders (
     symbol             text NOT NULL,
     side               text NOT NULL CHECK (side IN ('LONG', 'SHORT')),
     status             text NOT NULL CHECK (status IN ('OPEN', 'CLOSED')),
-    quantity           numeric NOT NULL CHECK (quantity > 0),
-    entry_notional     numeric NOT NULL CHECK (entry_notional > 0),
-    margin             numeric NOT NULL CHECK (margin > 0),
+    quantity           amount  NOT NULL CHECK (quantity > 0),
+    entry_notional     amount  NOT NULL CHECK (entry_notional > 0),
+    margin             amount  NOT NULL CHECK (margin > 0),
     leveraged          boolean NOT NULL,
-    exit_notional      numeric CHECK (exit_notional > 0),
-    gross_pnl          numeric,
-    fees               numeric NOT NULL CHECK (fees >= 0),
-    liquidation_fees   numeric NOT NULL DEFAULT 0 CHECK (liquidation_fees >= 0 AND liquidation_fees <= fees),
-    funding            numeric NOT NULL,
-    net_pnl            numeric,
-    insurance          numeric NOT NULL DEFAULT 0 CHECK (insurance >= 0),
+    exit_notional      amount  CHECK (exit_notional > 0),
+    gross_pnl          amount ,
+    fees               amount  NOT NULL CHECK (fees >= 0),
+    liquidation_fees   amount  NOT NULL DEFAULT 0 CHECK (liquidation_fees >= 0 AND liquidation_fees <= fees),
+    funding            amount  NOT NULL,
+    net_pnl            amount ,
+    insurance          amount  NOT NULL DEFAULT 0 CHECK (insurance >= 0),
     close_reason       text CHECK (close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
                                                     'liquidation', 'reset')),
     closing            text CHECK (closing IN ('stop', 'invalidation', 'target', 'time')),
-    stop               numeric CHECK (stop > 0),
-    target             numeric CHECK (target > 0),
+    stop               amount  CHECK (stop > 0),
+    target             amount  CHECK (target > 0),
     invalidation       text,
-    invalidation_price numeric CHECK (invalidation_price > 0),
+    invalidation_price amount  CHECK (invalidation_price > 0),
     time_exit          timestamptz,
-    confidence         numeric CHECK (confidence BETWEEN 0 AND 100),
+    confidence         amount  CHECK (confidence BETWEEN 0 AND 100),
     invocation_id      uuid REFERENCES invocations,
     opened_at          timestamptz NOT NULL,
     funded_until       timestamptz NOT NULL,
@@ -250,18 +255,18 @@ CREATE TABLE IF NOT EXISTS limit_orders (
     symbol             text NOT NULL,
     side               text NOT NULL CHECK (side IN ('buy', 'sell')),
     status             text NOT NULL CHECK (status IN ('RESTING', 'FILLED', 'CANCELLED')),
-    quantity           numeric NOT NULL CHECK (quantity > 0),
-    remaining          numeric NOT NULL CHECK (remaining BETWEEN 0 AND quantity),
-    limit_price        numeric NOT NULL CHECK (limit_price > 0),
-    leverage           numeric CHECK (leverage >= 1),
+    quantity           amount  NOT NULL CHECK (quantity > 0),
+    remaining          amount  NOT NULL CHECK (remaining BETWEEN 0 AND quantity),
+    limit_price        amount  NOT NULL CHECK (limit_price > 0),
+    leverage           amount  CHECK (leverage >= 1),
     reduce_only        boolean NOT NULL,
-    stop               numeric CHECK (stop > 0),
-    target             numeric CHECK (target > 0),
+    stop               amount  CHECK (stop > 0),
+    target             amount  CHECK (target > 0),
     invalidation       text,
-    invalidation_price numeric CHECK (invalidation_price > 0),
+    invalidation_price amount  CHECK (invalidation_price > 0),
     time_exit          timestamptz,
     has_exit_plan      boolean NOT NULL,
-    confidence         numeric CHECK (confidence BETWEEN 0 AND 100),
+    confidence         amount  CHECK (confidence BETWEEN 0 AND 100),
     invocation_id      uuid REFERENCES invocations,
     cancel_reason      text,
     sequence           bigint NOT NULL,
@@ -284,10 +289,10 @@ CREATE TABLE IF NOT EXISTS fills (
     request_id      uuid REFERENCES order_requests,
     symbol          text NOT NULL,
     side            text NOT NULL CHECK (side IN ('buy', 'sell')),
-    quantity        numeric NOT NULL CHECK (quantity > 0),
-    price           numeric NOT NULL CHECK (price > 0),
-    fee             numeric NOT NULL CHECK (fee >= 0),
-    liquidation_fee numeric NOT NULL CHECK (liquidation_fee >= 0),
+    quantity        amount  NOT NULL CHECK (quantity > 0),
+    price           amount  NOT NULL CHECK (price > 0),
+    fee             amount  NOT NULL CHECK (fee >= 0),
+    liquidation_fee amount  NOT NULL CHECK (liquidation_fee >= 0),
     maker           boolean NOT NULL,
     cause           text NOT NULL CHECK (cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
                                                    'liquidation', 'reset')),
@@ -306,10 +311,10 @@ CREATE TABLE IF NOT EXISTS funding_payments (
     order_id   uuid NOT NULL REFERENCES orders,
     symbol     text NOT NULL,
     boundary   timestamptz NOT NULL CHECK (boundary = date_trunc('hour', boundary, 'UTC')),
-    quantity   numeric NOT NULL CHECK (quantity > 0),
-    mark       numeric NOT NULL CHECK (mark > 0),
-    rate       numeric NOT NULL,
-    amount     numeric NOT NULL,
+    quantity   amount  NOT NULL CHECK (quantity > 0),
+    mark       amount  NOT NULL CHECK (mark > 0),
+    rate       amount  NOT NULL,
+    amount     amount  NOT NULL,
     created_at timestamptz NOT NULL,
     PRIMARY KEY (account_id, sequence),
     UNIQUE (run_id, symbol, boundary),
@@ -321,7 +326,7 @@ CREATE TABLE IF NOT EXISTS insurance_payments (
     sequence   bigint NOT NULL,
     run_id     uuid NOT NULL,
     order_id   uuid NOT NULL REFERENCES orders,
-    amount     numeric NOT NULL CHECK (amount > 0),
+    amount     amount  NOT NULL CHECK (amount > 0),
     created_at timestamptz NOT NULL,
     PRIMARY KEY (account_id, sequence),
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id)
@@ -332,9 +337,9 @@ CREATE INDEX IF NOT EXISTS insurance_payments_by_run ON insurance_payments (run_
 CREATE TABLE IF NOT EXISTS portfolio_snapshots (
     account_id     text NOT NULL,
     run_id         uuid NOT NULL,
-    net_portfolio  numeric NOT NULL,
-    cash           numeric NOT NULL,
-    unrealized_pnl numeric NOT NULL,
+    net_portfolio  amount  NOT NULL,
+    cash           amount  NOT NULL,
+    unrealized_pnl amount  NOT NULL,
     created_at     timestamptz NOT NULL,
     PRIMARY KEY (account_id, created_at),
     CHECK (net_portfolio = cash + unrealized_pnl)
@@ -345,9 +350,9 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
     account_id text NOT NULL,
     hour       timestamptz NOT NULL CHECK (hour = date_trunc('hour', hour, 'UTC')),
     run_id     uuid NOT NULL,
-    total      numeric NOT NULL,
+    total      amount  NOT NULL,
     count      integer NOT NULL CHECK (count > 0),
-    last       numeric NOT NULL,
+    last       amount  NOT NULL,
     last_at    timestamptz NOT NULL,
     PRIMARY KEY (account_id, hour)
 ) WITH (fillfactor = 70);
@@ -358,7 +363,7 @@ CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);
 CREATE TABLE IF NOT EXISTS variant_hourly (
     hour    timestamptz NOT NULL CHECK (hour = date_trunc('hour', hour, 'UTC')),
     variant variant_id NOT NULL,
-    total   numeric NOT NULL,
+    total   amount  NOT NULL,
     count   bigint NOT NULL CHECK (count >= 0),
     PRIMARY KEY (hour, variant)
 ) WITH (fillfactor = 70);
