@@ -22,7 +22,7 @@ from trader.domain.orders import ExitPlan, Order, OrderSide
 AT = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 RULES = Rules(dict(MARKETS), Decimal("0.0005"), Decimal("0.0002"))
 PRICES = {"BTC": Decimal("98000.5"), "ETH": Decimal("2785.12"), "SOL": Decimal("207.123")}
-ACCOUNTS, ORDERS, LEVELS, ROUNDS = 1_000, 3_000, 3, 5
+ACCOUNTS, ORDERS, LEVELS, ROUNDS = 1_000, 1_000, 3, 25
 FILLS_GOAL, REVIEW_GOAL_MS = 50_000, 50.0
 
 
