@@ -1,0 +1,213 @@
+"""The event streams of the running service."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+from support.process import ServiceProcess, serving
+from support.shapes import (
+    INVOCATION,
+    LIVE_PORTFOLIO,
+    OUTPUTS,
+    POSITION_EVENT,
+    TRADE,
+    Shape,
+    assert_shape,
+    iso,
+    text,
+)
+from support.sse import Message, Stream, streaming
+
+STATES: dict[str, Shape] = {
+    "positions": [POSITION_EVENT],
+    "trades": [TRADE],
+    "conversations": [INVOCATION],
+    "portfolio": LIVE_PORTFOLIO,
+}
+MODELS = ["apex-rules", "contrarian-rules", "sovereign-rules", "trendsurfer-rules"]
+CAPACITY = 50
+
+
+def is_state(message: Message) -> bool:
+    return message.event is None
+
+
+def held_by_hand(message: Message) -> list[Any]:
+    if message.event is not None:
+        return []
+    return [one for entry in message.json() if entry["modelId"] == "default" for one in entry["positions"]]
+
+
+async def place(service: ServiceProcess, **order: Any) -> Any:
+    answer = await service.call("simulator.placeOrder", symbol="BTC", quantity=0.01, **order)
+    assert answer["order"]["status"] == "filled"
+    return answer["order"]
+
+
+async def test_streams_begin_with_the_state_and_follow_what_happens(tmp_path: Path, dsn: str) -> None:
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0"))
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        streams = {
+            name: await stack.enter_async_context(streaming(http, service.url, name)) for name in (*STATES, "workflow")
+        }
+        for name, stream in streams.items():
+            check_headers(stream)
+            first = await stream.next(within_s=5)
+            if name == "workflow":
+                assert first.event == "connected"
+                assert_shape(first.json(), {"type": "connected", "timestamp": iso})
+            else:
+                assert first.event is None
+                assert_shape(first.json(), STATES[name])
+        entries = streams["positions"].seen[0].json()
+        assert sorted(entry["modelId"] for entry in entries) == MODELS
+        assert len(streams["portfolio"].seen[0].json()["snapshots"]) == len(MODELS)
+
+        await place(service, side="buy")
+        event = await streams["positions"].until(lambda message: bool(held_by_hand(message)), within_s=5)
+        assert_shape(event.json(), STATES["positions"])
+        (position,) = held_by_hand(event)
+        (listed,) = await service.call("trading.getPositions", modelId="default")
+        still = ("currentPrice", "notional", "unrealizedPnl", "liquidationPrice")
+        assert {key: position[key] for key in position if key not in still} == {
+            key: listed[key] for key in listed if key not in still
+        }
+        await place(service, side="sell", reduceOnly=True)
+        event = await streams["trades"].until(lambda message: is_state(message) and bool(message.json()), within_s=5)
+        assert_shape(event.json(), STATES["trades"])
+        assert event.json()[0] == (await service.call("trading.getTrades"))["trades"][0]
+        for name in ("positions:changed", "trades:changed"):
+            told = await streams["workflow"].until(lambda message, name=name: message.event == name, within_s=5)  # type: ignore[misc]
+            assert_shape(told.json(), {"type": name, "timestamp": iso, "accountIds": ["default"]})
+        await service.call("simulator.resetAccount")
+        await streams["workflow"].until(lambda message: message.event == "positions:changed", within_s=5)
+
+        await check_ping_and_price_updates(streams["positions"], streams["portfolio"])
+        assert await service.stop() == 0
+        assert not service.traceback()
+
+
+def check_headers(stream: Stream) -> None:
+    headers = stream.response.headers
+    assert headers["Content-Type"] == "text/event-stream"
+    assert headers["Cache-Control"] == "no-cache, no-transform"
+    assert headers["X-Accel-Buffering"] == "no"
+    assert "Content-Length" not in headers
+    assert "Content-Encoding" not in headers
+
+
+async def check_ping_and_price_updates(positions: Stream, portfolio: Stream) -> None:
+    """A ping every 15 s whatever else is sent; prices bring a state every 10 s."""
+
+    async def pings(stream: Stream) -> None:
+        begun = len(stream.seen)
+        ping = await stream.until(lambda message: message.event == "ping", within_s=18)
+        assert ping.data == ""
+        states = [message for message in stream.seen[begun:] if is_state(message)]
+        assert states, "the price tracker publishes every 10 s"
+
+    await asyncio.gather(pings(positions), pings(portfolio))
+
+
+async def test_the_workflow_of_every_model_is_told_step_by_step(tmp_path: Path, dsn: str) -> None:
+    async with (
+        serving(tmp_path, DATABASE_URL=dsn) as service,
+        streaming(service.http, service.url, "workflow") as workflow,
+        streaming(service.http, service.url, "conversations") as conversations,
+    ):
+        # The first cycle runs at the start, perhaps before the subscription; the next is on the minute.
+        batch = await workflow.until(lambda message: message.event == "batch:complete", within_s=65)
+        assert sorted(batch.json()["modelIds"]) == MODELS
+        told = [message for message in workflow.seen if (message.event or "").startswith("workflow:")]
+        for message in told:
+            assert message.json()["type"] == message.event
+            assert_shape(
+                {key: message.json()[key] for key in ("type", "timestamp", "modelId")},
+                {"type": text, "timestamp": iso, "modelId": text},
+            )
+        for model_id in MODELS:
+            kinds = [message.event for message in told if message.json()["modelId"] == model_id]
+            assert kinds[-1] == "workflow:complete"
+            if len(kinds) > 1:  # the stream may have begun within the first cycle
+                assert set(kinds) <= {"workflow:started", "workflow:step", "workflow:complete"}
+        latest = await conversations.until(
+            lambda message: is_state(message) and len(message.json()) >= len(MODELS), within_s=10
+        )
+        assert_shape(latest.json(), STATES["conversations"])
+        assert {run["modelId"] for run in latest.json()} == set(MODELS)
+
+
+async def test_a_stream_takes_fifty_subscribers_and_refuses_the_next(tmp_path: Path, dsn: str) -> None:
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0"))
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        last = AsyncExitStack()
+        for _ in range(CAPACITY - 1):
+            await stack.enter_async_context(streaming(http, service.url, "positions"))
+        await last.enter_async_context(streaming(http, service.url, "positions"))
+        async with http.get(f"{service.url}/api/events/positions") as refused:
+            assert refused.status == 503
+            assert refused.headers["Content-Type"].startswith("application/json")
+            assert int(refused.headers["Retry-After"]) > 0
+            assert_shape(orjson.loads(await refused.read()), {"error": text})
+        async with streaming(http, service.url, "trades") as other:  # every stream has its own fifty
+            assert (await other.next()).event is None
+        _, report = await service.get("/health/schedulers")
+        assert report["streams"]["positions"] == {"subscribers": CAPACITY, "capacity": CAPACITY}
+
+        await last.aclose()  # one who leaves makes room
+
+        async def room() -> bool:
+            async with http.get(f"{service.url}/api/events/positions") as response:
+                return response.status == 200
+
+        async with asyncio.timeout(5):
+            while not await room():
+                await asyncio.sleep(0.1)
+
+
+async def test_sigterm_ends_streams_and_the_request_under_way_within_three_seconds(tmp_path: Path, dsn: str) -> None:
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="5000"))
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        streams = [
+            await stack.enter_async_context(streaming(http, service.url, name))
+            for name in (*STATES, "workflow")
+            for _ in range(3)
+        ]
+        for stream in streams:
+            await stream.next()
+        async with asyncio.timeout(40):  # the first cycle of the models is over
+            while len((await service.call("models.getInvocations"))["conversations"]) < len(MODELS):
+                await asyncio.sleep(0.05)
+        under_way = asyncio.create_task(
+            service.try_call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, clientOrderId="late")
+        )
+        async with asyncio.timeout(5):  # its account is open, so it waits for its book
+            while (await service.call("simulator.getAccount"))["account"]["runId"] is None:
+                await asyncio.sleep(0.05)
+        assert not under_way.done()
+        started_s = time.monotonic()
+        assert await service.stop() == 0
+        assert time.monotonic() - started_s < 3
+        for stream in streams:
+            async with asyncio.timeout(1):  # each ended properly, none was cut within a message
+                await stream.response.content.read()
+        with suppress(aiohttp.ClientConnectionError):  # it may be cut; what it must not be is a 500
+            status, body = await under_way
+            assert status in {200, 503}, body
+        assert not service.traceback()
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as again:
+        # Whatever the caller was told: asked again with the same id, the order is there once.
+        answers = [
+            await again.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, clientOrderId="late")
+            for _ in range(2)
+        ]
+        assert answers[0] == answers[1]
+        orders = OUTPUTS["simulator.placeOrder"]
+        assert_shape(answers[0], orders)

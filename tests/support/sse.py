@@ -1,0 +1,61 @@
+"""A reader of event streams, as plain as the protocol."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import aiohttp
+import orjson
+
+FIELDS = {"data", "event", "id", "retry", ""}
+
+
+class Message(NamedTuple):
+    """One message: its name (None for an unnamed one) and its data."""
+
+    event: str | None
+    data: str
+
+    def json(self) -> Any:
+        return orjson.loads(self.data)
+
+
+class Stream:
+    """An open stream. Messages are read in their order; a line that is no field of the protocol fails."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+        self.seen: list[Message] = []
+
+    async def next(self, *, within_s: float = 30) -> Message:
+        event, data = None, []
+        async with asyncio.timeout(within_s):
+            while line := await self.response.content.readuntil(b"\n"):
+                name, _, value = line.decode().rstrip("\r\n").partition(":")
+                assert name in FIELDS, line
+                if line in {b"\n", b"\r\n"}:
+                    break
+                if name == "event":
+                    event = value.removeprefix(" ")
+                elif name == "data":
+                    data.append(value.removeprefix(" "))
+        message = Message(event, "\n".join(data))
+        self.seen.append(message)
+        return message
+
+    async def until(self, wanted: Callable[[Message], bool], *, within_s: float = 30) -> Message:
+        """The next message of that kind; others are skipped, and kept in `seen`."""
+        async with asyncio.timeout(within_s):
+            while not wanted(message := await self.next(within_s=within_s)):
+                pass
+        return message
+
+
+@asynccontextmanager
+async def streaming(http: aiohttp.ClientSession, url: str, name: str) -> AsyncIterator[Stream]:
+    """A subscription for the length of the block; its answer must be a stream."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
+    async with http.get(f"{url}/api/events/{name}", timeout=timeout) as response:
+        assert response.status == 200, await response.text()
+        yield Stream(response)
