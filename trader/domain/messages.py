@@ -1,9 +1,11 @@
 """The words of a run: how a view, the rules of the guard and the results of calls are put to a model."""
 
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.clock import iso
 from trader.domain.account import Account, Marks, available_cash, equity
@@ -46,7 +48,7 @@ You act through the tools only; what you write is read by people afterwards. Cal
 
 def view_text(view: View) -> str:
     """The view as JSON. Decimals are the very figures of the books; an absent value is null."""
-    shown = _plain(msgspec.to_builtins(view, builtin_types=(Decimal,)))
+    shown = _plain(msgspec.to_builtins(replace(view, markets={}), builtin_types=(Decimal,)))
     shown["at"] = iso(view.at)
     shown["markets"] = [market_json(market) for market in view.markets.values()]
     return (
@@ -57,14 +59,20 @@ def view_text(view: View) -> str:
 
 def market_json(market: MarketView) -> dict[str, Any]:
     """One market, its candles as rows of figures."""
-    shown: dict[str, Any] = _plain(msgspec.to_builtins(market, builtin_types=(Decimal,)))
+    shown: dict[str, Any] = _plain(msgspec.to_builtins(replace(market, candles={}), builtin_types=(Decimal,)))
     shown["candles"] = {interval: candle_rows(candles) for interval, candles in market.candles.items()}
     return shown
 
 
 def candle_rows(candles: tuple[Candle, ...] | list[Candle]) -> list[list[Any]]:
     """Candles as rows of `CANDLE_COLUMNS`, prices and volumes to 8 significant digits."""
-    return [[iso(candle.open_time), *(float(f"{value:.8g}") for value in candle[1:])] for candle in candles]
+    return [_candle_row(candle) for candle in candles]
+
+
+@lru_cache(maxsize=4096)
+def _candle_row(candle: Candle) -> list[Any]:
+    """One row, kept: all models of a cycle are shown the same candles, and nearly the same again in the next."""
+    return [iso(candle.open_time), *(float(f"{value:.8g}") for value in candle[1:])]
 
 
 def indicators_json(symbol: str, interval: Interval, candles: list[Candle], computed: Indicators) -> dict[str, Any]:
