@@ -5,21 +5,22 @@ import logging
 import signal
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from aiohttp import web
 
-from trader.api import cors, feeds, health, rpc, streams
+from trader.api import cors, feeds, health, openapi, rpc, streams
 from trader.api.context import Context
 from trader.clock import iso
 from trader.errors import StartError, Unavailable
 from trader.gateways.llm import make_providers
 from trader.gateways.market import make_source
 from trader.gateways.market.source import MarketSource
-from trader.schedulers import Schedulers, jobs
+from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers, jobs
 from trader.services.agents import Agents
 from trader.services.analytics import Analytics
-from trader.services.events import EventBus
+from trader.services.events import EventBus, MarketChecked
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.portfolio import Portfolio
@@ -52,8 +53,8 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as stack:
-        source, database, dsn = await _open_outside(settings, stack)
-        service = await _make_services(settings, source, database, dsn, stack)
+        outside = await _open_outside(settings, stack)
+        service = await _make_services(settings, outside, stack)
         await service.take_role()
         stack.push_async_callback(service.resign)
         tasks = [
@@ -61,9 +62,13 @@ async def serve(settings: Settings) -> None:
             asyncio.create_task(service.keep_role(), name="role"),
             asyncio.create_task(stopping.wait(), name="stop signal"),
         ]
+        if outside.server is not None:
+            tasks.append(asyncio.create_task(_fail_with(outside.server), name="embedded PostgreSQL"))
         stack.push_async_callback(_cancel, tasks)
         port = await _listen(service, settings, stack)
-        log.info("listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, source.name)
+        log.info(
+            "listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, outside.source.name
+        )
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only the stop signal ends by itself: this raises what another one died of
@@ -76,8 +81,9 @@ async def check(settings: Settings) -> list[str]:
     :raises StartError: something is missing, too old, or of another market
     """
     async with AsyncExitStack() as stack:
-        source, database, _ = await _open_outside(settings, stack)
-        latency_ms = await database.ping()
+        outside = await _open_outside(settings, stack)
+        source = outside.source
+        latency_ms = await outside.database.ping()
         return [
             f"settings: valid, {settings.trading_mode}",
             f"market: {source.identity} with {', '.join(source.markets)}",
@@ -89,15 +95,23 @@ class Service:
     """The running parts, and their role: of several processes on one database one leads, the others stand by."""
 
     def __init__(
-        self, context: Context, database: Database, hubs: streams.Hubs, schedulers: Schedulers, lock: LeaderLock
+        self,
+        context: Context,
+        database: Database,
+        events: EventBus,
+        hubs: streams.Hubs,
+        schedulers: Schedulers,
+        lock: LeaderLock,
     ) -> None:
         self.context = context
         self.database = database
         self.hubs = hubs
         self.schedulers = schedulers
         self.started_at = context.clock.now()
+        self._events = events
         self._lock = lock
         self._leader_schedulers: Mapping[str, bool] = {}
+        self._shown_at = self.started_at
 
     @property
     def role(self) -> Literal["leader", "standby"]:
@@ -177,23 +191,43 @@ class Service:
                 await update_heartbeat(conn, term, dict(self.running_schedulers()))
 
     async def _follow(self) -> None:
+        """Show what the leader trades, with live values at the price tracker's pace."""
         await self.context.exchange.follow()
         await self.context.agents.follow()
+        now = self.context.clock.now()
+        if now - self._shown_at >= PRICE_TRACKER_EVERY:
+            self._shown_at = now
+            self._events.publish(MarketChecked(now))
         async with self.database.connection() as conn:
             self._leader_schedulers = await select_leader_schedulers(conn) or {}
 
 
-async def _open_outside(settings: Settings, stack: AsyncExitStack) -> tuple[MarketSource, Database, str]:
-    """The market source, the database with its schema, and the database's connection string."""
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the service stands on. `server` is the embedded PostgreSQL, when the database is there."""
+
+    source: MarketSource
+    database: Database
+    dsn: str
+    server: EmbeddedPostgres | None
+
+
+async def _open_outside(settings: Settings, stack: AsyncExitStack) -> Outside:
+    """Open the market source and the database, and bring its schema in place."""
     _refuse_live(settings)
     source = make_source(settings)
     await source.open()
     stack.push_async_callback(source.close)
-    dsn = settings.database_url or await _embedded_dsn(source, stack)
+    server = None
+    if settings.database_url is None:
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
+        dsn = await _embedded_dsn(server, source)
+    else:
+        dsn = settings.database_url
     database = await Database.connect(dsn)
     stack.push_async_callback(database.close)
     await apply_schema(database)
-    return source, database, dsn
+    return Outside(source, database, dsn, server)
 
 
 def _refuse_live(settings: Settings) -> None:
@@ -205,17 +239,15 @@ def _refuse_live(settings: Settings) -> None:
         )
 
 
-async def _embedded_dsn(source: MarketSource, stack: AsyncExitStack) -> str:
+async def _embedded_dsn(server: EmbeddedPostgres, source: MarketSource) -> str:
     """A database of the embedded server. One per market, so that a demo and a replay can share the folder."""
-    server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
     name = database_name(source.identity)
     log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
     return await server.ensure_database(name)
 
 
-async def _make_services(
-    settings: Settings, source: MarketSource, database: Database, dsn: str, stack: AsyncExitStack
-) -> Service:
+async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitStack) -> Service:
+    source, database = outside.source, outside.database
     async with database.connection() as conn:
         clock = source.clock(resume_at=await select_processed_until(conn))
         await ensure_partitions(conn, clock.now())
@@ -241,7 +273,7 @@ async def _make_services(
     await hubs.start()
     stack.push_async_callback(hubs.close)
     log.info("the market's time is %s", iso(clock.now()))
-    return Service(context, database, hubs, schedulers, LeaderLock(dsn))
+    return Service(context, database, events, hubs, schedulers, LeaderLock(outside.dsn))
 
 
 def build_app(service: Service) -> web.Application:
@@ -249,6 +281,7 @@ def build_app(service: Service) -> web.Application:
     context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     rpc.setup(app, context)
+    openapi.setup(app, context)
     streams.setup(app, service.hubs)
     health.setup(
         app,
@@ -259,7 +292,7 @@ def build_app(service: Service) -> web.Application:
             ping=service.database.ping,
             market=context.market,
             hubs=service.hubs.all,
-            schedulers=lambda: dict(service.schedulers.status()),
+            schedulers=service.schedulers.status,
             role=lambda: service.role,
             running=service.running_schedulers,
             models_running=context.agents.running,
@@ -280,6 +313,11 @@ async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -
     if not addresses:
         raise StartError(f"nothing listens on {settings.host} port {settings.port}")
     return int(addresses[0][1])
+
+
+async def _fail_with(server: EmbeddedPostgres) -> None:
+    """End the service when its database has ended by itself: a supervisor starts both again."""
+    raise StartError(f"the embedded PostgreSQL has ended by itself: {await server.ended()}")
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

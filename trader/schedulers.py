@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+PRICE_TRACKER_EVERY = timedelta(seconds=10)
+
 RUN_INTERVALS_MAX = 10
 """A run is cut off when it took this many of its intervals in real time."""
 
@@ -177,7 +179,7 @@ def jobs(events: EventBus, run_batch: Run, take_snapshots: Run) -> tuple[Job, ..
         events.publish(MarketChecked(at=now))
 
     return (
-        Job("priceTracker", timedelta(seconds=10), check_market),
+        Job("priceTracker", PRICE_TRACKER_EVERY, check_market),
         Job("tradeExecutor", timedelta(seconds=60), run_batch),
         Job("portfolioSnapshot", timedelta(seconds=60), take_snapshots),
     )
