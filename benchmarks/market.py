@@ -53,11 +53,13 @@ async def measured(work: Callable[[], Awaitable[object]]) -> tuple[float, float]
     return took, longest
 
 
-def measure_ticks(name: str, source: MarketSource, after: datetime) -> None:
+async def measure_ticks(name: str, source: MarketSource, after: datetime) -> None:
     hour = timedelta(hours=1)
-    kept = [tick for tick in source.history(after, after + hour) if tick.at.second < 5]  # hours are made once
+    kept = [tick async for tick in source.history(after, after + hour) if tick.at.second < 5]  # hours are made once
     begin = perf_counter()
-    count = sum(1 for _ in source.history(after, after + hour))
+    count = 0
+    async for _ in source.history(after, after + hour):
+        count += 1
     report(f"{name}: a tick of 3 markets", (perf_counter() - begin) / count * 1e6, "µs", TICK_US_MAX)
     begin = perf_counter()
     books = [quote.book for tick in kept for quote in tick.quotes.values()]
@@ -83,7 +85,7 @@ async def measure_candles(name: str, source: MarketSource, end: datetime) -> Non
 
 async def main(folder: Path | None) -> int:
     await measure_candles("synthetic", SyntheticSource(0, SYMBOLS), NOW)
-    measure_ticks("synthetic", SyntheticSource(0, SYMBOLS), NOW)
+    await measure_ticks("synthetic", SyntheticSource(0, SYMBOLS), NOW)
     if folder is not None:
         replay = ReplaySource(folder, SYMBOLS, speed=0)
         took, block = await measured(replay.open)
@@ -91,7 +93,7 @@ async def main(folder: Path | None) -> int:
         report("replay: longest hold of the loop meanwhile", block * 1000, "ms")
         start = replay.clock(None).now()
         await measure_candles("replay", replay, start + timedelta(hours=500))
-        measure_ticks("replay", replay, start)
+        await measure_ticks("replay", replay, start)
     return int(missed)
 
 

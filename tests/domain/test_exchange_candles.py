@@ -13,7 +13,7 @@ from support.side_by_side import SideBySide
 
 from trader.domain import account as figures
 from trader.domain.exchange import Moment
-from trader.domain.market import MARKETS, PLAIN_FUNDING_RATE, Quote
+from trader.domain.market import MARKETS, PLAIN_FUNDING_RATE, Quote, Tick
 from trader.domain.money import round_to
 from trader.domain.orders import Cause, ExitPlan, Order, OrderSide, OrderType
 from trader.gateways.market.replay import ReplaySource
@@ -37,7 +37,11 @@ def source() -> ReplaySource:
 def moments(source: ReplaySource, start: datetime, span: timedelta) -> Iterator[Moment]:
     quotes: dict[str, Quote] = {}
     marks: dict[str, Decimal] = {}
-    for tick in source.history(start, start + span):
+
+    async def told() -> list[Tick]:
+        return [tick async for tick in source.history(start, start + span)]
+
+    for tick in asyncio.run(told()):
         quotes |= tick.quotes
         marks |= {symbol: quote.mark for symbol, quote in tick.quotes.items()}
         yield Moment(tick.at, dict(quotes), dict(marks), frozenset(tick.quotes))

@@ -111,7 +111,7 @@ def marks_of(ticks: Sequence[Tick], symbol: str = "BTC") -> list[Decimal]:
 
 async def test_a_tick_a_second_with_a_book_around_the_path(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(5)))
-    ticks = list(source.history(START - MINUTE, START + 10 * MINUTE))
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 10 * MINUTE)]
     assert [tick.at for tick in ticks] == [START + timedelta(seconds=n) for n in range(300)]
     grid = Grid(MARKETS["BTC"])
     assert marks_of(ticks) == [grid.price(mark) for row in rows_of(5) for mark in path(grid, row)]
@@ -131,7 +131,7 @@ async def test_a_tick_a_second_with_a_book_around_the_path(tmp_path: Path) -> No
 async def test_more_volume_makes_a_narrower_and_deeper_book(tmp_path: Path) -> None:
     rows = [row._replace(volume=volume) for row, volume in zip(rows_of(4), (0.0, 0.1, 10.0, 1000.0), strict=True)]
     source = await opened(write(tmp_path, rows))
-    quotes = [tick.quotes["BTC"] for tick in source.history(START - MINUTE, START + 4 * MINUTE)][::60]
+    quotes = [tick.quotes["BTC"] async for tick in source.history(START - MINUTE, START + 4 * MINUTE)][::60]
     spreads = [quote.ask - quote.bid for quote in quotes]
     depths = [depth(quote.book.bids) * quote.mark for quote in quotes]
     assert spreads == sorted(spreads, reverse=True)
@@ -153,7 +153,7 @@ async def test_history_is_what_is_pushed_in_lockstep(tmp_path: Path) -> None:
         if tick.at == source.ends_at:
             break
     assert [tick.at for tick in pushed] == [START + timedelta(seconds=n) for n in range(1, 180)]
-    assert marks_of(pushed) == marks_of(list(source.history(START, START + timedelta(days=1))))
+    assert marks_of(pushed) == marks_of([tick async for tick in source.history(START, START + timedelta(days=1))])
 
 
 async def test_after_its_end_a_replay_lets_prices_grow_stale_and_waits(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_a_clock_resumes_where_an_earlier_process_left_off(tmp_path: Path)
 
 async def test_no_ticks_are_made_up_in_a_gap(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, [*rows_of(2), *rows_of(2, first=100)]))
-    times = [tick.at for tick in source.history(START - MINUTE, START + 200 * MINUTE)]
+    times = [tick.at async for tick in source.history(START - MINUTE, START + 200 * MINUTE)]
     assert len(times) == 240
     assert {later - earlier for earlier, later in pairwise(times)} == {
         timedelta(seconds=1),
@@ -235,7 +235,7 @@ async def test_a_market_within_a_gap_of_its_own_is_left_out_of_the_tick(tmp_path
     write(tmp_path, rows_of(5))
     write(tmp_path, [*rows_of(2, price=3000), *rows_of(2, first=3, price=3000)], "ETHUSDT-1m-2025-01.csv")
     source = await opened(tmp_path, ("BTC", "ETH"))
-    ticks = list(source.history(START - MINUTE, START + 5 * MINUTE))
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 5 * MINUTE)]
     assert [len(tick.quotes) for tick in ticks[::60]] == [2, 2, 1, 2, 2]
     assert len(ticks) == 300
 
@@ -244,7 +244,7 @@ async def test_only_the_time_that_all_markets_share_is_traded(tmp_path: Path) ->
     write(tmp_path, rows_of(20))
     write(tmp_path, rows_of(20, first=5, price=3000), "ETHUSDT-1m-2025-01.csv.gz")
     source = await opened(tmp_path, ("BTC", "ETH"))
-    ticks = list(source.history(START - MINUTE, START + 100 * MINUTE))
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 100 * MINUTE)]
     assert ticks[0].at == START + 5 * MINUTE == source.clock(None).now()
     assert ticks[-1].at == START + 20 * MINUTE - timedelta(seconds=1) == source.ends_at
     assert all(list(tick.quotes) == ["BTC", "ETH"] for tick in ticks)
@@ -340,7 +340,8 @@ async def test_the_recorded_candles_are_whole_and_played_exactly() -> None:
     assert source.ends_at == datetime(2025, 2, 4, 20, 19, 59, tzinfo=UTC)
     assert source.clock(None).now() == datetime(2025, 1, 2, 3, tzinfo=UTC)
     crash = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
-    ticks = list(source.history(crash - timedelta(seconds=1), crash + timedelta(minutes=60) - timedelta(seconds=1)))
+    told = source.history(crash - timedelta(seconds=1), crash + timedelta(minutes=60) - timedelta(seconds=1))
+    ticks = [tick async for tick in told]
     assert len(ticks) == 3600
     for symbol in ("BTC", "ETH", "SOL"):
         found = await source.candles(symbol, "1m", crash, crash + timedelta(minutes=60))

@@ -41,15 +41,15 @@ async def test_history_is_what_is_pushed() -> None:
         if len(pushed) == 130:
             break
     told = SyntheticSource(7, SYMBOLS).history(NOW + timedelta(milliseconds=300), pushed[-1].at)
-    assert [seen(tick) for tick in pushed] == [seen(tick) for tick in told]
+    assert [seen(tick) for tick in pushed] == [seen(tick) async for tick in told]
     assert [tick.at for tick in pushed] == [NOW + timedelta(seconds=n) for n in range(1, 131)]
     assert clock.now() == pushed[-1].at
 
 
-def test_history_leaves_out_after_and_takes_until() -> None:
-    ticks = list(source.history(NOW, NOW + timedelta(seconds=2)))
+async def test_history_leaves_out_after_and_takes_until() -> None:
+    ticks = [tick async for tick in source.history(NOW, NOW + timedelta(seconds=2))]
     assert [tick.at for tick in ticks] == [NOW + timedelta(seconds=1), NOW + timedelta(seconds=2)]
-    assert not list(source.history(NOW, NOW))
+    assert not [tick async for tick in source.history(NOW, NOW)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_prices_go_on_at_the_joints_of_hours_blocks_and_eras(place: int, size: i
 async def test_candles_are_those_of_the_ticks() -> None:
     start = NOW.replace(minute=30, second=0)
     end = start + timedelta(hours=1)
-    ticks = list(source.history(start - timedelta(seconds=1), end))
+    ticks = [tick async for tick in source.history(start - timedelta(seconds=1), end)]
     for symbol in SYMBOLS:
         candles = await source.candles(symbol, "1m", start, end)
         assert [candle.open_time for candle in candles] == [start + timedelta(minutes=n) for n in range(60)]

@@ -235,7 +235,7 @@ async def test_a_feed_that_stops_refuses_who_waits() -> None:
 
 async def test_history_and_funding_are_the_source_s_own() -> None:
     market = MarketData(ScriptedSource(), ManualClock(START))
-    assert [found.at for found in market.history(after(1), after(3))] == [after(2), after(3)]
+    assert [found.at async for found in market.history(after(1), after(3))] == [after(2), after(3)]
     assert market.funding_rate("BTC", START) == PLAIN_FUNDING_RATE
     assert (market.source_name, set(market.markets)) == ("scripted", {"BTC", "ETH", "SOL"})
 
@@ -246,7 +246,7 @@ async def test_history_and_funding_are_the_source_s_own() -> None:
 async def test_a_primed_market_has_the_prices_of_this_moment() -> None:
     source = SyntheticSource(0, ("BTC", "ETH"))
     market = MarketData(source, ManualClock(START))
-    market.prime()
+    await market.prime()
     assert {symbol: quote.at for symbol, quote in market.quotes().items()} == {"BTC": START, "ETH": START}
     assert not market.is_stale()
 

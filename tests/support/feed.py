@@ -1,7 +1,7 @@
 """A market source that gives what a test puts into it, and a feed loop that follows it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -71,8 +71,10 @@ class ScriptedSource:
             await clock.lead(given.at)
             yield given
 
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
-        yield from (found for found in (tick(1), tick(2), tick(3)) if after < found.at <= until)
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        for found in (tick(1), tick(2), tick(3)):
+            if after < found.at <= until:
+                yield found
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         self.asked_candles.append((symbol, interval, start, end))

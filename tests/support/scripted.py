@@ -1,6 +1,6 @@
 """A market whose every quote the test says, and the settings of a service under test."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -52,8 +52,10 @@ class ScriptedSource:
                 await clock.lead(tick.at)
                 yield tick
 
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
-        return (tick for tick in self.script if after < tick.at <= until)
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        for tick in self.script:
+            if after < tick.at <= until:
+                yield tick
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
         return []

@@ -67,7 +67,7 @@ class Exchange:
         marks = await self._books.follow(self._market.identity, self._settings.trading_mode)
         self._reviews.marks = {**marks, **self._reviews.marks}
         if not self._market.quotes():
-            self._reviews.prime()
+            await self._reviews.prime()
 
     def suspend(self) -> None:
         """Trade no more, from this moment on."""

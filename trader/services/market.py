@@ -6,7 +6,7 @@ Everybody who trades waits here for the book an order meets; everybody who shows
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -90,16 +90,23 @@ class MarketData:
         """The hourly rate due at a whole hour."""
         return self._source.funding_rate(symbol, boundary)
 
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
-        """The ticks of (after, until], for what was missed while down."""
-        return self._source.history(after, until)
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        """The ticks of (after, until], for what was missed. Raises `MarketUnavailable` when the source fails."""
+        try:
+            async for tick in self._source.history(after, until):
+                yield tick
+        except _FEED_ERRORS as error:
+            raise MarketUnavailable(f"{self.source_name} has no history now: {_told(error)}") from error
 
-    def prime(self) -> None:
+    async def prime(self) -> None:
         """Take the prices of this moment from a source that can be asked, so that nobody starts blind."""
         now = self._clock.now()
-        for tick in self._source.history(now - _PRIMED_WITH, now):
-            self._quotes.update(tick.quotes)
-            self.last_update_at = tick.at
+        try:
+            async for tick in self.history(now - _PRIMED_WITH, now):
+                self._quotes.update(tick.quotes)
+                self.last_update_at = tick.at
+        except MarketUnavailable as error:
+            logger.warning("No prices yet: %s", error)
 
     # Waiting for a book
 
@@ -195,7 +202,7 @@ class MarketData:
         except StopAsyncIteration:
             self.last_error = "the feed ended"
         except _FEED_ERRORS as error:
-            self.last_error = str(error) or type(error).__name__
+            self.last_error = _told(error)
         self._is_down = True
         logger.warning("The market source %s failed: %s", self.source_name, self.last_error)
         self._refuse_all(f"The market source is down: {self.last_error}")
@@ -252,3 +259,7 @@ class MarketData:
         series.start, series.candles = start, candles
         # A venue may show the latest candle a little late: ask again from the first that is missing.
         series.end = candles[-1].open_time + span if candles else start
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -11,8 +11,8 @@ from trader.clock import Clock, iso
 from trader.domain.account import Account
 from trader.domain.booking import Booking, Rules
 from trader.domain.exchange import Moment, is_due, review
-from trader.domain.market import Tick
-from trader.errors import BooksViolated, Unavailable
+from trader.domain.market import STALE_AFTER, Tick
+from trader.errors import BooksViolated, MarketUnavailable, Unavailable
 from trader.services.books import Books
 from trader.services.events import EventBus
 from trader.services.market import MarketData
@@ -22,6 +22,12 @@ log = logging.getLogger("trader.exchange")
 
 _ACCOUNTS_PER_TURN: Final = 64
 """How many accounts are looked at before other work gets its turn on the loop."""
+
+_CATCH_UP_EVERY: Final = timedelta(seconds=10)
+_CATCH_UP_FOR: Final = timedelta(minutes=2)
+"""How often, and for how long, a source is asked for what was missed before the accounts go on without it."""
+
+_INSTANT: Final = timedelta(milliseconds=1)
 
 
 class Reviews:
@@ -39,6 +45,8 @@ class Reviews:
         self._seen_until: datetime | None = None
         self._checkpoint_due: datetime | None = None
         self._is_live = False
+        self._ask_again_at: datetime | None = None
+        self._give_up_at: datetime | None = None
 
     async def lead(self, market_identity: str, trading_mode: str) -> None:
         """Begin a term: rebuild the books, and go through what was missed while nobody led.
@@ -48,10 +56,14 @@ class Reviews:
         self.marks = {**await self.books.lead(market_identity, trading_mode), **self.marks}
         since = self.books.reviewed_until
         while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
-            await self._catch_up_all(since, until)
+            try:
+                await self._catch_up_all(since, until)
+            except MarketUnavailable as error:
+                log.warning("catching up waits until the market is back: %s", error)
+                break
             # Ticks went on arriving meanwhile; they are caught up on too, until none is missing.
             since = until if self._seen_until is not None and self._seen_until > until else None
-        self.prime()
+        await self.prime()
         self._is_live = True
 
     def stop(self) -> None:
@@ -63,9 +75,9 @@ class Reviews:
         """Whether the accounts follow the market as it happens, with nothing missing."""
         return self._is_live
 
-    def prime(self) -> None:
+    async def prime(self) -> None:
         """Take the prices of this moment, so that nobody starts blind."""
-        self._market.prime()
+        await self._market.prime()
         self.marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
 
     def moment(self, tick: Tick | None = None) -> Moment:
@@ -78,13 +90,33 @@ class Reviews:
         """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans."""
         self.marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
         self._seen_until = tick.at
-        if not self._is_live:
+        if not self._is_live or not await self._close_gap(tick):
             return
         await self._review_all(self.moment(tick))
         self.books.reviewed_until = tick.at
         if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + timedelta(minutes=1)
             await self.checkpoint()
+
+    async def _close_gap(self, tick: Tick) -> bool:
+        """Go through what was missed before a tick. False while that cannot be known yet, but may be soon."""
+        since = self.books.reviewed_until
+        if since is None or tick.at - since <= STALE_AFTER:
+            return True
+        if self._give_up_at is None or self._ask_again_at is None:
+            self._give_up_at, self._ask_again_at = tick.at + _CATCH_UP_FOR, tick.at
+        if tick.at < self._ask_again_at:
+            return False
+        self._ask_again_at = tick.at + _CATCH_UP_EVERY
+        try:
+            await self._catch_up_all(since, tick.at - _INSTANT)
+        except MarketUnavailable as error:
+            if tick.at < self._give_up_at:
+                log.warning("the accounts stand still at %s: %s", iso(self.books.reviewed_until or since), error)
+                return False
+            log.error("what the markets did from %s to %s cannot be known: %s", iso(since), iso(tick.at), error)
+        self._give_up_at = self._ask_again_at = None
+        return True
 
     async def checkpoint(self) -> None:
         """Note how far the accounts have followed the market; a database that is away is told the next time."""
@@ -123,7 +155,7 @@ class Reviews:
             return
         log.info("catching up on the market from %s to %s", iso(since), iso(until))
         before = sum(account.sequence for account in self.books.accounts.values())
-        for moment in self._missed_moments(since, until):
+        async for moment in self._missed_moments(since, until):
             if all(account.is_idle for account in self.books.accounts.values()):
                 break
             self.marks.update(moment.marks)
@@ -137,16 +169,19 @@ class Reviews:
         """The same for one account, after the database was away. Under the account's lock."""
         if self.books.reviewed_until is None:
             return
-        for moment in self._missed_moments(since, self.books.reviewed_until):
-            account = self.books.accounts[account_id]
-            if account.is_idle:
-                return
-            booking = self._reviewed(account, moment, missed=True)
-            if booking is not None:
-                await self.books.commit(booking)
+        try:
+            async for moment in self._missed_moments(since, self.books.reviewed_until):
+                account = self.books.accounts[account_id]
+                if account.is_idle:
+                    return
+                booking = self._reviewed(account, moment, missed=True)
+                if booking is not None:
+                    await self.books.commit(booking)
+        except MarketUnavailable as error:
+            raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 
-    def _missed_moments(self, since: datetime, until: datetime) -> Iterator[Moment]:
+    async def _missed_moments(self, since: datetime, until: datetime) -> AsyncIterator[Moment]:
         marks = dict(self.marks)
-        for tick in self._market.history(since, until):
+        async for tick in self._market.history(since, until):
             marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
             yield Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes))

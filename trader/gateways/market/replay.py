@@ -138,8 +138,9 @@ class ReplaySource:
             clock.release()
         await asyncio.Event().wait()
 
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
-        return self._walk(epoch_second(after), min(epoch_second(until), self._last_second))
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        for tick in self._walk(epoch_second(after), min(epoch_second(until), self._last_second)):
+            yield tick
 
     def _walk(self, after: int, until: int) -> Iterator[Tick]:
         """The ticks of the seconds in (after, until]. A second at which no market has a candle has none."""

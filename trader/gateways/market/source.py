@@ -1,6 +1,6 @@
 """What a source of market data is."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
@@ -49,8 +49,12 @@ class MarketSource(Protocol):
         """
         ...
 
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
-        """The ticks of (after, until], the same that would have been pushed: for what was missed while down."""
+    def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        """The ticks of (after, until], as far as they are known: for what was missed.
+
+        A source of its own making gives the very ticks that it would have pushed; a venue knows only its candles, and
+        gives their path. Raises as `ticks` does.
+        """
         ...
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -66,7 +66,7 @@ class SyntheticSource:
             await asyncio.sleep(0)  # a feed that is behind its clock must not keep others from running
             yield self.tick(second)
 
-    def history(self, after: datetime, until: datetime) -> Iterator[Tick]:
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
         for second in range(epoch_second(after) + 1, epoch_second(until) + 1):
             yield self.tick(second)
 
