@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pytest
 from support.books import RULES, START, deep_quote, make_quote, moment_of
 from support.desk import BUY, SELL, D, Desk, eth, leveraged
 
@@ -102,12 +103,17 @@ def test_a_short_has_its_liquidation_price_above_and_an_unleveraged_long_has_non
     assert price > 2_000
 
 
-def test_the_largest_loss_is_closed_first_and_no_more_than_is_needed() -> None:
+@pytest.mark.parametrize(
+    ("eth_mid", "sol_mid", "closed", "kept"), [(1_820, 99, "ETH", "SOL"), (2_010, 80, "SOL", "ETH")]
+)
+def test_the_largest_loss_is_closed_first_and_no_more_than_is_needed(
+    eth_mid: int, sol_mid: int, closed: str, kept: str
+) -> None:
     desk = leveraged()
-    booking = desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
+    booking = desk.tick(deep_quote("ETH", eth_mid), deep_quote("SOL", sol_mid))
     assert booking is not None
-    assert [trade.part.symbol for trade in booking.trades] == ["ETH"]
-    assert list(desk.account.positions) == ["SOL"]
+    assert [trade.part.symbol for trade in booking.trades] == [closed]
+    assert list(desk.account.positions) == [kept]
 
 
 def test_a_liquidation_fill_pays_one_percent_on_top_of_the_taker_fee() -> None:
