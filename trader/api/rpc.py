@@ -54,8 +54,8 @@ _log = logging.getLogger("trader.request")
 Handler = Callable[[Any, Any], Awaitable[Any]]
 H = TypeVar("H", bound=Handler)
 
-_INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
-_STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
+INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
+STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     InvalidInput: (HTTPStatus.BAD_REQUEST, "VALIDATION_ERROR"),
     Unauthorized: (HTTPStatus.UNAUTHORIZED, "UNAUTHORIZED"),
     Forbidden: (HTTPStatus.FORBIDDEN, "FORBIDDEN"),
@@ -65,8 +65,8 @@ _STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     Unavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
-_NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
-_TIMEOUT: Final = (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT")
+NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHODNOT_SUPPORTED")
+TIMEOUT: Final = (HTTPStatus.REQUESTTIMEOUT, "TIMEOUT")
 _UNDEFINED: Final = (b"{}", b"")
 """The bodies that most calls of procedures without parameters have."""
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
@@ -202,7 +202,7 @@ class Dispatcher:
         except RequestError as error:
             return _error_answer(error, target.style)
         except BodyTimeout as error:
-            return _failure(target.style, _TIMEOUT, str(error))
+            return _failure(target.style, TIMEOUT, str(error))
         authorization = request.headers.get("Authorization")
         if not target.procedure.static or body not in _UNDEFINED:
             return await self.call(target, body, authorization, request_id)
@@ -227,12 +227,12 @@ class Dispatcher:
                 output = await self._output(declared, request)
             return Answer(HTTPStatus.OK, envelope.success(style, output))
         except TraderError as error:
-            if type(error) in _STATUSES:
+            if type(error) in STATUSES:
                 return _error_answer(error, style)
             _log.exception("%s failed (request %s)", declared.name, request_id)
         except Exception:  # noqa: BLE001 - the RPC edge: a bug is answered without its cause and must not end the process
             _log.exception("%s failed (request %s)", declared.name, request_id)
-        return _failure(style, _INTERNAL, "Internal server error")
+        return _failure(style, INTERNAL, "Internal server error")
 
     def _check_allowed(self, declared: Procedure, authorization: str | None) -> None:
         if self._live and declared.name.startswith("simulator."):
@@ -259,7 +259,7 @@ class Dispatcher:
         except RequestError as error:
             answer = _error_answer(error, Style.ORPC)
         except BodyTimeout as error:
-            answer = _failure(Style.ORPC, _TIMEOUT, str(error))
+            answer = _failure(Style.ORPC, TIMEOUT, str(error))
         else:
             authorization = request.headers.get("Authorization")
 
@@ -307,7 +307,7 @@ def _decoded(declared: Procedure, text: bytes | msgspec.Raw) -> Any:
 
 
 def _method_not_supported(method: str, style: Style) -> Answer:
-    answer = _failure(style, _NOT_SUPPORTED, f"{method[:20]} is not supported here; use POST")
+    answer = _failure(style, NOT_SUPPORTED, f"{method[:20]} is not supported here; use POST")
     return answer._replace(headers={"Allow": "POST"})
 
 
@@ -324,7 +324,7 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
         headers["Retry-After"] = "1"
     elif isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return _failure(style, _STATUSES[type(error)], message, issues)._replace(headers=headers)
+    return _failure(style, STATUSES[type(error)], message, issues)._replace(headers=headers)
 
 
 def _response(request: web.Request, answer: Answer, request_id: str) -> web.Response:
@@ -356,7 +356,7 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     if not allowed:
         return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
     listed = ", ".join(sorted(allowed))
-    status, code = _NOT_SUPPORTED
+    status, code = NOT_SUPPORTED
     body = envelope.failure(Style.PLAIN, status, code, f"{request.method} is not supported here; use {listed}")
     return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Allow": listed})
 

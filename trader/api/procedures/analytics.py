@@ -19,6 +19,7 @@ from trader.api.schemas.common import Empty, chosen_variant, iso
 
 @procedure("analytics.getModelStats")
 async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetModelStatsOutput:
+    """Statistics of every model: the figures everybody asks for, or the advanced ones."""
     stats = await context.analytics.model_stats(chosen_variant(request.variant))
     if request.mode == "overall":
         return GetModelStatsOutput(overall=[OverallStats.of(each) for each in stats])
@@ -27,6 +28,10 @@ async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetM
 
 @procedure("analytics.getLeaderboard")
 async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
+    """Rank the models by what they made of their accounts within a window, the best first.
+
+    A model that was opened within the window counts from its opening.
+    """
     entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
     rows = [LeaderboardRow.of(rank, entry) for rank, entry in enumerate(entries, start=1)]
     return GetLeaderboardOutput(entries=rows, window=request.window)
@@ -34,11 +39,13 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
 
 @procedure("analytics.getFailures")
 async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
+    """List invocations that failed or in which a tool call failed, the latest first, and failure counts by model."""
     return GetFailuresOutput.of(await context.analytics.failures(request.limit, chosen_variant(request.variant)))
 
 
 @procedure("analytics.getRunInfo")
 async def get_run_info(context: Context, _: Empty) -> GetRunInfoOutput:
+    """Tell since when the models trade, in which mode, and how much they have done."""
     info = await context.analytics.run_info()
     return GetRunInfoOutput(
         run_start_time=None if info.started_at is None else iso(info.started_at),

@@ -13,7 +13,10 @@ DEFAULT_RANGE = timedelta(days=7)
 
 @procedure("trading.getPortfolioHistory")
 async def get_portfolio_history(context: Context, request: GetPortfolioHistoryInput) -> GetPortfolioHistoryOutput:
-    """The range ends now unless it says otherwise, and begins 7 days before its end."""
+    """Show the equity of models over time, at the finest resolution that stays within `maxPoints` per model.
+
+    The range ends now unless it says otherwise, and begins 7 days before its end.
+    """
     end = request.end() or context.clock.now()
     start = request.start()
     if start is None:

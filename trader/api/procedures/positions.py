@@ -17,6 +17,7 @@ from trader.domain.market import canonical_symbol
 
 @procedure("trading.getPositions")
 async def get_positions(context: Context, request: GetPositionsInput) -> list[PositionView]:
+    """List open positions with their live figures, the oldest first."""
     exchange, models = context.exchange, context.agents.models
 
     def is_asked_for(account: Account) -> bool:
@@ -31,7 +32,10 @@ async def get_positions(context: Context, request: GetPositionsInput) -> list[Po
 
 @procedure("trading.getCryptoPrices")
 async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> GetCryptoPricesOutput:
-    """A market that is not traded here, or has had no price yet, is left out."""
+    """Show mark prices, of all markets or of those that are asked for.
+
+    A market that is not traded here, or has had no price yet, is left out.
+    """
     traded = context.market.markets
     asked = traded if request.symbols is UNSET else dict.fromkeys(map(canonical_symbol, request.symbols))
     quotes = [context.market.quote(symbol) for symbol in asked if symbol in traded]

@@ -16,21 +16,33 @@ from trader.domain.account import Account
 
 @procedure("simulator.placeOrder", changes=True)
 async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput:
+    """Place an order on a simulated account; one that does not exist is opened.
+
+    An order that the exchange refuses (no margin, below the minimum, nothing to reduce) is answered with status
+    `rejected` and a reason. The same `clientOrderId` on the same account gets the first answer again and trades once.
+    A limit order needs `limitPrice`; a market order takes none.
+    """
     return OrderOutput(order=OrderView.of(await context.exchange.place_order(request.to_order())))
 
 
 @procedure("simulator.cancelOrder", changes=True)
 async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutput:
+    """Cancel an order that rests in the book.
+
+    :raises NotFound: the account has no such order.
+    """
     return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
 
 
 @procedure("simulator.getAccount")
 async def get_account(context: Context, request: AccountInput) -> AccountOutput:
+    """Show a simulated account; one that does not exist is shown as it would open, and not stored."""
     return _account_output(context, context.exchange.account(request.account_id))
 
 
 @procedure("simulator.resetAccount", changes=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
+    """Close the account's run at the market's prices and begin a new one with the starting capital."""
     return _account_output(context, await context.exchange.reset_account(request.account_id))
 
 

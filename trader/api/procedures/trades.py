@@ -16,6 +16,7 @@ from trader.api.schemas.trades import (
 
 @procedure("trading.getTrades")
 async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
+    """List completed trades, the latest first."""
     trades = await context.trading.trades(
         account_id=optional(request.model_id), variant=chosen_variant(request.variant), limit=request.limit
     )
@@ -24,6 +25,7 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
 
 @procedure("simulator.getCompletedTradesFromDB")
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
+    """List completed trades of simulated accounts, the latest first, and figures over those that are listed."""
     trades = await context.trading.trades(account_id=optional(request.model_id), limit=request.limit)
     completed = [CompletedTrade.of(trade) for trade in trades]
     return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed))

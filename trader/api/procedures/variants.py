@@ -16,16 +16,22 @@ from trader.variants import VARIANTS
 
 @procedure("variants.getVariants", static=True)
 async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
+    """List the strategy variants. They are fixed while the service runs."""
     return GetVariantsOutput(variants=[VariantView.of(variant) for variant in VARIANTS.values()])
 
 
 @procedure("variants.getVariantHistory")
 async def get_variant_history(context: Context, request: GetVariantHistoryInput) -> GetVariantHistoryOutput:
+    """Hourly average equity of each variant's models, and of the variants together.
+
+    A variant without data has an empty history; the aggregate holds the hours in which at least one has a value.
+    """
     return GetVariantHistoryOutput.of(await context.portfolio.variant_history(request.window, context.clock.now()))
 
 
 @procedure("variants.getVariantStats")
 async def get_variant_stats(context: Context, _: Empty) -> GetVariantStatsOutput:
+    """Aggregated performance of each variant's models; all four variants, always."""
     return GetVariantStatsOutput(
         stats=[VariantStatsView.of(stats) for stats in await context.analytics.variant_stats()]
     )

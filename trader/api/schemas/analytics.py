@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import ENCODER, UNSET, Input, UnsetType, VariantFilter, VariantId, Wire, iso, trimmed
+from trader.api.schemas.common import (
+    ENCODER,
+    UNSET,
+    Input,
+    Timestamp,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    iso,
+    trimmed,
+)
 from trader.domain.records import Invocation, Model, Step, ToolCall, ToolCallType
 from trader.services.analytics import FailureCounts, Failures, LeaderboardEntry, ModelStats, SortKey
 from trader.services.portfolio import Window
@@ -199,7 +210,7 @@ class GetLeaderboardOutput(Wire, kw_only=True):
 class GetRunInfoOutput(Wire, kw_only=True):
     """The current runs of all models together: since the first of them started."""
 
-    run_start_time: str | None
+    run_start_time: Timestamp | None
     trading_mode: str
     models: int
     invocations: int
@@ -217,7 +228,7 @@ class FailureToolCall(Wire, kw_only=True):
     id: str
     tool_call_type: ToolCallType
     metadata: str
-    created_at: str
+    created_at: Timestamp
 
     @classmethod
     def of(cls, call: ToolCall) -> "FailureToolCall":
@@ -235,7 +246,7 @@ class StepTelemetry(Wire, kw_only=True):
     input_tokens: int
     output_tokens: int
     total_tokens: int
-    timestamp: str
+    timestamp: Timestamp
 
     @classmethod
     def of(cls, step: Step) -> "StepTelemetry":
@@ -261,7 +272,7 @@ class Failure(Wire, kw_only=True):
     model_name: str
     response: str | None
     response_payload: Any
-    created_at: str
+    created_at: Timestamp
     failure_reason: str | None
     tool_calls: list[FailureToolCall]
     step_telemetry: list[StepTelemetry] | UnsetType = UNSET

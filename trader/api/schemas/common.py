@@ -15,10 +15,12 @@ T = TypeVar("T")
 __all__ = [
     "ENCODER",
     "UNSET",
+    "DecimalText",
     "Empty",
     "Input",
     "Number",
     "PositiveNumber",
+    "Timestamp",
     "UnsetType",
     "VariantFilter",
     "VariantId",
@@ -41,6 +43,22 @@ Number = int | float
 """A strict, finite JSON number; `domain.money.from_number` makes the Decimal of it."""
 
 PositiveNumber = Annotated[int, Meta(gt=0, le=10**12)] | Annotated[float, Meta(gt=0, le=1e12)]
+
+# These two describe what the service itself writes, so they are in the JSON schema and cost no answer a check.
+Timestamp = Annotated[
+    str,
+    Meta(
+        extra_json_schema={
+            "format": "date-time",
+            "pattern": r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$",
+            "examples": ["2025-01-31T12:00:00.000Z"],
+        }
+    ),
+]
+"""ISO 8601 in UTC with milliseconds and `Z`, as `iso` writes it."""
+
+DecimalText = Annotated[str, Meta(extra_json_schema={"pattern": r"^-?(0|[1-9]\d*)(\.\d+)?$", "examples": ["0.25"]})]
+"""A decimal number as text, as `text` writes it."""
 
 
 class Wire(msgspec.Struct, rename="camel", kw_only=True):

@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from trader.api.schemas.common import Wire
+from trader.api.schemas.common import Timestamp, Wire
 
 
 class HealthReport(Wire):
     """`GET /health`. `schedulers` holds whether each of the three is running."""
 
     status: Literal["healthy", "unhealthy"]
-    timestamp: str
+    timestamp: Timestamp
     schedulers: dict[str, bool]
 
 
@@ -24,7 +24,7 @@ class MarketHealth(Wire):
     """`last_update_at` is null before the first update."""
 
     source: str
-    last_update_at: str | None
+    last_update_at: Timestamp | None
     stale: bool
 
 
@@ -41,11 +41,11 @@ class SchedulerHealth(Wire):
     runs: int
     failures: int
     skipped: int
-    last_started_at: str | None
-    last_finished_at: str | None
+    last_started_at: Timestamp | None
+    last_finished_at: Timestamp | None
     last_duration_ms: int | None
     last_error: str | None
-    next_due_at: str | None
+    next_due_at: Timestamp | None
 
 
 class ModelRunning(Wire):
@@ -56,8 +56,8 @@ class ModelRunning(Wire):
 class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes on one database one leads and trades, the others stand by."""
 
-    timestamp: str
-    started_at: str
+    timestamp: Timestamp
+    started_at: Timestamp
     uptime_seconds: float
     trading_mode: str
     role: Literal["leader", "standby"]

@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import (
-    UNSET,
-    Input,
-    UnsetType,
-    VariantFilter,
-    VariantId,
-    Wire,
-    given,
-    iso,
-)
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, given, iso
 from trader.domain.records import ToolCall, ToolCallStatus, ToolCallType
 from trader.services.agents import InvocationRecord, ModelSummary
 
@@ -32,9 +23,9 @@ class ModelView(Wire, kw_only=True):
     router_model_name: str
     logo: str | UnsetType = UNSET
     active: bool
-    created_at: str
+    created_at: Timestamp
     invocation_count: int
-    last_invoked_at: str | UnsetType = UNSET
+    last_invoked_at: Timestamp | UnsetType = UNSET
 
     @classmethod
     def of(cls, summary: ModelSummary) -> "ModelView":
@@ -73,7 +64,7 @@ class ToolCallView(Wire, kw_only=True):
     type: ToolCallType
     status: ToolCallStatus
     metadata: dict[str, Any]
-    timestamp: str
+    timestamp: Timestamp
 
     @classmethod
     def of(cls, call: ToolCall) -> "ToolCallView":
@@ -98,7 +89,7 @@ class InvocationView(Wire, kw_only=True):
     output_tokens: int
     cost_usd: Decimal | UnsetType = UNSET
     duration_ms: int
-    timestamp: str
+    timestamp: Timestamp
     tool_calls: list[ToolCallView]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, UnsetType, VariantFilter, VariantId, Wire, iso, trimmed
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, trimmed
 from trader.api.schemas.positions import ModelId
 from trader.clock import cut_to_ms
 from trader.domain.records import Model
@@ -60,8 +60,8 @@ class HistoryEntry(Wire, kw_only=True, gc=False):
     id: str
     model_id: str
     net_portfolio: Decimal
-    created_at: str
-    updated_at: str
+    created_at: Timestamp
+    updated_at: Timestamp
     model: HistoryModel
 
 
@@ -97,13 +97,13 @@ class LiveSnapshot(Wire, kw_only=True):
     net_portfolio: Decimal
     cash: Decimal
     unrealized_pnl: Decimal
-    created_at: str
+    created_at: Timestamp
 
 
 class PortfolioUpdate(Wire, kw_only=True):
     """A message of the portfolio stream. `snapshotsCreated` is how many rows the last snapshot job wrote."""
 
-    last_updated_at: str
+    last_updated_at: Timestamp
     models_updated: int
     snapshots_created: int
     snapshots: list[LiveSnapshot]

@@ -13,7 +13,9 @@ from msgspec import Meta
 
 from trader.api.schemas.common import (
     UNSET,
+    DecimalText,
     Input,
+    Timestamp,
     UnsetType,
     VariantFilter,
     VariantId,
@@ -43,7 +45,7 @@ class ExitPlanView(Wire, kw_only=True):
     target: Decimal | None
     invalidation: str | None
     invalidation_price: Decimal | None
-    time_exit: str | None
+    time_exit: Timestamp | None
 
     @classmethod
     def of(cls, plan: ExitPlan) -> "ExitPlanView":
@@ -68,16 +70,16 @@ class PositionView(Wire, kw_only=True):
     model_variant: VariantId | UnsetType = UNSET
     symbol: str
     side: Side
-    quantity: str
-    entry_price: str
-    leverage: str | UnsetType = UNSET
+    quantity: DecimalText
+    entry_price: DecimalText
+    leverage: DecimalText | UnsetType = UNSET
     exit_plan: ExitPlanView
     confidence: Decimal | UnsetType = UNSET
-    opened_at: str
-    current_price: str | None
-    notional: str | None
-    unrealized_pnl: str | None
-    liquidation_price: str | UnsetType = UNSET
+    opened_at: Timestamp
+    current_price: DecimalText | None
+    notional: DecimalText | None
+    unrealized_pnl: DecimalText | None
+    liquidation_price: DecimalText | UnsetType = UNSET
 
 
 class GetPositionsInput(Input, kw_only=True):

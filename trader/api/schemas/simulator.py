@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, PositiveNumber, UnsetType, Wire, given, iso, trimmed
+from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, given, iso, trimmed
 from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price, shown
 from trader.clock import cut_to_ms
 from trader.domain import account as books
@@ -115,7 +115,7 @@ class FillView(Wire, kw_only=True):
     price: Decimal
     fee: Decimal
     maker: bool
-    timestamp: str
+    timestamp: Timestamp
 
     @classmethod
     def of(cls, fill: AnswerFill) -> "FillView":
@@ -145,7 +145,7 @@ class OrderView(Wire, kw_only=True):
     total_fees: Decimal
     realized_pnl: Decimal
     fills: list[FillView]
-    timestamp: str
+    timestamp: Timestamp
 
     @classmethod
     def of(cls, answer: OrderAnswer) -> "OrderView":
@@ -216,7 +216,7 @@ class OpenOrder(Wire, kw_only=True):
     quantity: Decimal
     remaining: Decimal
     limit_price: Decimal
-    created_at: str
+    created_at: Timestamp
 
     @classmethod
     def of(cls, order: RestingOrder) -> "OpenOrder":

@@ -1,8 +1,9 @@
 """What the event streams send, where it is not what a procedure answers."""
 
 from decimal import Decimal
+from typing import Literal
 
-from trader.api.schemas.common import UNSET, UnsetType, VariantId, Wire, trimmed
+from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
 from trader.api.schemas.positions import Markets, PositionView, has_marks, positions_of_account
 from trader.domain.account import Account, Marks, available_cash, unrealized
 from trader.domain.records import Model
@@ -38,3 +39,90 @@ class PositionEventData(Wire, kw_only=True):
             total_unrealized_pnl=trimmed(unrealized(account, marks)) if is_valued else None,
             available_cash=trimmed(available_cash(account, marks)) if is_valued else None,
         )
+
+
+class WorkflowEvent(Wire, kw_only=True, tag_field="type"):
+    """What every message of the workflow stream holds. The event's name is its `type`."""
+
+    timestamp: Timestamp
+
+
+class Connected(WorkflowEvent, kw_only=True, tag="connected"):
+    """The first message, at once after the connection."""
+
+
+class RunEvent(WorkflowEvent, kw_only=True):
+    """What is told of one run of a model."""
+
+    model_id: str
+    model_name: str
+    model_variant: VariantId
+    invocation_id: str
+
+
+class WorkflowStarted(RunEvent, kw_only=True, tag="workflow:started"):
+    """A model begins to think."""
+
+
+class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):
+    """One exchange with the provider has ended."""
+
+    step: int
+    tool_names: list[str]
+    input_tokens: int
+    output_tokens: int
+
+
+class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
+    """The run has ended well."""
+
+    status: Literal["completed"]
+    steps: int
+    tool_calls: int
+
+
+class WorkflowFailed(RunEvent, kw_only=True, tag="workflow:failed"):
+    """The run has ended without a result; `failure_reason` says why."""
+
+    status: Literal["failed", "timeout"]
+    steps: int
+    tool_calls: int
+    failure_reason: str
+
+
+class BatchComplete(WorkflowEvent, kw_only=True, tag="batch:complete"):
+    """Every model that was due has ended its run."""
+
+    model_ids: list[str]
+
+
+class PositionsMoved(WorkflowEvent, kw_only=True, tag="positions:changed"):
+    """Positions or resting orders of these accounts have changed; a model's account has the model's id."""
+
+    account_ids: list[str]
+
+
+class TradesMade(WorkflowEvent, kw_only=True, tag="trades:changed"):
+    """Trades of these accounts were completed."""
+
+    account_ids: list[str]
+
+
+class ConversationRecorded(WorkflowEvent, kw_only=True, tag="conversations:changed"):
+    """A run of this model was recorded."""
+
+    model_id: str
+
+
+WorkflowMessage = (
+    Connected
+    | WorkflowStarted
+    | WorkflowStep
+    | WorkflowComplete
+    | WorkflowFailed
+    | BatchComplete
+    | PositionsMoved
+    | TradesMade
+    | ConversationRecorded
+)
+"""One message of the workflow stream, told apart by `type`."""

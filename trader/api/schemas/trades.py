@@ -8,7 +8,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, UnsetType, VariantFilter, VariantId, Wire, given, iso, trimmed
+from trader.api.schemas.common import (
+    UNSET,
+    Input,
+    Timestamp,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    given,
+    iso,
+    trimmed,
+)
 from trader.api.schemas.positions import ModelId
 from trader.domain.money import ZERO, divide
 from trader.domain.orders import Side
@@ -41,10 +52,10 @@ class TradeView(Wire, kw_only=True):
     net_pnl: Decimal
     close_reason: str
     confidence: Decimal | UnsetType = UNSET
-    opened_at: str
-    closed_at: str
+    opened_at: Timestamp
+    closed_at: Timestamp
     holding_time: str
-    timestamp: str
+    timestamp: Timestamp
 
     @classmethod
     def of(cls, trade: Trade) -> "TradeView":
@@ -97,7 +108,7 @@ class CompletedTrade(Wire, kw_only=True):
     realized_pnl: Decimal
     leverage: Decimal | None
     confidence: Decimal | None
-    closed_at: str
+    closed_at: Timestamp
     invocation_id: str | None
 
     @classmethod

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
-from trader.api.schemas.common import Input, VariantId, Wire, iso, trimmed
+from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, trimmed
 from trader.services.analytics import VariantStats
 from trader.services.portfolio import Point, VariantHistories, Window
 from trader.variants import VARIANTS, Variant
@@ -33,7 +33,7 @@ class GetVariantsOutput(Wire, kw_only=True):
 
 
 class HistoryPoint(Wire, kw_only=True, gc=False):
-    timestamp: str
+    timestamp: Timestamp
     value: Decimal
 
 

@@ -1,0 +1,261 @@
+"""The OpenAPI document: valid, complete, and as the wire is; and the page made of it."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from pytest_aiohttp.plugin import AiohttpClient
+from support import shapes
+
+from trader.api import cors, openapi, rpc
+from trader.api.reference import page
+from trader.settings import Settings
+
+Client = TestClient[web.Request, web.Application]
+Document = dict[str, Any]
+
+LISTED = "https://app.example"
+
+
+def make_settings(**environment: str) -> Settings:
+    return Settings.load(environment, None, demo=True)
+
+
+def make(**environment: str) -> Document:
+    rpc.load_procedures()
+    document = openapi.make_document(rpc.REGISTRY, make_settings(**environment))
+    read: Document = orjson.loads(msgspec.json.encode(document))
+    return read
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    return make()
+
+
+@pytest.fixture
+async def client(aiohttp_client: AiohttpClient) -> Client:
+    app = web.Application()
+    context: Any = SimpleNamespace(settings=make_settings(CORS_ORIGINS=LISTED))
+    rpc.setup(app, context)
+    openapi.setup(app, context)
+    cors.setup(app, context.settings)
+    return await aiohttp_client(app)
+
+
+def operations(document: Document) -> Iterator[tuple[str, Document]]:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def test_the_document_is_valid(document: Document) -> None:
+    assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
+
+
+def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
+    wanted = {f"/api/rpc/{name}" for name in rpc.REGISTRY.procedures}
+    wanted |= {f"/api/events/{name}" for name in ("positions", "trades", "conversations", "portfolio", "workflow")}
+    wanted |= {"/health", "/health/schedulers", "/api/health", "/api/health/schedulers"}
+    assert document["paths"].keys() == wanted
+    assert len(rpc.REGISTRY.procedures) >= 18
+    ids = [operation["operationId"] for _, operation in operations(document)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_everything_is_described(document: Document) -> None:
+    for path, operation in operations(document):
+        assert re.fullmatch(r"[A-Z].{12,}", operation["summary"]), path
+        for response in operation["responses"].values():
+            assert response.get("description") or "$ref" in response, path
+    for name, response in document["components"]["responses"].items():
+        assert response["description"].strip(), name
+
+
+def test_each_error_has_its_status_and_code(document: Document) -> None:
+    reset = document["paths"]["/api/rpc/simulator.resetAccount"]["post"]["responses"]
+    assert {status: one["$ref"].rpartition("/")[2] for status, one in reset.items() if status != "200"} == {
+        "400": "VALIDATION_ERROR",
+        "401": "UNAUTHORIZED",
+        "403": "FORBIDDEN",
+        "408": "TIMEOUT",
+        "412": "PRECONDITION_FAILED",
+        "413": "PAYLOAD_TOO_LARGE",
+        "500": "INTERNAL_SERVER_ERROR",
+        "503": "SERVICE_UNAVAILABLE",
+    }
+    assert "404" in document["paths"]["/api/rpc/simulator.cancelOrder"]["post"]["responses"]
+    assert not {"401", "404", "412"} & document["paths"]["/api/rpc/trading.getTrades"]["post"]["responses"].keys()
+    codes = {code for _, code in (*rpc.STATUSES.values(), rpc.INTERNAL, rpc.TIMEOUT, rpc.NOT_SUPPORTED)}
+    assert document["components"]["responses"].keys() == codes
+    assert all(f"`{code}`" in document["info"]["description"] for code in codes)
+
+
+def test_only_what_changes_something_names_the_token(document: Document) -> None:
+    guarded = {path for path, operation in operations(document) if "security" in operation}
+    assert guarded == {f"/api/rpc/{name}" for name, one in rpc.REGISTRY.procedures.items() if one.changes}
+    assert "/api/rpc/simulator.placeOrder" in guarded
+    place = document["paths"]["/api/rpc/simulator.placeOrder"]["post"]
+    assert place["security"] == [{}, {"bearer": []}]
+    place = make(API_TOKEN="open-sesame-0123456789")["paths"]["/api/rpc/simulator.placeOrder"]["post"]
+    assert place["security"] == [{"bearer": []}]
+    assert "open-sesame" not in orjson.dumps(place).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Position", shapes.POSITION),
+        ("PositionEventData", shapes.POSITION_EVENT),
+        ("Trade", shapes.TRADE),
+        ("Invocation", {key: one for key, one in shapes.INVOCATION.items() if key != "responsePayload?"}),
+        ("PortfolioUpdate", shapes.LIVE_PORTFOLIO),
+    ],
+)
+def test_fields_are_those_of_the_contract(document: Document, name: str, shape: dict[str, Any]) -> None:
+    schema = document["components"]["schemas"][name]
+    assert set(schema["properties"]) == {key.removesuffix("?") for key in shape}
+    assert set(schema["required"]) == {key for key in shape if not key.endswith("?")}
+    for key, wanted in shape.items():
+        field = schema["properties"][key.removesuffix("?")]
+        kinds = {field["type"]} if isinstance(field.get("type"), str) else set(field.get("type", ()))
+        if wanted is shapes.number:
+            assert "number" in kinds, key
+        elif wanted is shapes.decimal:
+            assert "string" in kinds, key
+            assert field["pattern"].startswith("^-?"), key
+        elif wanted is shapes.iso:
+            assert (kinds, field["format"]) == ({"string"}, "date-time"), key
+        elif wanted is shapes.count:
+            assert kinds == {"integer"}, key
+
+
+def test_null_absence_and_alternatives_are_told_apart(document: Document) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["OverallStats"]["properties"]["sharpeRatio"] == {
+        "anyOf": [{"type": "number"}, {"type": "string", "enum": ["Infinity", "N/A"]}]
+    }
+    assert schemas["LeaderboardRow"]["properties"]["pnlPercent"] == {"type": ["number", "null"]}
+    assert "pnlPercent" in schemas["LeaderboardRow"]["required"]
+    place = schemas["PlaceOrderInput"]
+    assert place["additionalProperties"] is False
+    assert place["required"] == ["symbol", "side", "quantity"]
+    assert place["properties"]["quantity"] == {"type": "number", "exclusiveMinimum": 0, "maximum": 10**12}
+    assert '"format":"decimal"' not in orjson.dumps(document).decode()
+
+
+@pytest.mark.parametrize("name", list(openapi.EXAMPLES))
+def test_examples_are_inputs(document: Document, name: str) -> None:
+    declared = rpc.REGISTRY.procedures[name]
+    declared.input_decoder.decode(orjson.dumps(openapi.EXAMPLES[name]))
+    media = document["paths"][f"/api/rpc/{name}"]["post"]["requestBody"]["content"]["application/json"]
+    assert media["example"] == openapi.EXAMPLES[name]
+
+
+def test_a_body_is_required_where_a_field_is(document: Document) -> None:
+    for path, operation in operations(document):
+        if not path.startswith(rpc.PREFIX):
+            continue
+        declared = rpc.REGISTRY.procedures[path.removeprefix(rpc.PREFIX)]
+        try:
+            declared.input_decoder.decode(b"{}")
+        except msgspec.ValidationError:
+            assert operation["requestBody"]["required"] is True, path
+        else:
+            assert operation["requestBody"]["required"] is False, path
+
+
+@pytest.mark.parametrize(
+    ("environment", "url"),
+    [
+        ({"SERVER_URL": "https://api.example/base"}, "https://api.example/base"),
+        ({"PORT": "9000"}, "http://localhost:9000"),
+        ({"PORT": "0"}, "/"),
+    ],
+)
+def test_the_server_is_that_of_the_settings(environment: dict[str, str], url: str) -> None:
+    assert make(**environment)["servers"] == [{"url": url}]
+
+
+async def test_the_document_is_served(client: Client, document: Document) -> None:
+    async with client.get("/api/openapi.json", headers={"Origin": LISTED}) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "application/json"
+        assert response.headers["Access-Control-Allow-Origin"] == LISTED
+        assert (await response.json())["paths"] == document["paths"]
+    async with client.post("/api/openapi.json") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
+
+
+class Page(HTMLParser):
+    """What a browser would see of a page: whether its elements nest, its anchors, and what it would fetch."""
+
+    VOID = frozenset({"meta", "link", "input", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag == "a":
+            self.links.append(given.get("href") or "")
+        elif tag in {"img", "script", "iframe"} and given.get("src"):
+            self.fetched.append(given["src"] or "")
+        elif tag == "link":
+            self.fetched.append(given["href"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+async def test_the_page_shows_all_of_it_and_fetches_nothing(client: Client, document: Document) -> None:
+    async with client.get("/api/docs") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        text = await response.text()
+    shown = Page(text)
+    assert shown.open == []
+    assert len(set(shown.ids)) == len(shown.ids)
+    ids = {operation["operationId"] for _, operation in operations(document)}
+    assert ids < set(shown.ids)
+    assert {link.removeprefix("#") for link in shown.links if link.startswith("#")} <= set(shown.ids)
+    assert [address for address in shown.fetched if not address.startswith("data:")] == []
+    assert "http://" not in page.STYLE + page.SCRIPT
+    assert "url(" not in page.STYLE
+    words = "".join(shown.text)
+    for path, operation in operations(document):
+        assert path in words
+        assert operation["summary"].replace("`", "") in words
+
+
+def test_the_page_escapes_what_it_shows(document: Document) -> None:
+    changed = orjson.loads(orjson.dumps(document))
+    operation = changed["paths"]["/api/rpc/trading.getTrades"]["post"]
+    operation["summary"] = operation["description"] = "<script>alert(1)</script> & `<b>`"
+    changed["info"]["title"] = "</title><script>"
+    text = page.render(changed)
+    assert "<script>alert" not in text
+    assert "</title><script>" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; <code>&lt;b&gt;</code>" in text

@@ -1,0 +1,110 @@
+"""The JSON Schema (2020-12) of wire structs: what msgspec derives, as this service's wire really is.
+
+msgspec's own account differs from the wire where the encoder is told otherwise (a Decimal is a JSON number here), and
+writes some things at length (`int | float` is one thing to a reader: a number).
+"""
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+REFERENCE: Final = "#/components/schemas/"
+
+NO_NUL: Final = "^[^\\u0000]*$"
+"""Text that a database can store."""
+
+Schema = dict[str, Any]
+
+_DECIMAL: Final = {"type": "string", "format": "decimal"}
+_PYTHON_END: Final = r"(?!\n)"
+"""What a pattern needs in Python, where `$` also matches before a last line feed."""
+
+
+def components_of(types: Iterable[Any]) -> tuple[list[Schema], dict[str, Schema]]:
+    """The schema of each type, and the named schemas that they refer to under `#/components/schemas/`."""
+    schemas, named = msgspec.json.schema_components(types, ref_template=REFERENCE + "{name}")
+    names = {name: _public_name(name) for name in named}
+    assert len(set(names.values())) == len(names), "two structs would have one name"
+    components = {names[name]: _component(names[name], schema, names) for name, schema in named.items()}
+    return [_clean(schema, names) for schema in schemas], dict(sorted(components.items()))
+
+
+def _public_name(name: str) -> str:
+    return name.removesuffix("View")
+
+
+def _component(name: str, schema: Schema, names: Mapping[str, str]) -> Schema:
+    cleaned: Schema = _clean(schema, names)
+    cleaned["title"] = name
+    if "description" in cleaned:
+        cleaned["description"] = _in_wire_names(inspect.cleandoc(cleaned["description"]), cleaned.get("properties", {}))
+    if cleaned.get("additionalProperties") is False:
+        _refuse_nul(cleaned["properties"])
+    return cleaned
+
+
+def _in_wire_names(description: str, properties: Mapping[str, Schema]) -> str:
+    """The docstring with the fields' names as they are on the wire."""
+
+    def renamed(match: re.Match[str]) -> str:
+        first, *others = match[1].split("_")
+        name = first + "".join(part.capitalize() for part in others)
+        return f"`{name}`" if name in properties else match[0]
+
+    return re.sub(r"`([a-z]+(?:_[a-z]+)+)`", renamed, description)
+
+
+def _clean(node: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(node, list):
+        return [_clean(item, names) for item in node]
+    if not isinstance(node, dict):
+        return int(node) if isinstance(node, float) and node.is_integer() else node
+    if node.items() >= _DECIMAL.items():
+        node = {key: value for key, value in node.items() if key != "format"} | {"type": "number"}
+    cleaned = {key: _clean(value, names) for key, value in node.items() if key != "required" or value}
+    if "$ref" in cleaned:
+        cleaned["$ref"] = REFERENCE + names[cleaned["$ref"].removeprefix(REFERENCE)]
+    if "discriminator" in cleaned:
+        mapping = cleaned["discriminator"]["mapping"]
+        cleaned["discriminator"]["mapping"] = {
+            kind: REFERENCE + names[target.removeprefix(REFERENCE)] for kind, target in mapping.items()
+        }
+    if "enum" in cleaned and all(isinstance(value, str) for value in cleaned["enum"]):
+        cleaned["type"] = "string"
+    if isinstance(cleaned.get("pattern"), str):
+        cleaned["pattern"] = cleaned["pattern"].removesuffix(_PYTHON_END)
+    return _merged(cleaned)
+
+
+def _merged(schema: Schema) -> Schema:
+    """Without needless alternatives: `integer or number` is a number, and null is one more type."""
+    options = schema.get("anyOf")
+    if not isinstance(options, list):
+        return schema
+    kinds = {option.get("type") for option in options if isinstance(option.get("type"), str)}
+    if kinds >= {"integer", "number"}:
+        options = [option for option in options if option.get("type") != "integer"]
+    rest = [option for option in options if option != {"type": "null"}]
+    outside = {key: value for key, value in schema.items() if key != "anyOf"}
+    if len(options) == 1:
+        return {**options[0], **outside}
+    if len(rest) == 1 and isinstance(rest[0].get("type"), str) and "enum" not in rest[0]:
+        return {**rest[0], "type": [rest[0]["type"], "null"], **outside}
+    return outside | {"anyOf": options}
+
+
+def _refuse_nul(node: Any) -> None:
+    if isinstance(node, list):
+        for item in node:
+            _refuse_nul(item)
+    elif isinstance(node, dict):
+        kinds = node.get("type")
+        if (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not (
+            node.keys() & {"pattern", "enum", "format", "const"}
+        ):
+            node["pattern"] = NO_NUL
+        for value in list(node.values()):
+            _refuse_nul(value)

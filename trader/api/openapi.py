@@ -1,0 +1,293 @@
+"""The OpenAPI 3.1 document of the service, made of what the service itself uses: structs, registry and error table.
+
+It is at `GET /api/openapi.json`, and as a page to read at `GET /api/docs`. Both are made once, at the start.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from trader import __version__, errors
+from trader.api import rpc
+from trader.api.context import Context
+from trader.api.json_schema import REFERENCE, Schema, components_of
+from trader.api.reference import page
+from trader.api.routes import Handler, add_read_only
+from trader.api.schemas.failures import ErrorBody
+from trader.api.schemas.health import HealthReport, SchedulersReport
+from trader.api.schemas.models import InvocationView
+from trader.api.schemas.portfolio import PortfolioUpdate
+from trader.api.schemas.streams import PositionEventData, Refusal, WorkflowMessage
+from trader.api.schemas.trades import TradeView
+from trader.settings import Settings
+
+STREAMS: Final[Mapping[str, tuple[Any, str, str]]] = {
+    "positions": (
+        list[PositionEventData],
+        "Open positions",
+        "One entry per active model, whatever it holds. Sent about every 10 seconds and at every change of a position.",
+    ),
+    "trades": (list[TradeView], "Completed trades", "The latest 100, the newest first. Sent when a trade closes."),
+    "conversations": (
+        list[InvocationView],
+        "Runs of the models",
+        "The latest 50, the newest first. Sent when a run was recorded.",
+    ),
+    "portfolio": (PortfolioUpdate, "Live equity of the models", "Sent about every 10 seconds."),
+    "workflow": (
+        WorkflowMessage,
+        "What the models are doing",
+        "Named events: the event's name is the `type` of its data. The first is `connected`. A subscriber that "
+        "cannot keep up is dropped and reconnects.",
+    ),
+}
+"""What each stream sends as `data`, its title, and when."""
+
+EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
+    "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01, "leverage": 3},
+    "simulator.cancelOrder": {"orderId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
+    "trading.getCryptoPrices": {"symbols": ["BTC", "ETH"]},
+    "variants.getVariantHistory": {"window": "24h"},
+    "analytics.getLeaderboard": {"window": "30d", "sortBy": "maxDrawdown"},
+}
+"""Inputs to try, where `{}` says little or is not enough."""
+
+_DOMAINS: Final = {
+    "trading": "Positions, completed trades, prices and equity over time.",
+    "models": "Who trades, and what each run did.",
+    "simulator": "Orders and accounts of the paper exchange.",
+    "analytics": "Statistics, leaderboard and failures of the models.",
+    "variants": "The strategy variants, and how their models do.",
+    "streams": "Live state as Server-Sent Events.",
+    "health": "For those who watch the service.",
+}
+
+_RAISES: Final = re.compile(r"^:raises (\w+): (.+)$", re.MULTILINE)
+
+_MIDDLE_OF_CALL: Final = (errors.InvalidInput, errors.Forbidden, errors.PayloadTooLarge, errors.Unavailable)
+"""What every call may meet."""
+
+
+def make_document(registry: rpc.Registry, settings: Settings) -> dict[str, Any]:
+    """The OpenAPI document of these procedures, with the streams and health."""
+    procedures = list(registry.procedures.values())
+    types = [ErrorBody, Refusal, HealthReport, SchedulersReport, *(kind for kind, _, _ in STREAMS.values())]
+    for declared in procedures:
+        types += [declared.input_type, declared.output_type]
+    schemas, components = components_of(types)
+    _, refusal, health, schedulers, *rest = schemas
+    stream_data, calls = rest[: len(STREAMS)], rest[len(STREAMS) :]
+    paths: dict[str, Any] = {}
+    for number, declared in enumerate(procedures):
+        given, answered = calls[2 * number : 2 * number + 2]
+        paths[rpc.PREFIX + declared.name] = {"post": _operation(declared, given, answered, components, settings)}
+    for (name, (_, title, text)), data in zip(STREAMS.items(), stream_data, strict=True):
+        paths[f"/api/events/{name}"] = {"get": _stream(name, title, text, data, refusal)}
+    for path, told in (("/health", health), ("/health/schedulers", schedulers)):
+        for prefix in ("", "/api"):
+            paths[prefix + path] = {"get": _health(prefix + path, told)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "trader",
+            "version": __version__,
+            "summary": "Strategy variant trading service",
+            "description": _introduction(settings),
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": _server(settings)}],
+        "tags": [{"name": name, "description": text} for name, text in _DOMAINS.items()],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "responses": _failures(),
+            "headers": _HEADERS,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "The service's API_TOKEN, if it has one."}
+            },
+        },
+    }
+
+
+_HEADERS: Final = {
+    "X-Request-Id": {
+        "description": "Names this request; the log has it too.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "Seconds to wait before the next try.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[0-9]+$"},
+    },
+    "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
+    "Cache-Control": {"schema": {"type": "string"}},
+}
+
+
+def _server(settings: Settings) -> str:
+    """SERVER_URL; the address the document came from when the system chooses the port."""
+    return "/" if settings.server_url.endswith(":0") else settings.server_url
+
+
+def _operation(
+    declared: rpc.Procedure, given: Schema, answered: Schema, components: Mapping[str, Schema], settings: Settings
+) -> dict[str, Any]:
+    text = inspect.getdoc(declared.handler) or declared.name
+    raised = dict(_RAISES.findall(text))
+    summary, _, description = _RAISES.sub("", text).strip().partition("\n\n")
+    fields = components[given["$ref"].removeprefix(REFERENCE)]
+    media: dict[str, Any] = {"schema": given}
+    if declared.name in EXAMPLES:
+        media["example"] = EXAMPLES[declared.name]
+    operation: dict[str, Any] = {
+        "operationId": declared.name,
+        "tags": [declared.name.partition(".")[0]],
+        "summary": " ".join(summary.split()),
+        "requestBody": {"required": bool(fields.get("required")), "content": {rpc.JSON: media}},
+        "responses": {
+            "200": {
+                "description": "The output.",
+                "headers": _headers("X-Request-Id"),
+                "content": {rpc.JSON: {"schema": answered}},
+            },
+            **_references(declared, raised),
+        },
+        "x-orpc-path": rpc.PREFIX + declared.name.replace(".", "/"),
+    }
+    if description:
+        operation["description"] = description.strip()
+    if declared.changes:
+        must: list[dict[str, Any]] = [] if settings.api_token is not None else [{}]
+        operation["security"] = [*must, {"bearer": []}]
+    return operation
+
+
+def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str, Any]:
+    """The errors that the procedure may be answered with, by status."""
+    kinds: list[type[errors.TraderError]] = list(_MIDDLE_OF_CALL)
+    if declared.changes:
+        kinds.append(errors.Unauthorized)
+    if declared.name.startswith("simulator."):
+        kinds.append(errors.Precondition)
+    kinds += [getattr(errors, name) for name in raised]
+    pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.TIMEOUT, rpc.INTERNAL}
+    found: dict[str, Any] = {str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs}
+    for name, text in raised.items():
+        status, code = rpc.STATUSES[getattr(errors, name)]
+        found[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
+    return dict(sorted(found.items()))
+
+
+def _meanings() -> dict[tuple[HTTPStatus, str], str]:
+    """What each status and code means, in the words of the errors' own docstrings."""
+    meanings: dict[tuple[HTTPStatus, str], str] = {}
+    for kind, pair in rpc.STATUSES.items():
+        sentence = (kind.__doc__ or "").partition("\n\n")[0].strip()
+        meanings[pair] = f"{meanings[pair]} {sentence}" if pair in meanings else sentence
+    meanings[rpc.NOT_SUPPORTED] = "The path does not take this method; `Allow` says which it takes."
+    meanings[rpc.TIMEOUT] = "The body did not arrive in time."
+    meanings[rpc.INTERNAL] = "The service failed. The log has the cause under the request's id."
+    return dict(sorted(meanings.items()))
+
+
+def _failures() -> dict[str, Any]:
+    extra = {
+        HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After",
+        HTTPStatus.UNAUTHORIZED: "WWW-Authenticate",
+    }
+    found = {}
+    for (status, code), meaning in _meanings().items():
+        must = ["issues"] if code == "VALIDATION_ERROR" else []
+        found[code] = {
+            "description": meaning,
+            "headers": _headers("X-Request-Id", *([extra[status]] if status in extra else [])),
+            "content": {
+                rpc.JSON: {
+                    "schema": {
+                        "allOf": [{"$ref": f"{REFERENCE}ErrorBody"}],
+                        "properties": {"code": {"const": code}},
+                        **({"required": must} if must else {}),
+                    }
+                }
+            },
+        }
+    return found
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _stream(name: str, title: str, text: str, data: Schema, refusal: Schema) -> dict[str, Any]:
+    return {
+        "operationId": f"events.{name}",
+        "tags": ["streams"],
+        "summary": title,
+        "description": text,
+        "x-event-data": data,
+        "responses": {
+            "200": {
+                "description": "An endless stream of events; `x-event-data` is the schema of their `data`.",
+                "headers": _headers("X-Request-Id", "Cache-Control"),
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            "500": {"description": "The state cannot be read.", "content": {rpc.JSON: {"schema": refusal}}},
+            "503": {
+                "description": "The stream has all its subscribers, or the state cannot be read now.",
+                "headers": _headers("X-Request-Id", "Retry-After"),
+                "content": {rpc.JSON: {"schema": refusal}},
+            },
+        },
+    }
+
+
+def _health(path: str, told: Schema) -> dict[str, Any]:
+    answer = {"headers": _headers("X-Request-Id", "Cache-Control"), "content": {rpc.JSON: {"schema": told}}}
+    operation: dict[str, Any] = {"operationId": path.strip("/").replace("/", "."), "tags": ["health"]}
+    if path.endswith("schedulers"):
+        operation["summary"] = "The parts of the service in detail; always 200"
+        operation["responses"] = {"200": {"description": "The report.", **answer}}
+        return operation
+    operation["summary"] = "Whether the service is healthy"
+    operation["responses"] = {
+        "200": {"description": "The database answers and every scheduler runs.", **answer},
+        "503": {"description": "The database does not answer, or a scheduler does not run.", **answer},
+    }
+    return operation
+
+
+def _introduction(settings: Settings) -> str:
+    text = resources.files("trader.api.reference").joinpath("introduction.md").read_text(encoding="utf-8")
+    rows = ["| status | code | meaning |", "|---|---|---|"]
+    for (status, code), meaning in _meanings().items():
+        rows.append(f"| {int(status)} | `{code}` | {' '.join(meaning.split())} |")
+    server = _server(settings).rstrip("/")
+    return text.replace("{errors}", "\n".join(rows)).replace("{server}", server)
+
+
+def setup(app: web.Application, context: Context, registry: rpc.Registry | None = None) -> None:
+    """Add the document and the page to the application. Without a registry: every procedure of `api/procedures`."""
+    if registry is None:
+        rpc.load_procedures()
+        registry = rpc.REGISTRY
+    document = make_document(registry, context.settings)
+    encoded = msgspec.json.encode(document)
+    shown = page.render(document).encode()
+    add_read_only(app, "/api/openapi.json", _constant(encoded, rpc.JSON, {}), head=True)
+    add_read_only(app, "/api/docs", _constant(shown, "text/html; charset=utf-8", page.HEADERS), head=True)
+
+
+def _constant(body: bytes, content_type: str, headers: Mapping[str, str]) -> Handler:
+    all_headers = {hdrs.CONTENT_TYPE: content_type, hdrs.CACHE_CONTROL: "no-cache", **headers}
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, headers=all_headers)
+
+    return answer

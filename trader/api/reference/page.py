@@ -1,0 +1,241 @@
+"""The OpenAPI document as one HTML page: no network, no framework; the script only filters the list."""
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from html import escape
+from importlib import resources
+from typing import Any, Final
+
+from trader.api.reference.markdown import inline, table, to_html
+
+Document = Mapping[str, Any]
+Schema = Mapping[str, Any]
+
+_FILES: Final = resources.files("trader.api.reference")
+STYLE: Final = _FILES.joinpath("page.css").read_text(encoding="utf-8")
+SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+HEADERS: Final = {
+    "Content-Security-Policy": f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def render(document: Document) -> str:
+    """The page, whole."""
+    return _Page(document).html()
+
+
+class _Page:
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._components: Mapping[str, Any] = document["components"]
+        self._server: str = document["servers"][0]["url"].rstrip("/")
+        self._operations = [
+            (path, method, operation)
+            for path, methods in document["paths"].items()
+            for method, operation in methods.items()
+        ]
+
+    def html(self) -> str:
+        info = self._document["info"]
+        sections = "\n".join(self._section(tag) for tag in self._document["tags"])
+        return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(info["title"])} {escape(info["version"])}: reference</title>
+<link rel="icon" href="data:,">
+<style>{STYLE}</style>
+</head>
+<body>
+<div class="layout">
+<nav aria-label="Contents">
+<h1>{escape(info["title"])} <small>{escape(info["version"])}</small></h1>
+<input type="search" placeholder="Search ( / )" aria-label="Search">
+<ul><li><a href="#introduction">Introduction</a></li><li><a href="openapi.json">openapi.json</a></li></ul>
+{"".join(self._contents(tag["name"]) for tag in self._document["tags"])}
+</nav>
+<main>
+<section class="introduction" id="introduction">
+<h1>{escape(info["summary"])}</h1>
+{to_html(info["description"])}
+</section>
+{sections}
+</main>
+</div>
+<script>{SCRIPT}</script>
+</body>
+</html>
+"""
+
+    def _of_tag(self, tag: str) -> Iterator[tuple[str, str, Any]]:
+        return ((path, method, one) for path, method, one in self._operations if tag in one["tags"])
+
+    def _contents(self, tag: str) -> str:
+        items = "".join(
+            f'<li data-words="{_words(path, one)}"><a href="#{one["operationId"]}">{escape(_short(path))}</a></li>'
+            for path, _, one in self._of_tag(tag)
+        )
+        return f"<div data-group><h2>{escape(tag)}</h2><ul>{items}</ul></div>"
+
+    def _section(self, tag: Mapping[str, str]) -> str:
+        articles = "\n".join(self._article(*found) for found in self._of_tag(tag["name"]))
+        return (
+            f"<section data-group><h2>{escape(tag['name'])}</h2><p>{inline(tag['description'])}</p>{articles}</section>"
+        )
+
+    def _article(self, path: str, method: str, operation: Mapping[str, Any]) -> str:
+        parts = [
+            f'<h3><span class="method {method}">{method.upper()}</span>'
+            f'<a href="#{operation["operationId"]}">{escape(path)}</a></h3>',
+            f"<p>{inline(operation['summary'])}</p>",
+            to_html(operation.get("description", "")),
+        ]
+        if "security" in operation:
+            needs = "may need" if {} in operation["security"] else "needs"
+            parts.append(f'<p class="note">Changes something: {needs} <code>Authorization: Bearer …</code>.</p>')
+        if "requestBody" in operation:
+            parts += self._input(path, operation)
+        if "x-event-data" in operation:
+            parts.append(f"<h4>Data of an event</h4>{self._body(operation['x-event-data'])}")
+        answer = operation["responses"]["200"]["content"].get("application/json")
+        if answer is not None:
+            parts.append(f"<h4>Answer</h4>{self._body(answer['schema'])}")
+        parts.append(self._others(operation["responses"]))
+        words = _words(path, operation)
+        return f'<article id="{operation["operationId"]}" data-words="{words}">{"".join(parts)}</article>'
+
+    def _input(self, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
+        media = operation["requestBody"]["content"]["application/json"]
+        yield f"<h4>Input</h4>{self._body(media['schema'])}"
+        example = json.dumps(media.get("example", {}))
+        yield f"<pre><code>curl -s {escape(self._server + path)} -d '{escape(example, quote=False)}'</code></pre>"
+        yield f'<p class="note">With the oRPC client: <code>{escape(operation["x-orpc-path"])}</code></p>'
+
+    def _others(self, responses: Mapping[str, Any]) -> str:
+        """The answers that are not the one hoped for."""
+        rows = []
+        for status, response in responses.items():
+            if status == "200":
+                continue
+            name = response["$ref"].rpartition("/")[2] if "$ref" in response else ""
+            shared = self._components["responses"].get(name, {})
+            text = response.get("description") or shared["description"]
+            rows.append([status, f"<code>{name}</code>" if name else "", inline(" ".join(text.split()))])
+        return f"<h4>Errors</h4>{table(['status', 'code', 'meaning'], rows)}" if rows else ""
+
+    def _resolved(self, schema: Schema) -> Schema:
+        reference = schema.get("$ref")
+        return schema if reference is None else self._components["schemas"][reference.rpartition("/")[2]]
+
+    def _body(self, schema: Schema) -> str:
+        """A schema in full: its sentence and its fields."""
+        found = self._resolved(schema)
+        if found.get("type") == "array":
+            return f'<p class="note">A list, each:</p>{self._body(found["items"])}'
+        if "anyOf" in found:
+            return "".join(self._kind(self._resolved(option)) for option in found["anyOf"])
+        text = to_html(found.get("description", ""))
+        if not found.get("properties"):
+            nothing = found.get("additionalProperties") is False
+            return text + ('<p class="note">No fields.</p>' if nothing else f'<p class="type">{self._type(found)}</p>')
+        return text + self._fields(found)
+
+    def _kind(self, found: Schema) -> str:
+        """One of several shapes, told apart by `type`."""
+        name = found["properties"]["type"]["enum"][0]
+        text = inline(found.get("description", ""))
+        return f"<details><summary><code>{escape(name)}</code> {text}</summary>{self._fields(found)}</details>"
+
+    def _fields(self, schema: Schema) -> str:
+        required = schema.get("required", ())
+        rows = "".join(self._row(name, field, name in required) for name, field in schema["properties"].items())
+        return f'<div class="table"><table>{rows}</table></div>'
+
+    def _row(self, name: str, field: Schema, is_required: bool) -> str:
+        kind = "name" if is_required else "name optional"
+        notes = [inline(str(field["description"]))] if "description" in field else []
+        if field.get("default") is not None:
+            notes.append(f"default <code>{escape(json.dumps(field['default']))}</code>")
+        limits = _limits(field)
+        if limits and "description" not in field:
+            notes.append(limits)
+        nested = "".join(self._nested(one) for one in self._objects(field))
+        text = f'<span class="type">{self._type(field)}</span> {"; ".join(notes)}{nested}'
+        return f'<tr><td class="{kind}">{escape(name)}</td><td>{text}</td></tr>'
+
+    def _nested(self, found: Schema) -> str:
+        if not found.get("properties"):
+            return ""
+        text = inline(" ".join(found.get("description", "").split()))
+        note = f'<p class="note">{text}</p>' if text else ""
+        return f"<details><summary>Fields of {escape(found['title'])}</summary>{note}{self._fields(found)}</details>"
+
+    def _objects(self, schema: Schema) -> Iterator[Schema]:
+        """The objects that a field may hold, at any depth of lists and alternatives."""
+        found = self._resolved(schema)
+        if found.get("type") == "object":
+            values = found.get("additionalProperties")
+            if isinstance(values, dict):
+                yield from self._objects(values)
+            yield found
+        for inner in (*found.get("anyOf", ()), *([found["items"]] if "items" in found else ())):
+            yield from self._objects(inner)
+
+    def _type(self, schema: Schema) -> str:
+        """The type in few words, as HTML."""
+        found = self._resolved(schema)
+        if "enum" in found:
+            return " | ".join(escape(json.dumps(value), quote=False) for value in found["enum"])
+        if "anyOf" in found:
+            return " | ".join(self._type(option) for option in found["anyOf"])
+        kinds = found.get("type", "anything")
+        return " | ".join(self._kind_name(kind, found) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+    def _kind_name(self, kind: str, schema: Schema) -> str:
+        if kind == "array":
+            return f"list of {self._type(schema['items'])}"
+        if kind == "object":
+            values = schema.get("additionalProperties")
+            return (
+                f"names to {self._type(values)}" if isinstance(values, dict) else escape(schema.get("title", "object"))
+            )
+        if kind == "string":
+            return "time" if schema.get("format") == "date-time" else "decimal text" if _is_decimal(schema) else "text"
+        return {"integer": "whole number", "boolean": "true | false"}.get(kind, kind)
+
+
+def _is_decimal(schema: Schema) -> bool:
+    return str(schema.get("pattern", "")).startswith("^-?(0|")
+
+
+def _limits(field: Schema) -> str:
+    words = {
+        "exclusiveMinimum": "above {}",
+        "minimum": "from {}",
+        "maximum": "up to {}",
+        "minLength": "at least {} characters",
+        "maxLength": "at most {} characters",
+        "maxItems": "at most {} entries",
+    }
+    return ", ".join(word.format(field[key]) for key, word in words.items() if key in field)
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("/api/rpc/").removeprefix("/api/events/")
+
+
+def _words(path: str, operation: Mapping[str, Any]) -> str:
+    """What the search looks through."""
+    text = f"{path} {operation['summary']} {' '.join(operation['tags'])} {operation.get('description', '')}"
+    return escape(" ".join(text.lower().split()))
