@@ -13,6 +13,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
+import aiojobs
+
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking
 from trader.errors import StartError, Unavailable
@@ -27,6 +29,9 @@ log = logging.getLogger("trader.exchange")
 
 _READ_APART_MAX: Final = 50
 """With more changed accounts than this, reading all at once is cheaper than reading each."""
+
+_FINISH_S: Final = 2.0
+"""How long a change that is under way may take to finish when the term ends."""
 
 CatchUp = Callable[[str, datetime], Awaitable[None]]
 """Takes an account, just read from its rows, through the updates of the markets since the moment given."""
@@ -43,7 +48,7 @@ class Books:
         self._accounts: dict[str, Account] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._in_doubt: dict[str, datetime | None] = {}
-        self._tasks: set[asyncio.Task[Booking | None]] = set()
+        self._changes: aiojobs.Scheduler | None = None
         self._term: int | None = None
         self.reviewed_until: datetime | None = None
 
@@ -66,6 +71,7 @@ class Books:
         self._in_doubt.clear()
         self.reviewed_until = state.processed_until
         self._writer.start(self._term)
+        self._changes = aiojobs.Scheduler()
         log.info(
             "restored %d accounts with %d positions and %d resting orders",
             len(self._accounts),
@@ -105,8 +111,8 @@ class Books:
 
     async def resign(self) -> None:
         """End the term once what is under way has finished."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2)
+        if self._changes is not None:
+            await self._changes.wait_and_close(_FINISH_S)
         self._term = None
         await self._writer.close()
 
@@ -139,10 +145,8 @@ class Books:
         :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
             is read again, which happens before its next change
         """
-        task = asyncio.create_task(self._change(account_id, decide))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        assert self._changes is not None, "only a leader changes accounts"
+        return await self._changes.shield(self._change(account_id, decide))
 
     async def commit(self, booking: Booking) -> None:
         """Commit, apply and publish. Only under the account's lock: from within `change` or the catch-up."""
