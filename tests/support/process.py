@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 
 ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-P", "-m", "trader")
 _LISTENING = re.compile(rb"listening on (http://127\.0\.0\.1:\d+)")
 _READY_TIMEOUT_S = 60
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR")
@@ -31,14 +32,18 @@ class ServiceProcess:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, folder: Path, http: aiohttp.ClientSession, *arguments: str, **environ: str) -> Self:
+    async def start(
+        cls,
+        folder: Path,
+        http: aiohttp.ClientSession,
+        *arguments: str,
+        command: Sequence[str] = COMMAND,
+        **environ: str,
+    ) -> Self:
         """Start, and return when it listens. It runs in `folder`, with nothing of the caller's environment but PATH."""
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "trader",
+            *command,
             *(arguments or ("--demo",)),
             cwd=folder,
             env={**passed_on, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},

@@ -1,0 +1,189 @@
+"""How the service starts, refuses to start, is killed, and starts again, as an operator sees it."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from support.process import ROOT, ServiceProcess, serving
+from support.shapes import OUTPUTS, VARIANT, assert_shape
+
+
+async def ended(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
+    """Run the command to its end; its exit code and everything it said."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "trader", *arguments,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "PORT": "0", **environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_every_mistake_of_the_settings_is_told_at_once(tmp_path: Path) -> None:
+    code, said = await ended(
+        tmp_path,
+        PORT="http",
+        TRADING_MODE="dreaming",
+        SIM_INITIAL_CAPITAL="-5",
+        MARKET_SYMBOLS="BTC,DOGE!",
+        DATABASE_URL="mysql://root:hunter2@localhost/x",
+        API_TOKEN="hunter3",
+        REPLAY_SPEED="fast",
+    )
+    assert code == 2
+    for name in ("PORT", "TRADING_MODE", "SIM_INITIAL_CAPITAL", "MARKET_SYMBOLS", "DATABASE_URL", "REPLAY_SPEED"):
+        assert name in said, name
+    assert "API_KEY" in said, "without --demo a provider is needed"
+    assert "hunter" not in said
+    assert "Traceback" not in said
+    assert (await ended(tmp_path, "--nonsense"))[0] == 2
+
+
+async def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    dsn = f"postgresql://trader:hunter2@127.0.0.1:{port}/books"
+    for arguments in (("--demo",), ("--demo", "--check")):
+        code, said = await ended(tmp_path, *arguments, DATABASE_URL=dsn)
+        assert code == 1
+        assert f"127.0.0.1:{port}/books" in said
+        assert "hunter2" not in said
+        assert "Traceback" not in said
+
+
+async def test_check_tries_the_database_and_help_names_every_setting(tmp_path: Path, dsn: str) -> None:
+    code, said = await ended(tmp_path, "--demo", "--check", DATABASE_URL=dsn)
+    assert code == 0
+    assert "database: connected" in said
+    assert "synthetic" in said
+    code, said = await ended(tmp_path, "--help")
+    assert code == 0
+    for name in (
+        "PORT",
+        "DATABASE_URL",
+        "MARKET_SOURCE",
+        "REPLAY_SPEED",
+        "CORS_ORIGINS",
+        "API_TOKEN",
+        "--demo",
+        "--check",
+    ):
+        assert name in said, name
+
+
+async def test_a_taken_port_is_named(tmp_path: Path, dsn: str) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, PORT=str(port))
+    assert code == 1
+    assert f"port {port}" in said
+    assert "Traceback" not in said
+
+
+async def test_another_market_is_refused_on_the_same_database(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn) as service:
+        assert await service.stop() == 0
+    code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, SIM_SEED="7")
+    assert code == 1
+    assert "synthetic:0" in said
+    assert "synthetic:7" in said
+
+
+async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Path) -> None:
+    """`scripts/run --demo` with the embedded PostgreSQL; a second start in the same folder; kill -9 and again."""
+    async with aiohttp.ClientSession() as http:
+        first = await start_by_script(open_folder, http)
+        try:
+            await healthy(first)
+            models = (await first.call("models.getModels"))["models"]
+            assert sorted(model["variant"] for model in models) == sorted(VARIANT)
+            assert {(model["provider"], model["active"]) for model in models} == {("rules", True)}
+            placed = await first.call("simulator.placeOrder", symbol="ETH", side="sell", quantity=1, clientOrderId="a")
+            resting = {"symbol": "BTC", "side": "buy", "quantity": 0.01, "type": "limit", "limitPrice": 900}
+            await first.call("simulator.placeOrder", **resting)
+            assert placed["order"]["status"] == "filled"
+            await second_start_is_clear(open_folder)
+            before = await books(first)
+        finally:
+            await first.kill()
+
+        again = await start_by_script(open_folder, http)
+        try:
+            await healthy(again)
+            assert await books(again) == before
+            repeated = await again.call(
+                "simulator.placeOrder", symbol="ETH", side="sell", quantity=1, clientOrderId="a"
+            )
+            assert repeated == placed
+            assert await again.stop() == 0
+            assert not again.traceback()
+        finally:
+            if again.process.returncode is None:
+                await again.kill()
+
+
+async def start_by_script(folder: Path, http: aiohttp.ClientSession) -> ServiceProcess:
+    assert shutil.which("bash")
+    return await ServiceProcess.start(folder, http, "--demo", command=(str(ROOT / "scripts" / "run"),))
+
+
+async def healthy(service: ServiceProcess) -> None:
+    async with asyncio.timeout(60):
+        while (await service.get("/health"))[0] != 200:
+            await asyncio.sleep(0.1)
+    _, report = await service.get("/health")
+    assert report["status"] == "healthy"
+    assert report["schedulers"] == {"priceTracker": True, "tradeExecutor": True, "portfolioSnapshot": True}
+
+
+async def books(service: ServiceProcess) -> dict[str, Any]:
+    """What a restart must not change: everything of the account but what the market makes of it."""
+    answer = await service.call("simulator.getAccount")
+    assert_shape(answer, OUTPUTS["simulator.getAccount"])
+    account = answer["account"]
+    kept = ("symbol", "side", "quantity", "avgEntryPrice", "margin", "leverage", "realizedPnl", "exitPlan")
+    return {
+        "runId": account["runId"],
+        "fees": account["totalFees"],
+        "realized": account["totalRealizedPnl"],
+        "orders": account["openOrders"],
+        "positions": [{key: position[key] for key in kept} for position in account["positions"]],
+        "ids": [(one["id"], one["openedAt"]) for one in await service.call("trading.getPositions", modelId="default")],
+    }
+
+
+async def second_start_is_clear(folder: Path) -> None:
+    """The embedded server belongs to the process that started it."""
+    code, said = await ended(folder, "--demo")
+    assert code == 1
+    assert "Traceback" not in said
+    assert "another" in said.lower() or "already" in said.lower(), said
+
+
+async def test_positions_survive_a_kill_and_both_signals_end_it(tmp_path: Path, dsn: str) -> None:
+    environ = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
+    plan = {"stop": 1, "target": 10**7, "invalidation": "words", "invalidationPrice": 2}
+    async with serving(tmp_path, **environ) as service:
+        order = {"symbol": "BTC", "side": "buy", "quantity": 0.1, "leverage": 7, "exitPlan": plan, "confidence": 40}
+        assert (await service.call("simulator.placeOrder", **order))["order"]["status"] == "filled"
+        assert (await service.call("simulator.placeOrder", symbol="SOL", side="short", quantity=5))["order"]["fills"]
+        before = await books(service)
+        await service.kill()
+        assert service.process.returncode == -signal.SIGKILL
+    async with serving(tmp_path, **environ) as again:
+        assert await books(again) == before
+        again.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(10):
+            assert await again.process.wait() == 0
+        assert not again.traceback()
