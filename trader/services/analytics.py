@@ -121,6 +121,10 @@ class Analytics:
         self._runs = RunRecords(database)
         self._interval_lock = asyncio.Lock()
 
+    async def refresh(self) -> None:
+        """Read what is new in the current runs. Done now and then, no request has to read a whole season first."""
+        await self._runs.refresh()
+
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
             models = await agents_store.select_models(conn)

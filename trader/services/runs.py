@@ -5,7 +5,7 @@ costs what happened since the one before, not what happened in a season.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
@@ -20,6 +20,8 @@ from trader.store.analytics import CurrentRun
 from trader.store.pool import Connection, Database
 from trader.store.portfolio import HourlyValue
 from trader.store.trades import RunTrade
+
+RUNS_AT_ONCE = 25
 
 
 class TradeFigures(NamedTuple):
@@ -84,6 +86,11 @@ class RunRecord:
             self.trades += new
             self._trade_figures = None
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether the figures of the trades are those of all trades."""
+        return self._trade_figures is not None
+
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:
         """Take ascending hours from the last known one on, which may have changed since."""
         if not hours or (self.hours and list(hours) == self.hours[-1:]):
@@ -93,11 +100,13 @@ class RunRecord:
         self.series[kept:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
         self._equity_figures = None
 
+    def make_figures(self) -> TradeFigures:
+        self._trade_figures = figures_of_trades(self.trades)
+        return self._trade_figures
+
     @property
     def trade_figures(self) -> TradeFigures:
-        if self._trade_figures is None:
-            self._trade_figures = figures_of_trades(self.trades)
-        return self._trade_figures
+        return self._trade_figures or self.make_figures()
 
     @property
     def equity_figures(self) -> EquityFigures:
@@ -114,6 +123,12 @@ class RunRecord:
     def recovery_factor(self) -> float | None:
         pnls = [float(trade.net_pnl) for trade in self.trades]
         return statistics.recovery_factor(pnls, self.equity_figures.drawdown)
+
+
+def _batches(records: Sequence[RunRecord]) -> Iterator[Sequence[RunRecord]]:
+    """A few runs at a time, so that even the first reading of a long season answers within a statement's time."""
+    for start in range(0, len(records), RUNS_AT_ONCE):
+        yield records[start : start + RUNS_AT_ONCE]
 
 
 def _closed_at_last(trades: Sequence[RunTrade]) -> list[RunTrade]:
@@ -169,9 +184,9 @@ class RunRecords:
         """Read what is new. A run that has ended is forgotten."""
         async with self._lock, self._database.connection() as conn:
             runs = await analytics_store.select_current_runs(conn)
-            records = {model_id: self._record(run) for model_id, run in runs.items()}
-            await _read_new(conn, records)
-            self._records = records
+            records = self._records = {model_id: self._record(run) for model_id, run in runs.items()}
+            for batch in _batches(list(records.values())):
+                await _read_new(conn, batch)
             return records
 
     def _record(self, run: CurrentRun) -> RunRecord:
@@ -182,16 +197,21 @@ class RunRecords:
         return known
 
 
-async def _read_new(conn: Connection, records: dict[str, RunRecord]) -> None:
+async def _read_new(conn: Connection, records: Sequence[RunRecord]) -> None:
+    """Read what is new in these runs, and make the figures of those that have new trades."""
+    by_model = {record.run.model_id: record for record in records}
     hours: dict[str, list[HourlyValue]] = {}
     since: list[tuple[str, UUID, datetime]]
-    since = [(model_id, record.run.run_id, record.hours_since) for model_id, record in records.items()]
+    since = [(model_id, record.run.run_id, record.hours_since) for model_id, record in by_model.items()]
     for value in await portfolio_store.select_run_hours(conn, since):
         hours.setdefault(value.account_id, []).append(value)
     trades: dict[str, list[RunTrade]] = {}
-    since = [(model_id, record.run.run_id, record.trades_since) for model_id, record in records.items()]
+    since = [(model_id, record.run.run_id, record.trades_since) for model_id, record in by_model.items()]
     for account_id, trade in await trades_store.select_run_trades(conn, since):
         trades.setdefault(account_id, []).append(trade)
-    for model_id, record in records.items():
+    for model_id, record in by_model.items():
         record.set_hours(hours.get(model_id, ()))
         record.add_trades(trades.get(model_id, ()))
+        if not record.has_figures:
+            record.make_figures()
+            await asyncio.sleep(0)  # thousands of trades take milliseconds, a hundred such models would be felt

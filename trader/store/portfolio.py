@@ -180,12 +180,16 @@ class HourlyValue(NamedTuple):
     last_at: datetime
 
 
+# OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every hour there is.
 SELECT_RUN_HOURS = """
 SELECT h.account_id, h.hour, h.last, h.last_at
 FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since)
-JOIN portfolio_hourly h ON h.account_id = w.account_id AND h.hour >= w.since
-WHERE h.run_id = w.run_id
-ORDER BY h.account_id, h.hour
+CROSS JOIN LATERAL (
+    SELECT * FROM portfolio_hourly
+    WHERE account_id = w.account_id AND hour >= w.since AND run_id = w.run_id
+    ORDER BY hour
+    OFFSET 0
+) h
 """
 
 

@@ -89,12 +89,16 @@ class RunTrade(NamedTuple):
     closed_at: datetime
 
 
+# OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every trade there is.
 SELECT_RUN_TRADES = """
 SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG', o.confidence, o.opened_at, o.closed_at
 FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since)
-JOIN orders o ON o.account_id = w.account_id AND o.status = 'CLOSED' AND o.closed_at >= w.since
-WHERE o.run_id = w.run_id
-ORDER BY o.account_id, o.closed_at, o.id
+CROSS JOIN LATERAL (
+    SELECT * FROM orders
+    WHERE account_id = w.account_id AND status = 'CLOSED' AND closed_at >= w.since AND run_id = w.run_id
+    ORDER BY closed_at, id
+    OFFSET 0
+) o
 """
 
 

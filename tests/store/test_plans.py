@@ -1,0 +1,109 @@
+"""The hot queries find their rows by an index, however many there are."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from support.records import HOUR, START, id_of
+
+from trader.store import analytics, portfolio, trades
+from trader.store.partitions import ensure_partitions
+from trader.store.pool import Connection, Database
+
+NOW = START + 40 * 24 * HOUR
+MODELS = [f"m{number}" for number in range(20)]
+RUNS = [id_of("run", model, 1) for model in MODELS]
+
+FILL = """
+INSERT INTO models SELECT m, m, 'Apex', 'rules', 'r', null, true, $2 FROM unnest($1::text[]) m
+"""
+FILL_ACCOUNTS = "INSERT INTO accounts (id, created_at, changed_at) SELECT m, $2, $2 FROM unnest($1::text[]) m"
+FILL_RUNS = """
+INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
+SELECT r, m, 1, 10000, 'USDT', $3 FROM unnest($1::text[], $2::uuid[]) AS t (m, r)
+"""
+FILL_TRADES = """
+INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin, leveraged,
+                    exit_notional, gross_pnl, fees, funding, net_pnl, close_reason, opened_at, funded_until, closed_at)
+SELECT gen_random_uuid(), m, r, 'BTC', 'LONG', 'CLOSED', 1, 100, 100, false, 101, 1, 0, 0, 1, 'order', t, t, t
+FROM unnest($1::text[], $2::uuid[]) AS a (m, r), generate_series($3::timestamptz, $4, interval '1 hour') t
+"""
+FILL_INVOCATIONS = """
+INSERT INTO invocations (id, model_id, status, failure_reason, started_at, finished_at)
+SELECT gen_random_uuid(), m, CASE WHEN extract(hour FROM t) = 3 THEN 'failed' ELSE 'completed' END,
+       CASE WHEN extract(hour FROM t) = 3 THEN 'no' END, t, t
+FROM unnest($1::text[]) m, generate_series($2::timestamptz, $3, interval '1 hour') t
+"""
+FILL_SNAPSHOTS = """
+INSERT INTO portfolio_snapshots
+SELECT m, r, 1, 1, 0, t
+FROM unnest($1::text[], $2::uuid[]) AS a (m, r), generate_series($3::timestamptz, $4, interval '10 minutes') t
+"""
+FILL_HOURS = """
+INSERT INTO portfolio_hourly
+SELECT m, t, r, 60, 60, 1, t
+FROM unnest($1::text[], $2::uuid[]) AS a (m, r), generate_series($3::timestamptz, $4, interval '1 hour') t
+"""
+FILL_VARIANT_HOURS = """
+INSERT INTO variant_hourly
+SELECT t, v, 60, 60
+FROM unnest(enum_range(null::variant_id)) v, generate_series($1::timestamptz, $2, interval '1 hour') t
+"""
+
+DAY = timedelta(days=1)
+RECENT = [NOW - HOUR] * len(MODELS)
+
+# The query, its arguments, and the index (or, of partitions, how their names begin) that it must use.
+QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
+    "trades": (trades.SELECT_TRADES, (100,), "orders_closed_by_time"),
+    "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100), "orders_closed_by_account"),
+    "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
+    "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
+    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
+    "last snapshots": (portfolio.SELECT_LAST_SNAPSHOTS, (), "portfolio_hourly_pkey"),
+    "raw history": (
+        portfolio.SELECT_RAW_HISTORY, (["m5"], NOW - DAY, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
+    ),
+    "hourly history": (
+        portfolio.SELECT_HOURLY_HISTORY, (["m5"], NOW - 30 * DAY, NOW, HOUR), "portfolio_hourly_pkey",
+    ),
+    "failures": (analytics.SELECT_FAILURES, (50,), "invocations_failed"),
+    "failures of models": (analytics.SELECT_MODEL_FAILURES, (MODELS[:5], 50), "invocations_failed_by_model"),
+}  # fmt: skip
+
+
+async def _fill(conn: Connection) -> None:
+    await ensure_partitions(conn, START, NOW)
+    await conn.execute(FILL, MODELS, START)
+    await conn.execute(FILL_ACCOUNTS, MODELS, START)
+    await conn.execute(FILL_RUNS, MODELS, RUNS, START)
+    await conn.execute(FILL_TRADES, MODELS, RUNS, START, NOW)
+    await conn.execute(FILL_INVOCATIONS, MODELS, START, NOW)
+    await conn.execute(FILL_SNAPSHOTS, MODELS, RUNS, START, NOW)
+    await conn.execute(FILL_HOURS, MODELS, RUNS, START, NOW)
+    await conn.execute(FILL_VARIANT_HOURS, START, NOW)
+    await conn.execute("ANALYZE")
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+async def _indexes(conn: Connection, name: str) -> set[str]:
+    query, arguments, _ = QUERIES[name]
+    plan = json.loads(await conn.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *arguments))[0]["Plan"]
+    return {node["Index Name"] for node in _nodes(plan) if "Index Name" in node}
+
+
+async def test_hot_queries_use_their_index(database: Database) -> None:
+    async with database.connection() as conn:
+        await _fill(conn)
+        for name, (_, _, wanted) in QUERIES.items():
+            used = await _indexes(conn, name)
+            assert any(index.startswith(wanted) for index in used), f"{name} uses {used or 'none'}, not {wanted}"
+        await conn.execute("DROP INDEX orders_closed_by_time, invocations_failed_by_model")
+        assert "orders_closed_by_time" not in await _indexes(conn, "trades")
+        assert "invocations_failed_by_model" not in await _indexes(conn, "failures of models")
