@@ -122,6 +122,14 @@ def test_what_only_reduces_reserves_nothing() -> None:
     assert desk.reserved == D("0.5") * 2200
 
 
+def test_a_position_can_be_reduced_once_by_orders_that_wait() -> None:
+    desk = Desk()
+    desk.order(BUY, "1")
+    desk.order(SELL, "1", limit="2100")
+    desk.order(SELL, "1", limit="2200")
+    assert desk.reserved == 2_200
+
+
 def test_depth_taken_is_gone_for_the_account_until_the_next_snapshot() -> None:
     desk = Desk(10_000, eth([(1999, 5)], [(2001, 1), (2003, 1)]))
     assert prices(desk.order(BUY, "1")) == [(D(2001), D(1))]
