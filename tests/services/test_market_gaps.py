@@ -1,0 +1,105 @@
+"""What the markets did while nobody could see them is made up for, as soon as the source tells of it."""
+
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from support.scripted import START, ScriptedSource, make_tick
+from support.venue import Venue, agree_with_rows, running
+
+from trader.clock import ManualClock
+from trader.domain.market import Tick
+from trader.domain.orders import ExitPlan
+from trader.errors import MarketDataError
+from trader.store.pool import Database
+
+MINUTE = timedelta(minutes=1)
+STOP = ExitPlan(stop=Decimal(93000))
+
+
+class SecretiveSource(ScriptedSource):
+    """Tells its history only while it is up: `missed` holds what nobody saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.missed: list[Tick] = []
+        self.is_down = False
+        self.asked: list[tuple[datetime, datetime]] = []
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        self.asked.append((after, until))
+        if self.is_down:
+            raise MarketDataError("the venue answers 502")
+        for tick in self.missed:
+            if after < tick.at <= until:
+                yield tick
+
+    def miss(self, at: datetime, mids: Mapping[str, str]) -> None:
+        self.missed.append(make_tick(at, mids))
+
+
+async def stopped_at(venue: Venue) -> list[tuple[str, datetime, Decimal]]:
+    async with venue.database.connection() as conn:
+        rows = await conn.fetch("SELECT cause, created_at, price FROM fills WHERE cause = 'stop'")
+    return [tuple(row) for row in rows]
+
+
+async def holding(venue: Venue) -> None:
+    await venue.see({"BTC": "94000"})
+    await venue.buy("0.1", leverage=Decimal(5), exit_plan=STOP)
+
+
+async def test_a_stop_within_a_gap_of_the_feed_fires_when_it_was_met(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        dip = clock.now() + 4 * MINUTE
+        source.miss(dip, {"BTC": "92500"})
+        await venue.see({"BTC": "95000"}, after_s=600)
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_seconds_without_a_price_are_no_gap(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        source.asked.clear()
+        await venue.see({"BTC": "94100"}, after_s=30)
+        assert source.asked == []
+        await venue.see({"BTC": "94100"}, after_s=30.001)
+        assert len(source.asked) == 1
+
+
+async def test_a_source_that_is_down_at_the_start_is_caught_up_on_later(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+    source.is_down = True
+    dip = clock.now() + 4 * MINUTE
+    source.miss(dip, {"BTC": "92500"})
+    await clock.advance(10 * MINUTE)
+    async with running(database, source, clock) as venue:
+        assert venue.exchange.term is not None
+        await venue.see({"BTC": "95000"})
+        assert await stopped_at(venue) == []
+        source.is_down, source.asked = False, []
+        await venue.see({"BTC": "95000"}, after_s=5)
+        assert source.asked == []  # not yet: a source that fails is not asked at every tick
+        await venue.see({"BTC": "95000"}, after_s=5)
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_without_an_answer_the_accounts_go_on_after_two_minutes(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        source.is_down = True
+        await venue.see({"BTC": "92000"}, after_s=600)
+        for _ in range(11):
+            await venue.see({"BTC": "92000"}, after_s=10)
+        assert await stopped_at(venue) == []
+        await venue.see({"BTC": "92000"}, after_s=10)
+        assert [(reason, price) for reason, _, price in await stopped_at(venue)] == [("stop", Decimal("91999.9"))]
+        await agree_with_rows(venue)
