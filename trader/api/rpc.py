@@ -65,8 +65,8 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     Unavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
-NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHODNOT_SUPPORTED")
-TIMEOUT: Final = (HTTPStatus.REQUESTTIMEOUT, "TIMEOUT")
+NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
+TIMEOUT: Final = (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT")
 _UNDEFINED: Final = (b"{}", b"")
 """The bodies that most calls of procedures without parameters have."""
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
