@@ -103,7 +103,7 @@ def _refuse_nul(node: Any) -> None:
     elif isinstance(node, dict):
         kinds = node.get("type")
         if (kinds == "string" or (isinstance(kinds, list) and "string" in kinds)) and not (
-            node.keys() & {"pattern", "enum", "format", "const"}
+            node.keys() & {"pattern", "enum", "format", "anyOf"}
         ):
             node["pattern"] = NO_NUL
         for value in list(node.values()):

@@ -8,22 +8,22 @@ import hmac
 import importlib
 import logging
 import pkgutil
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 import msgspec
 from aiohttp import web
 
 from trader.api import batch, envelope
+from trader.api.answers import INPUT_BYTES_MAX, Answer, AnswerCache
 from trader.api.body import GIVEN_UP, BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
-from trader.api.issues import find_issues
+from trader.api.inputs import decode_input
+from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog
 from trader.api.schemas.common import ENCODER
 from trader.errors import (
     Forbidden,
@@ -47,11 +47,11 @@ PREFIX: Final = "/api/rpc/"
 _ANYWHERE: Final = "/{path:.*}"
 
 JSON: Final = "application/json"
-REQUEST_ID: Final = web.RequestKey("request_id", str)
 
 _log = logging.getLogger("trader.request")
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
+Freshness = Callable[[Any], object]
 H = TypeVar("H", bound=Handler)
 
 INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
@@ -77,7 +77,8 @@ class Procedure:
     """One remote procedure: what it takes, what it gives, and the function that does it.
 
     `changes`: it changes something, so API_TOKEN guards it. `static`: its output never changes while the process
-    lives and depends on nothing but the build, so it is made, checked and encoded once.
+    lives and depends on nothing but the build, so it is made, checked and encoded once. `fresh`: gives the token of
+    what its outputs depend on, by which they are kept (`api/answers.py`).
     """
 
     name: str
@@ -86,6 +87,7 @@ class Procedure:
     output_type: Any
     changes: bool
     static: bool
+    fresh: "Freshness | None"
     input_decoder: msgspec.json.Decoder[Any]
     output_decoder: msgspec.json.Decoder[Any]
 
@@ -100,7 +102,9 @@ class Registry:
     def procedures(self) -> Mapping[str, Procedure]:
         return self._procedures
 
-    def procedure(self, name: str, *, changes: bool = False, static: bool = False) -> Callable[[H], H]:
+    def procedure(
+        self, name: str, *, changes: bool = False, static: bool = False, fresh: Freshness | None = None
+    ) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
         The types come from its annotations. A name that is taken, or a contradiction, raises `ValueError`
@@ -110,8 +114,8 @@ class Registry:
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
-            if changes and static:
-                raise ValueError(f"the procedure {name} cannot both change something and be static")
+            if changes and (static or fresh):
+                raise ValueError(f"the procedure {name} cannot both change something and be static or kept")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
             input_type = list(hints.values())[-1]
@@ -122,6 +126,7 @@ class Registry:
                 output_type=output_type,
                 changes=changes,
                 static=static,
+                fresh=fresh,
                 input_decoder=msgspec.json.Decoder(input_type),
                 output_decoder=msgspec.json.Decoder(output_type),
             )
@@ -142,18 +147,10 @@ class Target:
     style: Style
 
 
-class Answer(NamedTuple):
-    """What goes back for one call. `headers` are those beside the content type and the request id."""
-
-    status: int
-    body: bytes
-    headers: Mapping[str, str] = {}
-
-
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
-    def __init__(self, registry: Registry, context: "Context") -> None:
+    def __init__(self, registry: Registry, context: "Context", requests: RequestLog | None = None) -> None:
         self._context = context
         self._origins = OriginRule.of(context.settings)
         token = context.settings.api_token
@@ -162,26 +159,24 @@ class Dispatcher:
         self._static: dict[str, bytes] = {}
         self._ready: dict[Target, Answer] = {}
         self._targets: dict[str, Target] = {}
+        self._enveloped: dict[str, Target] = {}
         for name, declared in registry.procedures.items():
             for path, style in ((name, Style.PLAIN), (name.replace(".", "/"), Style.ORPC)):
                 self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
-        self._boot = secrets.token_hex(4)
-        self._count = count(1)
-
-    def new_request_id(self) -> str:
-        """An id that is unique among the processes of the service, as far as a log goes back."""
-        return f"{self._boot}-{next(self._count):06x}"
+            self._enveloped[name] = self._targets[PREFIX + path]
+        self._requests = requests or RequestLog()
+        self.kept = AnswerCache()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler of every path and method under `/api/rpc/`."""
         started_s = time.perf_counter()
-        request_id = self.new_request_id()
+        request_id = self._requests.new_id()
         path = request.rel_url.raw_path
         batch_mode = request.headers.get(batch.HEADER)
         if batch_mode is not None and request.method == "POST" and path.startswith(PREFIX):
             request[REQUEST_ID] = request_id
             response = await self._handle_batch(request, batch_mode, request_id)
-            self._finished("batch", response.status, started_s, request_id)
+            self._requests.finished("batch", response.status, started_s, request_id)
             return response
         target = self._targets.get(path)
         if request.method == "OPTIONS" and path.startswith(PREFIX):
@@ -192,7 +187,7 @@ class Dispatcher:
             answer = _method_not_supported(request.method, target.style)
         else:
             answer = await self._handle_call(request, target, request_id)
-        self._finished(target.procedure.name if target else "unknown", answer.status, started_s, request_id)
+        self._requests.finished(target.procedure.name if target else UNKNOWN, answer.status, started_s, request_id)
         return _response(request, answer, request_id)
 
     async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
@@ -205,13 +200,23 @@ class Dispatcher:
             return _failure(target.style, TIMEOUT, str(error))
         authorization = request.headers.get("Authorization")
         if not target.procedure.static or body not in _UNDEFINED:
-            return await self.call(target, body, authorization, request_id)
+            return await self.kept_or_called(target, body, authorization, request_id)
         answer = self._ready.get(target)
         if answer is None:
             answer = await self.call(target, body, authorization, request_id)
             if answer.status == HTTPStatus.OK:
                 self._ready[target] = answer
         return answer
+
+    async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
+        """Call the procedure, unless nothing has changed since it was called with the same input."""
+        fresh = target.procedure.fresh
+        if fresh is None or len(body) > INPUT_BYTES_MAX or (token := fresh(self._context)) is None:
+            return await self.call(target, body, authorization, request_id)
+        key = (target, body)
+        return self.kept.find(key, token) or await self.kept.make(
+            key, token, lambda: self.call(target, body, authorization, request_id)
+        )
 
     async def call(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Call the procedure with a whole request body. Every error becomes an answer here."""
@@ -221,7 +226,7 @@ class Dispatcher:
             if issue is not None:
                 raise InvalidInput(issue)
             self._check_allowed(declared, authorization)
-            request = _decoded(declared, text)
+            request = decode_input(declared.input_decoder, declared.input_type, text)
             output = self._static.get(declared.name)
             if output is None:
                 output = await self._output(declared, request)
@@ -279,9 +284,9 @@ class Dispatcher:
         elif item.method != "POST":
             answer = _method_not_supported(item.method, Style.ORPC)
         else:
-            enveloped = Target(target.procedure, Style.ORPC)
-            answer = await self.call(enveloped, item.body, item.authorization or authorization, request_id)
-        self._finished(target.procedure.name if target else "unknown", answer.status, started_s, request_id)
+            enveloped = self._enveloped[target.procedure.name]
+            answer = await self.kept_or_called(enveloped, item.body, item.authorization or authorization, request_id)
+        self._requests.finished(target.procedure.name if target else UNKNOWN, answer.status, started_s, request_id)
         return answer
 
     def _finished(self, name: str, status: int, started_s: float, request_id: str) -> None:
@@ -297,13 +302,6 @@ class Dispatcher:
             request_id,
             extra={"request_id": request_id, "procedure": name, "status": int(status), "duration_ms": duration_ms},
         )
-
-
-def _decoded(declared: Procedure, text: bytes | msgspec.Raw) -> Any:
-    try:
-        return declared.input_decoder.decode(text)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(*find_issues(declared.input_type, text, error)) from None
 
 
 def _method_not_supported(method: str, style: Style) -> Answer:
@@ -373,7 +371,8 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     if registry is None:
         load_procedures()
         registry = REGISTRY
-    dispatcher = Dispatcher(registry, context)
+    requests = app[REQUESTS] = RequestLog()
+    dispatcher = Dispatcher(registry, context, requests)
     for name in registry.procedures:  # exact routes are found without a pattern; the pattern has the rest
         app.router.add_route("*", PREFIX + name, dispatcher.handle)
         app.router.add_route("*", PREFIX + name.replace(".", "/"), dispatcher.handle)
@@ -381,7 +380,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         if "X-Request-Id" not in response.headers:
-            response.headers["X-Request-Id"] = request.get(REQUEST_ID) or dispatcher.new_request_id()
+            response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
 
     app.on_response_prepare.append(add_request_id)
     app.router.add_route("*", _ANYWHERE, _elsewhere)

@@ -142,7 +142,10 @@ async def test_paths_elsewhere_answer_json_too(client: Client) -> None:
         ('{"window":"90d"}', [["window"]]),
         ('{"window":null}', [["window"]]),
         ('{"number":"1"}', [["number"]]),
-        ('{"number":1.0}', [["number"]]),
+        ('{"number":1.5}', [["number"]]),
+        ('{"number":11.0}', [["number"]]),
+        ('{"number":1e16}', [["number"]]),
+        ('{"number":1.0,"window":"x"}', [["window"]]),
         ('{"number":0}', [["number"]]),
         ('{"number":true}', [["number"]]),
         ('{"number":1e400}', [["number"]]),
@@ -174,6 +177,12 @@ async def test_an_input_that_does_not_fit_says_where(client: Client, body: bytes
     inner = answer["json"]
     assert inner.keys() == {"defined", "code", "status", "message", "data"}
     assert (inner["code"], inner["status"], inner["defined"]) == ("VALIDATION_ERROR", 400, False)
+
+
+@pytest.mark.parametrize("number", ["3.0", "30e-1", "1e1", "3"])
+async def test_a_whole_number_may_be_written_with_a_fraction_of_zero(client: Client, number: str) -> None:
+    status, answer = await send(client, PLAIN, f'{{"number":{number},"inner":{{"stop":1.5}},"text":"3.0"}}')
+    assert (status, answer) == (200, {"window": "7d", "text": "3.0", "items": [], "maxValue": 1.5})
 
 
 async def test_messages_say_what_was_given_and_what_is_allowed(client: Client) -> None:

@@ -197,7 +197,7 @@ class _Page:
         found = self._resolved(schema)
         if "enum" in found:
             return " | ".join(escape(json.dumps(value), quote=False) for value in found["enum"])
-        if "anyOf" in found:
+        if "anyOf" in found and "type" not in found:
             return " | ".join(self._type(option) for option in found["anyOf"])
         kinds = found.get("type", "anything")
         return " | ".join(self._kind_name(kind, found) for kind in ([kinds] if isinstance(kinds, str) else kinds))

@@ -15,7 +15,15 @@ from trader.errors import InvalidInput, Issue
 from trader.services.portfolio import LiveValues, Resolution
 from trader.store.portfolio import EquityValue
 
-IsoTime = Annotated[str, Meta(min_length=10, max_length=40, description="an ISO 8601 time")]
+IsoTime = Annotated[
+    str,
+    Meta(
+        min_length=10,
+        max_length=40,
+        description="an ISO 8601 time or date",
+        extra_json_schema={"anyOf": [{"format": "date-time"}, {"format": "date"}]},
+    ),
+]
 
 _EXAMPLE = "expected an ISO 8601 time such as 2025-01-31T12:00:00.000Z"
 
