@@ -1,0 +1,116 @@
+"""A day of real candles, traded by the rule agents in the real process: clean books, and the same rows every time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+from support.process import serving
+
+from trader.services.audit import audit
+from trader.store.pool import Database
+
+BEGIN = "2025-01-15T00:00:00.000Z"
+END = "2025-01-16T00:00:00.000Z"
+CYCLES = 24 * 60 + 1
+"""One a minute, the first and the last moment included."""
+
+PATIENCE_S = 400
+
+TABLES = {
+    **dict.fromkeys(
+        (
+            "orders", "fills", "funding_payments", "limit_orders", "order_requests", "insurance_payments", "runs",
+            "accounts", "models", "invocations", "tool_calls", "portfolio_snapshots", "portfolio_hourly",
+            "variant_hourly", "invocation_counts", "last_marks",
+        ),
+        "t.*",
+    ),
+    # What a step took in reality is the one thing that may differ.
+    "invocation_steps": "t.invocation_id, t.number, t.provider, t.key_number, t.model, t.tool_names, t.input_tokens, "
+    "t.output_tokens, t.cost_usd, t.created_at",
+}  # fmt: skip
+"""What of each table must be the same in every run."""
+
+
+@asynccontextmanager
+async def copied(dsn: str) -> AsyncIterator[str]:
+    """A second fresh database beside that of the fixture."""
+    address, _, rest = dsn.partition("?")
+    server, _, name = address.rpartition("/")
+    twin = f"{name}_twin"
+
+    async def administer(command: str) -> None:
+        conn = await asyncpg.connect(f"{server}/postgres?{rest}")
+        try:
+            await conn.execute(command)
+        finally:
+            await conn.close()
+
+    await administer(f"CREATE DATABASE {twin} TEMPLATE {name}")
+    try:
+        yield f"{server}/{twin}?{rest}"
+    finally:
+        await administer(f"DROP DATABASE {twin} WITH (FORCE)")
+
+
+async def replay(folder: Path, dsn: str, candles: Path) -> None:
+    """Trade the day, as fast as it goes."""
+    folder.mkdir()
+    environ = {
+        "DATABASE_URL": dsn,
+        "MARKET_SOURCE": f"replay:{candles}",
+        "REPLAY_START": BEGIN,
+        "REPLAY_END": END,
+        "REPLAY_SPEED": "0",
+    }
+    async with serving(folder, **environ) as service:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                _, report = await service.get("/health/schedulers")
+                if report["market"]["lastUpdateAt"] == END and report["market"]["stale"]:
+                    break
+                await asyncio.sleep(0.5)
+            while report["modelsRunning"]:
+                _, report = await service.get("/health/schedulers")
+        failures = {name: scheduler["failures"] for name, scheduler in report["schedulers"].items()}
+        assert set(failures.values()) == {0}
+        assert report["schedulers"]["tradeExecutor"]["runs"] == CYCLES
+        assert report["schedulers"]["tradeExecutor"]["skipped"] == 0
+        assert await service.stop() == 0
+        assert not service.traceback()
+
+
+async def rows(dsn: str) -> dict[str, list[str]]:
+    """Every row of every table as text, in an order of its own."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        return {
+            table: [
+                row[0] for row in await conn.fetch(f"SELECT x::text FROM (SELECT {what} FROM {table} t) x ORDER BY 1")
+            ]
+            for table, what in TABLES.items()
+        }
+    finally:
+        await conn.close()
+
+
+async def test_a_day_of_real_candles_is_traded_cleanly_and_the_same_twice(
+    tmp_path: Path, dsn: str, candles: Path
+) -> None:
+    async with copied(dsn) as twin:
+        await asyncio.gather(replay(tmp_path / "first", dsn, candles), replay(tmp_path / "second", twin, candles))
+        first, second = await rows(dsn), await rows(twin)
+        for table in TABLES:
+            assert first[table] == second[table], table
+        assert len(first["invocations"]) == len(first["invocation_steps"]) == 4 * CYCLES
+        for table in ("orders", "fills", "funding_payments", "order_requests", "tool_calls", "portfolio_hourly"):
+            assert len(first[table]) > 20, table
+        database = await Database.connect(dsn, size=1)
+        try:
+            report = await audit(database)
+        finally:
+            await database.close()
+        assert report.problems == []
+        assert (report.runs, report.orders) == (4, len(first["orders"]))
