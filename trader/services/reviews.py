@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from trader.clock import Clock, iso
 from trader.domain.account import Account
 from trader.domain.booking import Booking, Rules
+from trader.domain.calm import is_calm, stretch_of
 from trader.domain.exchange import Moment, is_due, review
 from trader.domain.market import STALE_AFTER, Tick
 from trader.errors import BooksViolated, MarketUnavailable, Unavailable
@@ -26,6 +27,9 @@ _ACCOUNTS_PER_TURN: Final = 64
 _CATCH_UP_EVERY: Final = timedelta(seconds=10)
 _CATCH_UP_FOR: Final = timedelta(minutes=2)
 """How often, and for how long, a source is asked for what was missed before the accounts go on without it."""
+
+_STRETCH: Final = 60
+"""How many missed updates are looked at together when catching up."""
 
 _INSTANT: Final = timedelta(milliseconds=1)
 
@@ -92,7 +96,7 @@ class Reviews:
         self._seen_until = tick.at
         if not self._is_live or not await self._close_gap(tick):
             return
-        await self._review_all(self.moment(tick))
+        await self._review_all(self.moment(tick), list(self.books.accounts))
         self.books.reviewed_until = tick.at
         if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + timedelta(minutes=1)
@@ -125,9 +129,10 @@ class Reviews:
         except Unavailable as error:
             log.warning("could not note how far the market was followed: %s", error)
 
-    async def _review_all(self, moment: Moment, *, missed: bool = False) -> None:
+    async def _review_all(self, moment: Moment, account_ids: Iterable[str], *, missed: bool = False) -> None:
         due = []
-        for turn, (account_id, account) in enumerate(list(self.books.accounts.items()), start=1):
+        for turn, account_id in enumerate(account_ids, start=1):
+            account = self.books.accounts[account_id]
             if self.books.is_unsettled(account_id) or is_due(account, moment, self._rules):
                 due.append(account_id)
             if turn % _ACCOUNTS_PER_TURN == 0:
@@ -155,15 +160,35 @@ class Reviews:
             return
         log.info("catching up on the market from %s to %s", iso(since), iso(until))
         before = sum(account.sequence for account in self.books.accounts.values())
+        missed: list[Moment] = []
         async for moment in self._missed_moments(since, until):
             if all(account.is_idle for account in self.books.accounts.values()):
+                missed.clear()
                 break
-            self.marks.update(moment.marks)
-            await self._review_all(moment, missed=True)
-            self.books.reviewed_until = moment.at
+            missed.append(moment)
+            if len(missed) == _STRETCH:
+                await self._catch_up_on(missed)
+                missed.clear()
+        await self._catch_up_on(missed)
         self.books.reviewed_until = until
         events = sum(account.sequence for account in self.books.accounts.values()) - before
         log.info("caught up on %s of the market: %d bookings", until - since, events)
+
+    async def _catch_up_on(self, moments: Sequence[Moment]) -> None:
+        """Take every account through a stretch of the past; those that it leaves calm need no look at each moment."""
+        if not moments:
+            return
+        stretch = stretch_of(moments)
+        stirred = [
+            one
+            for one, account in self.books.accounts.items()
+            if self.books.is_unsettled(one) or not is_calm(account, stretch, self._rules)
+        ]
+        await asyncio.sleep(0)
+        for moment in moments:
+            self.marks.update(moment.marks)
+            await self._review_all(moment, stirred, missed=True)
+            self.books.reviewed_until = moment.at
 
     async def _catch_up(self, account_id: str, since: datetime) -> None:
         """The same for one account, after the database was away. Under the account's lock."""
