@@ -62,9 +62,9 @@ async def _check(settings: Settings) -> list[str]:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's when it is installed (the extra `fast`)."""
+    """uvloop's, where there is one."""
     try:
-        import uvloop  # noqa: PLC0415 - optional
+        import uvloop  # noqa: PLC0415 - not made for Windows
     except ImportError:
         return None
     return uvloop.new_event_loop
