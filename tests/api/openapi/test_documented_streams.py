@@ -1,0 +1,99 @@
+"""What the streams send is what the OpenAPI document says they send, and nothing else."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import orjson
+import pytest
+from support.floor import calling, open_floor, opening
+from support.process import serving
+
+from trader.api import openapi, rpc
+from trader.clock import iso
+from trader.services.events import ConversationsChanged, Event, PositionsChanged, TradesChanged, WorkflowProgress
+from trader.settings import Settings
+from trader.store.pool import Database
+
+Document = dict[str, Any]
+
+EVENT_WAIT_S = 15
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    rpc.load_procedures()
+    made = openapi.make_document(rpc.REGISTRY, Settings.load({}, None, demo=True))
+    read: Document = orjson.loads(msgspec.json.encode(made))
+    return read
+
+
+def check(document: Document, stream: str, data: Any) -> None:
+    schema = document["paths"][f"/api/events/{stream}"]["get"]["x-event-data"]
+    # The components come along, so that references are found; unknown fields are refused, unlike in the document.
+    components = orjson.loads(orjson.dumps(document["components"]))
+    for one in components["schemas"].values():
+        if one.get("type") == "object":
+            one.setdefault("additionalProperties", False)
+    jsonschema_rs.validate({**schema, "components": components}, data)
+
+
+def workflow_data(event: Event) -> Iterator[Document]:
+    match event:
+        case WorkflowProgress(type=kind, at=at, details=details):
+            yield {**details, "type": kind, "timestamp": iso(at)}
+        case PositionsChanged(at=at, account_ids=accounts):
+            yield {"accountIds": list(accounts), "type": "positions:changed", "timestamp": iso(at)}
+        case TradesChanged(at=at, account_ids=accounts):
+            yield {"accountIds": list(accounts), "type": "trades:changed", "timestamp": iso(at)}
+        case ConversationsChanged(at=at, model_id=model_id):
+            yield {"modelId": model_id, "type": "conversations:changed", "timestamp": iso(at)}
+
+
+async def test_workflow_events_are_as_documented(database: Database, document: Document) -> None:
+    async with open_floor(database) as floor:
+        await floor.add("good", "bad")
+        floor.provider.scripts["good"] = [calling(opening())]
+        floor.provider.scripts["bad"] = [RuntimeError("the provider broke")]
+        await floor.agents.start()
+        await floor.cycle()
+        floor.provider.scripts["good"] = [calling(("closePosition", {"symbol": "BTC"}))]
+        await floor.cycle()
+        seen = [data for event in floor.events for data in workflow_data(event)]
+    for data in seen:
+        check(document, "workflow", data)
+    assert {data["type"] for data in seen} >= {
+        "workflow:started",
+        "workflow:step",
+        "workflow:complete",
+        "workflow:failed",
+        "batch:complete",
+        "positions:changed",
+        "trades:changed",
+        "conversations:changed",
+    }
+    with pytest.raises(jsonschema_rs.ValidationError):
+        check(document, "workflow", seen[0] | {"surprise": 1})
+
+
+async def test_first_messages_and_reports_are_as_documented(tmp_path: Path, dsn: str, document: Document) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, leverage=3)
+        for stream in ("positions", "trades", "conversations", "portfolio", "workflow"):
+            async with (
+                asyncio.timeout(EVENT_WAIT_S),
+                service.http.get(f"{service.url}/api/events/{stream}") as response,
+            ):
+                assert response.headers["Content-Type"] == "text/event-stream"
+                message = await response.content.readuntil(b"\n\n")
+            (data,) = [line for line in message.splitlines() if line.startswith(b"data:")]
+            read = orjson.loads(data.removeprefix(b"data:"))
+            check(document, stream, read)
+            if stream == "positions":
+                assert any(entry["positions"] for entry in read)
+        _, served = await service.get("/api/openapi.json")
+        assert served["servers"] == [{"url": "/"}]
+        assert served["paths"] == document["paths"]

@@ -1,0 +1,55 @@
+"""Schemathesis against the running service: whatever is sent, it answers as its OpenAPI document says."""
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+from support.process import ServiceProcess, serving
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+TOKEN = "open-sesame-0123456789"
+TIMEOUT_S = 100
+
+
+async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
+    """Let it call the service; what it reports. Fails when it found anything."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"),
+        *(f"{service.url}/api/openapi.json", "--no-color", "--seed", "1", *arguments),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    except BaseException:
+        process.kill()
+        raise
+    report = output.decode()
+    assert process.returncode == 0, report
+    # Some of what it sends is not even HTTP; the server says so on its own, before the service sees anything.
+    assert [line for line in service.traceback().splitlines() if "BadHttpMessage" not in line] == []
+    return report
+
+
+def counted(report: str, pattern: str) -> int:
+    found = re.search(pattern, report)
+    assert found is not None, report
+    return int(found[1])
+
+
+async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        # An endless stream is no answer to wait for; the streams have tests of their own.
+        report = await run(tmp_path, service, "--exclude-path-regex", "^/api/events/", "--workers", "2")
+        assert counted(report, r"Tested: (\d+)") == 22
+        assert counted(report, r"(\d+) generated") > 500
+        assert (await service.get("/health"))[0] == 200
+
+
+async def test_the_token_guards_what_the_document_says(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", API_TOKEN=TOKEN) as service:
+        only = ("--include-tag", "simulator", "--phases", "examples,coverage", "-n", "5")
+        report = await run(tmp_path, service, *only, "--header", f"Authorization: Bearer {TOKEN}")
+        assert counted(report, r"Tested: (\d+)") == 5
