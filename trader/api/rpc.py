@@ -289,20 +289,6 @@ class Dispatcher:
         self._requests.finished(target.procedure.name if target else UNKNOWN, answer.status, started_s, request_id)
         return answer
 
-    def _finished(self, name: str, status: int, started_s: float, request_id: str) -> None:
-        """The one place every call passes at its end: the log line (and what measures calls)."""
-        if not _log.isEnabledFor(logging.INFO):
-            return
-        duration_ms = round((time.perf_counter() - started_s) * 1000, 3)
-        _log.info(
-            "%s %d %.1f ms (request %s)",
-            name,
-            status,
-            duration_ms,
-            request_id,
-            extra={"request_id": request_id, "procedure": name, "status": int(status), "duration_ms": duration_ms},
-        )
-
 
 def _method_not_supported(method: str, style: Style) -> Answer:
     answer = _failure(style, NOT_SUPPORTED, f"{method[:20]} is not supported here; use POST")

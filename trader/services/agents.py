@@ -94,6 +94,9 @@ class Agents:
         self._run_limit_s = run_limit_s
         self._observer = Observer(database, exchange, market, settings)
         self._models: dict[str, Model] = {}
+        self.version = 0
+        """Grows when what is known of the models changes."""
+
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self._queue: deque[tuple[Model, _Batch]] = deque()
         self._unsaved: deque[RunRecord] = deque(maxlen=UNSAVED_MAX)
@@ -166,7 +169,13 @@ class Agents:
     async def _reload_models(self) -> None:
         async with self._database.connection() as conn:
             models = await select_models(conn)
-        self._models = {model.id: model for model in models}
+        self._know(models)
+
+    def _know(self, models: Sequence[Model]) -> None:
+        known = {model.id: model for model in models}
+        if known != self._models:
+            self._models = known
+            self.version += 1
 
     # --- what others read ---------------------------------------------------------------------------------------------
 
@@ -187,7 +196,7 @@ class Agents:
             found = await select_invocations(conn, model_id, variant, limit)
             calls = await select_tool_calls(conn, [invocation.id for invocation in found])
             if any(invocation.model_id not in self._models for invocation in found):
-                self._models = {model.id: model for model in await select_models(conn)}
+                self._know(await select_models(conn))
         return self._with_models(found, calls)
 
     def _with_models(
@@ -200,7 +209,7 @@ class Agents:
         async with self._database.connection() as conn:
             models = await select_models(conn)
             activity = await select_model_activity(conn)
-        self._models = {model.id: model for model in models}
+        self._know(models)
         return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
 
     def warning(self) -> str | None:

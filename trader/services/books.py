@@ -46,6 +46,9 @@ class Books:
         self._catch_up = catch_up
         self._writer = BookingWriter(database)
         self._accounts: dict[str, Account] = {}
+        self.version = 0
+        """Grows with every change of an account, in memory or, when a commit is in doubt, perhaps only in its rows."""
+
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._in_doubt: dict[str, datetime | None] = {}
         self._changes: aiojobs.Scheduler | None = None
@@ -66,6 +69,7 @@ class Books:
                     "Run scripts/audit for the whole list. Nothing was changed."
                 )
             self._accounts = await store.select_accounts(conn)
+            self.version += 1
             marks = await store.select_last_marks(conn)
             self._term = await leadership_store.update_term(conn)
         self._in_doubt.clear()
@@ -92,11 +96,13 @@ class Books:
             sequences = await leadership_store.select_sequences(conn)
             known = {one: account.sequence for one, account in self._accounts.items()}
             changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
+            self.version += bool(changed)
             if len(changed) > _READ_APART_MAX:
                 self._accounts = await store.select_accounts(conn)
             else:
                 for account_id in changed:
                     self._accounts.update(await store.select_accounts(conn, account_id))
+            self.version += bool(changed)
             marks = await store.select_last_marks(conn)
         if changed:
             at = max(self._accounts[one].changed_at for one in changed)
@@ -137,6 +143,7 @@ class Books:
                 async with self._database.transaction() as conn:
                     await store.insert_account(conn, account_id, run)
                     self._accounts.update(await store.select_accounts(conn, account_id))
+                self.version += 1
         return self._accounts[account_id]
 
     async def change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
@@ -155,8 +162,10 @@ class Books:
             await self._writer.write(booking)
         except Unavailable:
             self._in_doubt.setdefault(account.id, self.reviewed_until)
+            self.version += 1
             raise
         self._accounts[account.id] = account
+        self.version += 1
         if booking.positions or booking.trades or booking.resting or booking.starts_run:
             self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
         if booking.trades:
@@ -190,6 +199,7 @@ class Books:
         since = self._in_doubt[account_id]
         async with self._database.connection() as conn:
             self._accounts.update(await store.select_accounts(conn, account_id))
+        self.version += 1
         if since is not None:
             await self._catch_up(account_id, since)
         del self._in_doubt[account_id]

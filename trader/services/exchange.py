@@ -105,6 +105,11 @@ class Exchange:
         """Every account, as of its last commit."""
         return self._books.accounts
 
+    @property
+    def version(self) -> int:
+        """A number that grows with every change of an account or of its rows."""
+        return self._books.version
+
     def marks(self) -> Mapping[str, Decimal]:
         """The latest mark of each market; before its source has spoken, the last one noted."""
         return self._reviews.marks

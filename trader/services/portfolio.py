@@ -96,6 +96,8 @@ class Portfolio:
         self._week: datetime | None = None
         self._retired_at: datetime | None = None
         self._created = 0
+        self.version = 0
+        """Grows with every writing of snapshots."""
 
     # -- the scheduler's job
 
@@ -114,8 +116,11 @@ class Portfolio:
         if not due:
             return
         due.sort(key=lambda snapshot: snapshot.account_id)
-        async with self._database.connection() as conn:
-            self._created = await store.insert_snapshots(conn, due)
+        try:
+            async with self._database.connection() as conn:
+                self._created = await store.insert_snapshots(conn, due)
+        finally:
+            self.version += 1  # what was not confirmed may have been written
         for snapshot in due:
             self._last[snapshot.account_id] = store.LastSnapshot(snapshot.run_id, now)
 

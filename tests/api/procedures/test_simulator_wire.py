@@ -28,6 +28,7 @@ MIDS = {"BTC": "94000", "ETH": "3300"}
 @dataclass
 class Models:
     models: dict[str, Model] = field(default_factory=dict)
+    version: int = 0
 
 
 @dataclass

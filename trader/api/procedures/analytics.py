@@ -1,5 +1,6 @@
 """Statistics of models, their failures, and the run as a whole."""
 
+from trader.api import freshness
 from trader.api.context import Context
 from trader.api.rpc import procedure
 from trader.api.schemas.analytics import (
@@ -26,7 +27,7 @@ async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetM
     return GetModelStatsOutput(advanced=[AdvancedStats.of(each) for each in stats])
 
 
-@procedure("analytics.getLeaderboard")
+@procedure("analytics.getLeaderboard", fresh=freshness.of_rankings)
 async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
     """Rank the models by what they made of their accounts within a window, the best first.
 

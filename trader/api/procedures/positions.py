@@ -1,5 +1,6 @@
 """Open positions and market prices, both from memory."""
 
+from trader.api import freshness
 from trader.api.context import Context
 from trader.api.rpc import procedure
 from trader.api.schemas.common import UNSET
@@ -15,7 +16,7 @@ from trader.domain.account import Account
 from trader.domain.market import canonical_symbol
 
 
-@procedure("trading.getPositions")
+@procedure("trading.getPositions", fresh=freshness.of_positions)
 async def get_positions(context: Context, request: GetPositionsInput) -> list[PositionView]:
     """List open positions with their live figures, the oldest first."""
     exchange, models = context.exchange, context.agents.models
@@ -30,7 +31,7 @@ async def get_positions(context: Context, request: GetPositionsInput) -> list[Po
     return positions_of(accounts, exchange.marks(), exchange.markets, models)
 
 
-@procedure("trading.getCryptoPrices")
+@procedure("trading.getCryptoPrices", fresh=freshness.of_prices)
 async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> GetCryptoPricesOutput:
     """Show mark prices, of all markets or of those that are asked for.
 

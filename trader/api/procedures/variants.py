@@ -1,5 +1,6 @@
 """Variants: what they are, and how their models do."""
 
+from trader.api import freshness
 from trader.api.context import Context
 from trader.api.rpc import procedure
 from trader.api.schemas.common import Empty
@@ -20,7 +21,7 @@ async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
     return GetVariantsOutput(variants=[VariantView.of(variant) for variant in VARIANTS.values()])
 
 
-@procedure("variants.getVariantHistory")
+@procedure("variants.getVariantHistory", fresh=freshness.of_histories)
 async def get_variant_history(context: Context, request: GetVariantHistoryInput) -> GetVariantHistoryOutput:
     """Hourly average equity of each variant's models, and of the variants together.
 
