@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 
 from trader.domain.account import Account, Marks, equity
 from trader.domain.market import STALE_AFTER
 from trader.domain.money import ONE, ZERO, divide, from_number, text
-from trader.domain.orders import CLOSING_SIDE, ExitPlan, OrderSide, Side
+from trader.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
 from trader.domain.tools import ClosePosition, CreatePosition, UpdateExitPlan
 from trader.domain.view import Limits
 
@@ -42,6 +43,21 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     reduce_only: bool = False
     exit_plan: ExitPlan | None = None
     confidence: Decimal | None = None
+
+    def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
+        """The order of the run's call with this number; its client order id makes sure that it is placed once."""
+        return Order(
+            account_id=account_id,
+            symbol=self.symbol,
+            side=self.side,
+            quantity=self.quantity,
+            leverage=self.leverage,
+            reduce_only=self.reduce_only,
+            exit_plan=self.exit_plan,
+            confidence=self.confidence,
+            client_order_id=f"{invocation_id}:{number}",
+            invocation_id=invocation_id,
+        )
 
 
 class Footing(NamedTuple):

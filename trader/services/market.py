@@ -6,6 +6,7 @@ Everybody who trades waits here for the book an order meets; everybody who shows
 import asyncio
 import logging
 from bisect import bisect_left
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -29,6 +30,7 @@ _PATIENCE: Final = timedelta(seconds=5)
 _PRIMED_WITH: Final = timedelta(seconds=2)
 _WAITERS_MAX: Final = 10_000
 _CANDLES_MAX: Final = 1000
+_RECENT_MAX: Final = 64
 
 OnTick = Callable[[Tick], Awaitable[None]]
 
@@ -69,6 +71,7 @@ class MarketData:
         self.last_error: str | None = None
         self._is_down = False
         self._quotes: dict[str, Quote] = {}
+        self._recent: deque[Tick] = deque(maxlen=_RECENT_MAX)
         self._waiters: list[_Waiter] = []
         self._series: dict[tuple[str, Interval], _Series] = {}
 
@@ -81,6 +84,10 @@ class MarketData:
     def quotes(self) -> Mapping[str, Quote]:
         """The latest quote of every market that had one."""
         return MappingProxyType(self._quotes)
+
+    def recent(self) -> tuple[Tick, ...]:
+        """The latest updates, ascending: more than come while an order waits for its answer."""
+        return tuple(self._recent)
 
     def is_stale(self) -> bool:
         """Whether the last update is missing or too old to trade on."""
@@ -213,6 +220,7 @@ class MarketData:
             logger.info("The market source %s is back", self.source_name)
         self._is_down, self.last_error = False, None
         self._quotes.update(tick.quotes)
+        self._recent.append(tick)
         self.last_update_at = tick.at
         try:
             await on_tick(tick)

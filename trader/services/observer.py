@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.account import Account, available_cash, equity, liquidation_price
+from trader.domain.booking import Rules
 from trader.domain.guard import Footing, Situation
 from trader.domain.indicators import Indicators, indicators
 from trader.domain.market import Candle, Interval
@@ -20,6 +21,7 @@ from trader.domain.view import AccountView, LastAction, MarketView, PositionView
 from trader.errors import MarketUnavailable
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
+from trader.services.witness import Witness
 from trader.settings import Settings
 from trader.store.agent_view import (
     Action,
@@ -65,6 +67,8 @@ class Observer:
         self._exchange = exchange
         self._market = market
         self._taker_fee_rate = settings.taker_fee_bps * BASIS_POINT
+        self._rules = Rules(dict(market.markets), self._taker_fee_rate, settings.maker_fee_bps * BASIS_POINT)
+        self._latency_ms = settings.latency_ms
         self._past: dict[str, Past] = {}
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
 
@@ -96,13 +100,13 @@ class Observer:
         :raises MarketUnavailable: a market in which the account has a position never had a price
         """
         past = await self._read_past(account_id, now)
-        account, marks = self._exchange.account(account_id), self._exchange.marks()
-        if missing := account.positions.keys() - marks.keys():
-            raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         async with self._database.connection() as conn:
-            lowest = await select_lowest_equity(conn, account_id, account.run.id, midnight)
-        quotes = self._market.quotes()
+            lowest = await select_lowest_equity(conn, account_id, past.run_id, midnight)
+        # Nothing is awaited from here on: the account, the marks and the quotes are those of one moment.
+        account, marks, quotes = self._exchange.account(account_id), dict(self._exchange.marks()), self._market.quotes()
+        if missing := account.positions.keys() - marks.keys():
+            raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
         return Situation(
             now=now,
             account=account,
@@ -113,6 +117,10 @@ class Observer:
             day_lowest_equity=lowest,
             last_trades={symbol: Footing(action.side, action.at) for symbol, action in past.actions.items()},
         )
+
+    def witness(self, situation: Situation) -> Witness:
+        """Whoever notes what a call meets from this situation on."""
+        return Witness(self._market, self._rules, self._latency_ms, situation)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         """The latest closed candles of a market, ascending, and their indicators. Without history both are empty."""

@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-import orjson
 
 from trader.domain.conversation import Answer, Message, ToolRequest, invocation_id, storable, tool_call_id
-from trader.domain.messages import answer_json, decision_json
-from trader.domain.orders import OrderAnswer, OrderStatus
+from trader.domain.messages import decision_json
+from trader.domain.outcomes import of_order
 from trader.domain.records import Invocation, InvocationStatus, Model, Step, ToolCall, ToolCallStatus
+from trader.domain.rerun import Meeting
 from trader.domain.tool_calls import call_type, raw_of
 from trader.domain.tools import Decision
 from trader.errors import Unavailable
@@ -34,6 +34,25 @@ RESPONSE_MAX = 20_000
 """Characters of the response that are kept in the row; the payload has all of it."""
 
 _log = logging.getLogger("trader.agents")
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a run beside its rows, compressed, and for a while only.
+
+    `answers` are those of the provider, as they came; a rule agent has neither messages nor answers.
+    """
+
+    messages: list[Message] = []
+    answers: list[str] = []
+    meetings: list[Meeting] = []
+
+
+def packed(payload: Payload) -> bytes:
+    return zlib.compress(msgspec.json.encode(payload))
+
+
+def unpacked(content: bytes) -> Payload:
+    return msgspec.json.decode(zlib.decompress(content), type=Payload)
 
 
 class PendingOrder(msgspec.Struct, frozen=True):
@@ -61,6 +80,7 @@ class RunRecord:
         self._pending: PendingOrder | None = None
         self._answers: list[str] = []
         self._messages: list[Message] = []
+        self._meetings: list[Meeting] = []
         self._call_count = 0
         self._is_saved = False
 
@@ -112,7 +132,8 @@ class RunRecord:
             created_at=at,
         )
         self._steps.append(step)
-        self._answers.append(answer.raw)
+        if answer.raw:
+            self._answers.append(answer.raw)
         cost = before.cost_usd if answer.cost_usd is None else (before.cost_usd or Decimal(0)) + answer.cost_usd
         self.invocation = msgspec.structs.replace(
             before,
@@ -122,6 +143,10 @@ class RunRecord:
             cost_usd=cost,
         )
         return step
+
+    def add_meeting(self, meeting: Meeting) -> None:
+        """What a call met, so that it can be executed again."""
+        self._meetings.append(meeting)
 
     def next_call(self) -> int:
         """The number of the tool call that comes now."""
@@ -198,18 +223,18 @@ class RunRecord:
         """The run broke off while an order was on its way: record what the books say became of it."""
         answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id)
         self._pending = None
-        status, result = order_outcome(answer)
+        status, result = of_order(answer)
         self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)
 
     async def _save_payload(self) -> None:
-        """Keep messages and raw answers of an AI model's run; a rule agent has neither."""
-        if not self._messages:
+        """Keep the messages and raw answers of an AI model, and what the calls of any model met."""
+        if not self._messages and not self._meetings:
             return
-        packed = zlib.compress(orjson.dumps({"messages": self._messages, "answers": self._answers}))
+        payload = Payload(messages=self._messages, answers=self._answers, meetings=self._meetings)
         try:
             async with self._database.connection() as conn:
                 await ensure_partitions(conn, self.invocation.started_at)
-                await insert_payload(conn, self.id, packed, self.invocation.started_at)
+                await insert_payload(conn, self.id, packed(payload), self.invocation.started_at)
         except Unavailable as error:
             _log.warning("%s: the messages of run %s could not be kept: %s", self.model.id, self.id, error)
 
@@ -217,17 +242,9 @@ class RunRecord:
         return self.invocation.finished_at or self.invocation.started_at
 
 
-def order_outcome(answer: OrderAnswer | None) -> tuple[ToolCallStatus, dict[str, Any]]:
-    """How a call with this answer is recorded; None: the order never reached the books."""
-    if answer is None:
-        return "failed", {"error": "The run broke off before the order was placed."}
-    rejected = answer.status in {OrderStatus.REJECTED, OrderStatus.CANCELLED}
-    return "rejected" if rejected else "ok", answer_json(answer)
-
-
 def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
     """The call that placed an order, as far as the order tells: what the model said is lost."""
-    status, result = order_outcome(order.answer)
+    status, result = of_order(order.answer)
     return ToolCall(
         id=tool_call_id(invocation_id, order.number),
         invocation_id=invocation_id,

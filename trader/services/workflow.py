@@ -14,20 +14,22 @@ from typing import Any, Final, Self
 
 from trader.clock import Clock
 from trader.domain.conversation import Answer, Message, ToolRequest, Turn
-from trader.domain.guard import Approved, Refusal, judge_closing, judge_opening, judge_plan
+from trader.domain.guard import Refusal
 from trader.domain.market import canonical_symbol
-from trader.domain.messages import account_json, indicators_json, opening_messages, plan_json, tool_message
-from trader.domain.orders import ExitPlan, Order
-from trader.domain.records import InvocationStatus, Model, ToolCallStatus
+from trader.domain.messages import account_json, indicators_json, opening_messages, tool_message
+from trader.domain.orders import ExitPlan
+from trader.domain.outcomes import Outcome, failed, of_order, of_plan, refused
+from trader.domain.records import InvocationStatus, Model
+from trader.domain.rerun import Change, judge
 from trader.domain.tool_calls import BadCall, decode
-from trader.domain.tools import ClosePosition, CreatePosition, Decision, FetchIndicators, Holding, UpdateExitPlan
+from trader.domain.tools import Decision, FetchIndicators, Holding
 from trader.domain.view import View
 from trader.errors import InvalidInput, MarketUnavailable, ProviderError, TraderError, Unavailable
 from trader.gateways.llm import Provider
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
 from trader.services.exchange import Exchange
 from trader.services.observer import Observer
-from trader.services.run_record import PendingOrder, RunRecord, order_outcome
+from trader.services.run_record import PendingOrder, RunRecord
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
@@ -37,8 +39,6 @@ RUN_LIMIT_S: Final = 600.0
 INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
 """How long a cancelled run may take to write its record."""
-
-Outcome = tuple[ToolCallStatus, dict[str, Any]]
 
 _log = logging.getLogger("trader.agents")
 
@@ -144,7 +144,7 @@ class Workflow:
             decision = decode(request)
             number = self.record.next_call()
             if isinstance(decision, BadCall):
-                status, result = self._failed(decision.error)
+                status, result = failed(decision.error)
                 self.record.add_call(number, request, None, status, result, self._clock.now())
             else:
                 result = await self._execute(number, request, decision)
@@ -160,15 +160,15 @@ class Workflow:
         try:
             status, result = await self._outcome(decision, pending)
         except InvalidInput as error:
-            status, result = self._failed(str(error))
+            status, result = failed(str(error))
         except TraderError as error:
             if not self.record.has_pending_order:  # else the books say later what became of the order
-                status, result = self._failed(str(error))
+                status, result = failed(str(error))
                 self.record.add_call(number, request, decision, status, result, self._clock.now())
             raise
         # What is awaited from here on must not come between the outcome and its record.
         self.record.add_call(number, request, decision, status, result, self._clock.now())
-        if isinstance(decision, CreatePosition | ClosePosition | UpdateExitPlan):
+        if isinstance(decision, Change):
             self.record.after_order()
             await self.record.save()
             account = account_json(self._exchange.account(self._model.id), self._exchange.marks())
@@ -182,45 +182,29 @@ class Workflow:
         symbol = canonical_symbol(decision.symbol)
         if symbol not in self._exchange.markets:
             known = ", ".join(self._exchange.markets)
-            return self._failed(f"There is no market {decision.symbol!r}; the markets are {known}.")
+            return failed(f"There is no market {decision.symbol!r}; the markets are {known}.")
         if isinstance(decision, FetchIndicators):
             candles, computed = await self._observer.indicators(symbol, decision.interval)
             return "ok", indicators_json(symbol, decision.interval, candles[-24:], computed)
+        return await self._change(decision, symbol, pending)
+
+    async def _change(self, decision: Change, symbol: str, pending: PendingOrder) -> Outcome:
+        """A decision that changes the books: through the guard, then the exchange; what it met is kept."""
         situation = await self._observer.situation(self._model.id, self._clock.now())
-        match decision:
-            case UpdateExitPlan():
-                return await self._set_plan(judge_plan(decision, symbol, situation), symbol)
-            case CreatePosition():
-                return await self._place(judge_opening(decision, symbol, situation, self._variant.limits), pending)
-            case ClosePosition():
-                return await self._place(judge_closing(decision, symbol, situation), pending)
-
-    async def _set_plan(self, plan: ExitPlan | Refusal, symbol: str) -> Outcome:
-        if isinstance(plan, Refusal):
-            return _refused(plan)
-        refusal = await self._exchange.set_exit_plan(self._model.id, symbol, plan)
-        return _refused(Refusal("exchange", refusal)) if refusal is not None else ("ok", {"exitPlan": plan_json(plan)})
-
-    async def _place(self, approved: Approved | Refusal, pending: PendingOrder) -> Outcome:
-        if isinstance(approved, Refusal):
-            return _refused(approved)
-        order = Order(
-            account_id=self._model.id,
-            symbol=approved.symbol,
-            side=approved.side,
-            quantity=approved.quantity,
-            leverage=approved.leverage,
-            reduce_only=approved.reduce_only,
-            exit_plan=approved.exit_plan,
-            confidence=approved.confidence,
-            client_order_id=pending.client_order_id,
-            invocation_id=self.record.id,
-        )
-        await self.record.before_order(pending)
-        return order_outcome(await self._exchange.place_order(order))
-
-    def _failed(self, error: str) -> Outcome:
-        return "failed", {"error": error}
+        witness, limits = self._observer.witness(situation), self._variant.limits
+        verdict = judge(decision, symbol, situation, limits)
+        if isinstance(verdict, Refusal):
+            self.record.add_meeting(witness.refused(pending.number, limits))
+            return refused(verdict)
+        if isinstance(verdict, ExitPlan):
+            refusal = await self._exchange.set_exit_plan(self._model.id, symbol, verdict)
+            outcome, answered_at = of_plan(verdict, refusal), self._clock.now()
+        else:
+            await self.record.before_order(pending)
+            answer = await self._exchange.place_order(verdict.order(self._model.id, self.record.id, pending.number))
+            outcome, answered_at = of_order(answer), answer.at
+        self.record.add_meeting(witness.answered(pending.number, limits, symbol, answered_at))
+        return outcome
 
     def _publish(self, kind: WorkflowType, details: dict[str, Any]) -> None:
         told = {
@@ -288,7 +272,3 @@ class _Closing:
             case _:
                 await self._workflow.finish("failed", f"internal error ({type(error).__name__})")
         return error is None or isinstance(error, TimeoutError | TraderError)
-
-
-def _refused(refusal: Refusal) -> Outcome:
-    return "rejected", {"rule": refusal.rule, "reason": refusal.reason}
