@@ -217,12 +217,12 @@ async def _write(conn: Connection, bookings: Sequence[Booking], term: int) -> se
         WRITE_BOOKINGS,
         _json(_account_change(b) for b in bookings),
         _json(row for b in bookings for row in _run_rows(b)),
-        _json(_request_row(b, b.answer) for b in bookings if b.answer is not None),
-        _json(row for b in bookings for row in _order_rows(b)),
-        _json(_limit_order_row(b, change) for b in bookings for change in b.resting),
-        _json(_fill_row(b, fill) for b in bookings for fill in b.fills),
-        _json(_funding_row(b, payment) for b in bookings for payment in b.funding),
-        _json(_insurance_row(b, payment) for b in bookings for payment in b.insurance),
+        _json(request_row(b, b.answer) for b in bookings if b.answer is not None),
+        _json(row for b in bookings for row in order_rows(b)),
+        _json(limit_order_row(b, change) for b in bookings for change in b.resting),
+        _json(fill_row(b, fill) for b in bookings for fill in b.fills),
+        _json(funding_row(b, payment) for b in bookings for payment in b.funding),
+        _json(insurance_row(b, payment) for b in bookings for payment in b.insurance),
         term,
     )
     return {record["id"] for record in records}
@@ -257,16 +257,16 @@ def _run_rows(booking: Booking) -> list[RunRow]:
     ]
 
 
-def _request_row(booking: Booking, answer: OrderAnswer) -> RequestRow:
+def request_row(booking: Booking, answer: OrderAnswer) -> RequestRow:
     return RequestRow(answer.id, booking.account.id, booking.run.id, answer.client_order_id, answer, answer.at)
 
 
-def _order_rows(booking: Booking) -> list[OrderRow]:
-    closed = [_closed_row(booking, trade) for trade in booking.trades]
-    return closed + [_open_row(booking, position) for position in booking.positions]
+def order_rows(booking: Booking) -> list[OrderRow]:
+    closed = [closed_row(booking, trade) for trade in booking.trades]
+    return closed + [open_row(booking, position) for position in booking.positions]
 
 
-def _open_row(booking: Booking, position: Position) -> OrderRow:
+def open_row(booking: Booking, position: Position) -> OrderRow:
     plan = position.exit_plan
     return OrderRow(
         id=position.id,
@@ -302,10 +302,10 @@ def _open_row(booking: Booking, position: Position) -> OrderRow:
     )
 
 
-def _closed_row(booking: Booking, trade: ClosedTrade) -> OrderRow:
+def closed_row(booking: Booking, trade: ClosedTrade) -> OrderRow:
     part = trade.part
     return msgspec.structs.replace(
-        _open_row(booking, part),
+        open_row(booking, part),
         parent_id=trade.parent_id,
         status="CLOSED",
         exit_notional=trade.exit_notional,
@@ -319,7 +319,7 @@ def _closed_row(booking: Booking, trade: ClosedTrade) -> OrderRow:
     )
 
 
-def _limit_order_row(booking: Booking, change: RestingChange) -> LimitOrderRow:
+def limit_order_row(booking: Booking, change: RestingChange) -> LimitOrderRow:
     order: RestingOrder = change.order
     plan = order.exit_plan or ExitPlan()
     return LimitOrderRow(
@@ -349,7 +349,7 @@ def _limit_order_row(booking: Booking, change: RestingChange) -> LimitOrderRow:
     )
 
 
-def _fill_row(booking: Booking, fill: Fill) -> FillRow:
+def fill_row(booking: Booking, fill: Fill) -> FillRow:
     return FillRow(
         account_id=booking.account.id,
         sequence=fill.sequence,
@@ -368,7 +368,7 @@ def _fill_row(booking: Booking, fill: Fill) -> FillRow:
     )
 
 
-def _funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
+def funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
     return FundingRow(
         account_id=booking.account.id,
         sequence=payment.sequence,
@@ -384,7 +384,7 @@ def _funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
     )
 
 
-def _insurance_row(booking: Booking, payment: InsurancePayment) -> InsuranceRow:
+def insurance_row(booking: Booking, payment: InsurancePayment) -> InsuranceRow:
     return InsuranceRow(
         booking.account.id, payment.sequence, booking.run.id, payment.order_id, payment.amount, payment.at
     )
