@@ -1,51 +1,49 @@
-"""How log records look: lines for people on a terminal, JSON objects for machines."""
+"""How log records look: lines for people on a terminal, JSON objects for machines; and who writes them.
+
+Every request is a line, so the lines of requests are made and written by a thread, many at once: the service waits
+neither for them nor for whoever reads its log.
+"""
 
 import json
 import logging
 import sys
+import threading
 import time
+from collections import deque
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TextIO
 
 from trader.clock import iso
 
 PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+LINES_MAX: Final = 100_000
+"""How many lines of requests may wait for the reader of the log; those beyond are counted and lost."""
+
+FLUSH_EVERY_S: Final = 0.2
+
+_requests = logging.getLogger("trader.request")
+
 
 class RequestRecord(logging.LogRecord):
-    """The record of a request that has ended. There is one for each, so it is made without the search for its caller.
+    """The record of a request that has ended."""
 
-    :param duration_ms: milliseconds
-    """
-
-    def __init__(self, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
-        self.__dict__ = {
-            **_REQUEST_FIELDS,
-            "created": time.time(),
-            "args": (procedure, status, duration_ms, request_id),
-            "request_id": request_id,
-            "procedure": procedure,
-            "status": status,
-            "duration_ms": round(duration_ms, 3),
-        }
-
-
-_REQUEST_FIELDS: Final = vars(
-    logging.makeLogRecord(
-        {
-            "name": "trader.request",
-            "levelno": logging.INFO,
-            "levelname": "INFO",
-            "msg": "%s %d %.1f ms (request %s)",
-        }
-    )
-)
+    def __init__(self, at: float, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
+        arguments = (procedure, status, duration_ms, request_id)
+        super().__init__(_requests.name, logging.INFO, "", 0, "%s %d %.1f ms (request %s)", arguments, None)
+        self.created = at
+        self.request_id = request_id
+        self.procedure = procedure
+        self.status = status
+        self.duration_ms = round(duration_ms, 3)
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per record; what was passed as `extra` becomes fields of it."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record, RequestRecord):
+            return _json_of_request(record)
         entry: dict[str, object] = {
             "time": iso(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
@@ -56,6 +54,15 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str, ensure_ascii=False)
+
+
+def _json_of_request(record: RequestRecord) -> str:
+    """The same without the search for fields: names, ids and numbers need no escaping."""
+    return (
+        f'{{"time": "{iso(datetime.fromtimestamp(record.created, UTC))}", "level": "info", "logger": "{record.name}", '
+        f'"message": "{record.getMessage()}", "request_id": "{record.request_id}", "procedure": "{record.procedure}", '
+        f'"status": {record.status}, "duration_ms": {record.duration_ms}}}'
+    )
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -70,10 +77,91 @@ class ConsoleFormatter(logging.Formatter):
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
+class LogWriter(logging.Handler):
+    """Writes records to a stream, and from the first request on does it in a thread of its own."""
+
+    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._stream = stream
+        self._waiting: deque[str | tuple[float, str, str, int, float]] = deque()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self.lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record) + "\n"
+        if self._thread is None:
+            self._write(line)
+        else:
+            self._waiting.append(line)
+            self._wake.set()
+
+    def note_request(self, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
+        """Write the line of a request soon."""
+        if self._thread is None and not self._is_closed:
+            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+            self._thread.start()
+        if len(self._waiting) >= LINES_MAX:
+            self.lost += 1
+        else:
+            self._waiting.append((time.time(), request_id, procedure, status, duration_ms))
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._wake.wait(FLUSH_EVERY_S)
+            self._wake.clear()
+            self._drain()
+
+    def _drain(self) -> None:
+        lines = []
+        for _ in range(len(self._waiting)):
+            entry = self._waiting.popleft()
+            lines.append(entry if isinstance(entry, str) else self.format(RequestRecord(*entry)) + "\n")
+        if self.lost:
+            lost, self.lost = self.lost, 0
+            told = logging.makeLogRecord({"name": _requests.name, "levelno": logging.WARNING, "levelname": "WARNING"})
+            told.msg = f"{lost} requests are missing here: the log was not read as fast as they came"
+            lines.append(self.format(told) + "\n")
+        if lines:
+            self._write("".join(lines))
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # whoever read the log has left; the service goes on
+
+    def close(self) -> None:
+        """Write what waits. Called by the end of the process too."""
+        self._is_closed = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._wake.set()
+            thread.join(timeout=2)
+            self._drain()
+        super().close()
+
+
+_writer: LogWriter | None = None
+"""Where requests are noted; None while nobody configured the logs, or when they are not wanted."""
+
+
+def note_request(request_id: str, procedure: str, status: int, duration_ms: float) -> None:
+    """The one line of a request in the log. Cheap: it is made later."""
+    if _writer is not None:
+        _writer.note_request(request_id, procedure, int(status), duration_ms)
+    elif _requests.isEnabledFor(logging.INFO):
+        _requests.handle(RequestRecord(time.time(), request_id, procedure, int(status), duration_ms))
+
+
 def configure_logs(level: str, form: str) -> None:
     """Send every record from `level` up to standard error, in the form `console` or `json`."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
+    global _writer  # noqa: PLW0603 - as the root logger, there is one for the process
+    handler = LogWriter(sys.stderr, JsonFormatter() if form == "json" else ConsoleFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    _writer = handler if _requests.isEnabledFor(logging.INFO) else None
     for name in ("aiohttp.access", "asyncio"):  # one line per request is for debugging only
         logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)

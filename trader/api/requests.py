@@ -1,6 +1,5 @@
 """Every request passes here twice: to get its id, and at its end for its line in the log and for the metrics."""
 
-import logging
 import secrets
 import time
 from bisect import bisect_left
@@ -10,7 +9,7 @@ from typing import Final
 
 from aiohttp import web
 
-from trader.logs import RequestRecord
+from trader.logs import note_request
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request that is not a call, or whose response is begun before its end."""
@@ -20,8 +19,6 @@ BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 
 UNKNOWN: Final = "unknown"
 """The name of every request for what there is not: callers must not make names."""
-
-_log = logging.getLogger("trader.request")
 
 
 class Latencies:
@@ -52,8 +49,7 @@ class RequestLog:
         latencies = self.latencies[name, status]
         latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
         latencies.sum_s += duration_s
-        if _log.isEnabledFor(logging.INFO):
-            _log.handle(RequestRecord(request_id, name, int(status), duration_s * 1000))
+        note_request(request_id, name, status, duration_s * 1000)
 
 
 REQUESTS: Final = web.AppKey("requests", RequestLog)

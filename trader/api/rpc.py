@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 import msgspec
 from aiohttp import web
 
-from trader.api import batch, envelope
+from trader.api import batch, envelope, ready
 from trader.api.answers import INPUT_BYTES_MAX, Answer, AnswerCache
 from trader.api.body import GIVEN_UP, BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
@@ -311,7 +311,9 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
     return _failure(style, STATUSES[type(error)], message, issues)._replace(headers=headers)
 
 
-def _response(request: web.Request, answer: Answer, request_id: str) -> web.Response:
+def _response(request: web.Request, answer: Answer, request_id: str) -> web.StreamResponse:
+    if answer.status == HTTPStatus.OK and ready.suits(request):
+        return ready.ReadyResponse(answer.body, request_id)
     headers = {"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers}
     response = web.Response(status=answer.status, body=answer.body, headers=headers)
     if answer.status != HTTPStatus.OK and GIVEN_UP in request:

@@ -1,0 +1,73 @@
+"""The shortest way of a good answer to its caller.
+
+The framework builds a response from headers, calls every hook, and writes it: half of the time of a kept answer. What
+most callers get is the same but for its date, id and body, so it is put together in one piece and written at once.
+Whoever asks for more (another origin, an older protocol, the end of the connection) gets the framework's response.
+"""
+
+import time
+from email.utils import formatdate
+from typing import Final
+
+from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+
+_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\nVary: Origin\r\n"
+    b"X-Request-Id: %b\r\n\r\n"
+)
+_PIECE_BYTES_MAX: Final = 64 * 1024
+"""A larger body is not copied to be in one piece with its head."""
+
+
+class _Date:
+    """The time as headers tell it, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = b""
+
+    def now(self) -> bytes:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._text = formatdate(second, usegmt=True).encode()
+        return self._text
+
+
+_date: Final = _Date()
+
+
+def suits(request: web.Request) -> bool:
+    """Whether the caller needs nothing beyond the usual headers, and the connection goes on."""
+    return request.keep_alive and request.version == HttpVersion11 and hdrs.ORIGIN not in request.headers
+
+
+class ReadyResponse(web.StreamResponse):
+    """A JSON answer with status 200 to a request that `suits`."""
+
+    def __init__(self, body: bytes, request_id: str) -> None:
+        super().__init__()
+        self._ready = body
+        self._id = request_id
+
+    @property
+    def keep_alive(self) -> bool:
+        return True
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
+        self._asked = request
+        return request.writer
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        request, body = self._asked, self._ready
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the caller has left")
+        head = _HEAD % (len(body), _date.now(), self._id.encode())
+        if len(body) <= _PIECE_BYTES_MAX:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+        if request.protocol.writing_paused:
+            await request.writer.drain()
