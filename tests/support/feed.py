@@ -55,6 +55,7 @@ class ScriptedSource:
         self.asked_candles: list[tuple[str, Interval, datetime, datetime]] = []
         self.candle_error: Exception | None = None
         self.late = timedelta(0)
+        self.troubles: dict[str, str] = {}
 
     async def open(self) -> None: ...
 
@@ -91,6 +92,9 @@ class ScriptedSource:
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
+
+    def trouble(self, symbol: str) -> str | None:
+        return self.troubles.get(symbol)
 
 
 class Feed:

@@ -36,6 +36,7 @@ class ScriptedSource:
 
     def __init__(self) -> None:
         self.script: list[Tick] = []
+        self.troubles: dict[str, str] = {}
 
     async def open(self) -> None:
         pass
@@ -62,6 +63,9 @@ class ScriptedSource:
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
+
+    def trouble(self, symbol: str) -> str | None:
+        return self.troubles.get(symbol)
 
 
 def walk_script(path: Mapping[int, Mapping[str, str]], *, size: str = "1") -> list[Tick]:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from trader.errors import StartError
+from trader.gateways.market.lighter_api import MAINNET_URL, LighterApi
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.source import MarketSource
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.gateways.market.venue import VenueSource
 from trader.settings import Settings
 
 
@@ -23,7 +25,9 @@ def make_source(settings: Settings) -> MarketSource:
                 start=settings.replay_start,
                 end=settings.replay_end,
             )
+        case "venue":
+            return VenueSource(LighterApi(settings.venue_url or MAINNET_URL), settings.market_symbols)
         case _:
             raise StartError(
-                f"MARKET_SOURCE {kind} is not available in this build; use synthetic or replay:<folder or file>"
+                f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"
             )

@@ -183,6 +183,9 @@ class ReplaySource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
 
+    def trouble(self, symbol: str) -> str | None:
+        return None
+
 
 class _Recording:
     """The candles of one market, and where to find a minute in them."""

@@ -91,6 +91,9 @@ class SyntheticSource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
 
+    def trouble(self, symbol: str) -> str | None:
+        return None
+
 
 class _MarketMaker:
     """The quotes, books and candles of one synthetic market."""

@@ -1,0 +1,249 @@
+"""Lighter's public interface, spoken by a real server on loopback that does what a test tells it, faults included.
+
+The messages are those of the venue's documents and of recordings of it: snapshots and changes of a book with their
+nonces, summaries, pings, errors, and REST answers with the venue's units.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from time import time
+from typing import Any, Final, Self
+
+import orjson
+from aiohttp import WSCloseCode, web
+
+IDS: Final = {"ETH": 0, "BTC": 1, "SOL": 2}
+PRICES: Final = {"ETH": "3300.00", "BTC": "94000.0", "SOL": "200.000"}
+MINUTE_MS: Final = 60_000
+
+
+@dataclass
+class FakeMarket:
+    """A market of the fake venue; prices and sizes by level, as the venue writes them."""
+
+    symbol: str
+    market_id: int
+    price_decimals: int
+    size_decimals: int
+    mid: Decimal
+    nonce: int = 1000
+    offset: int = 1
+    bids: dict[str, str] = field(default_factory=dict)
+    asks: dict[str, str] = field(default_factory=dict)
+    index: Decimal | None = None
+    mark: Decimal | None = None
+    current_rate: str = "0.0012"
+    settled_rate: str = "-0.0005"
+    settled_at_ms: int = 1_780_545_600_001
+    status: str = "active"
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def detail(self) -> dict[str, Any]:
+        return {
+            "symbol": self.symbol, "market_id": self.market_id, "market_type": "perp", "status": self.status,
+            "taker_fee": "0.0000", "maker_fee": "0.0000", "liquidation_fee": "1.0000",
+            "min_base_amount": "0.0050", "min_quote_amount": "10.000000",
+            "supported_size_decimals": self.size_decimals, "supported_price_decimals": self.price_decimals,
+            "size_decimals": self.size_decimals, "price_decimals": self.price_decimals,
+            "default_initial_margin_fraction": 500, "min_initial_margin_fraction": 200,
+            "maintenance_margin_fraction": 120, "closeout_margin_fraction": 80,
+            "last_trade_price": float(self.mid), "open_interest": 27350.8981, "daily_chart": {},
+            "market_config": {"market_margin_mode": 0, "force_reduce_only": False}, **self.changes,
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "symbol": self.symbol, "market_id": self.market_id,
+            "index_price": str(self.index or self.mid), "mark_price": str(self.mark or self.mid),
+            "mid_price": str(self.mid), "open_interest": "102123609.308856", "last_trade_price": str(self.mid),
+            "current_funding_rate": self.current_rate, "funding_rate": self.settled_rate,
+            "funding_timestamp": self.settled_at_ms, "daily_price_change": -4.366136694955931,
+        }  # fmt: skip
+
+    def place(self, mid: Decimal) -> dict[str, list[dict[str, str]]]:
+        """Move the book to a mid, five levels a side; gives the levels that changed."""
+        tick = Decimal(1).scaleb(-self.price_decimals)
+        self.mid = mid
+        changes: dict[str, list[dict[str, str]]] = {}
+        for name, side, sign in (("bids", self.bids, -1), ("asks", self.asks, 1)):
+            wanted = {f"{mid + sign * tick * n}": f"{Decimal(n).scaleb(-1):.4f}" for n in range(1, 6)}
+            gone = {price: "0.0000" for price in side if price not in wanted}
+            new = {price: size for price, size in wanted.items() if side.get(price) != size}
+            side.clear()
+            side.update(wanted)
+            changes[name] = [{"price": price, "size": size} for price, size in (gone | new).items()]
+        return changes
+
+
+class FakeVenue:
+    """The server. It can be stopped and started again on its port."""
+
+    def __init__(self) -> None:
+        self.markets = {
+            symbol: FakeMarket(symbol, market_id, len(PRICES[symbol].partition(".")[2]), 4, Decimal(PRICES[symbol]))
+            for symbol, market_id in IDS.items()
+        }
+        for market in self.markets.values():
+            market.place(market.mid)
+        self.sockets: list[web.WebSocketResponse] = []
+        self.subscriptions: list[tuple[web.WebSocketResponse, str]] = []
+        self.heard: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.answers: list[web.Response] = []
+        """Answers of REST to give instead, one for each request to come."""
+
+        self.candle_rows: dict[int, list[dict[str, Any]]] = {}
+        self.funding_rows: dict[int, list[dict[str, Any]]] = {}
+        self.lag_ms = 0
+        self.is_mute = False
+        self._port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> Self:
+        app = web.Application()
+        app.router.add_get("/stream", self._stream)
+        app.router.add_get("/api/v1/orderBookDetails", self._details)
+        app.router.add_get("/api/v1/candles", self._candles)
+        app.router.add_get("/api/v1/fundings", self._fundings)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def stop(self) -> None:
+        await self.cut()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    # What the test makes it do
+
+    async def move(self, symbol: str, mid: str, *, is_lost: bool = False) -> None:
+        """Move a market's book and, if the change is not lost on the way, tell it."""
+        market = self.markets[symbol]
+        before = market.nonce
+        market.nonce += 17
+        market.offset += 1
+        changes = market.place(Decimal(mid))
+        if not is_lost:
+            await self.tell_book("update", market, {**changes, "begin_nonce": before})
+
+    async def summarize(self, symbol: str) -> None:
+        """Tell a market's summary."""
+        market = self.markets[symbol]
+        await self._tell(f"market_stats/{market.market_id}", "update/market_stats", {"market_stats": market.summary()})
+
+    async def tell_book(self, kind: str, market: FakeMarket, body: Mapping[str, Any]) -> None:
+        whole = {"code": 0, "nonce": market.nonce, "offset": market.offset, **body}
+        await self._tell(f"order_book/{market.market_id}", f"{kind}/order_book", {"order_book": whole})
+
+    async def say(self, text: str) -> None:
+        """Say something to everybody, whatever it is."""
+        for socket in self.sockets:
+            await socket.send_str(text)
+
+    async def cut(self) -> None:
+        """Cut every connection of the stream."""
+        sockets, self.sockets, self.subscriptions = self.sockets, [], []
+        for socket in sockets:
+            await socket.close(code=WSCloseCode.GOING_AWAY)
+
+    # What it does by itself
+
+    async def _tell(self, channel: str, kind: str, body: Mapping[str, Any]) -> None:
+        if self.is_mute:
+            return
+        for socket, subscribed in list(self.subscriptions):
+            if subscribed == channel and not socket.closed:
+                await socket.send_str(self._message(channel, kind, body))
+
+    def _message(self, channel: str, kind: str, body: Mapping[str, Any]) -> str:
+        now_ms = int(time() * 1000) - self.lag_ms
+        return orjson.dumps({"channel": channel.replace("/", ":"), "type": kind, "timestamp": now_ms, **body}).decode()
+
+    async def _stream(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.sockets.append(socket)
+        await socket.send_str('{"type":"connected","session_id":"3f1c"}')
+        async for message in socket:
+            asked = orjson.loads(message.data)
+            self.heard.append(asked)
+            if asked["type"] == "ping":
+                await socket.send_str('{"type":"pong"}')
+            elif not self.is_mute:
+                await self._subscription(socket, asked)
+        return socket
+
+    async def _subscription(self, socket: web.WebSocketResponse, asked: Mapping[str, str]) -> None:
+        channel = asked.get("channel", "")
+        kind, _, number = channel.partition("/")
+        market = next((one for one in self.markets.values() if str(one.market_id) == number), None)
+        is_standing = (socket, channel) in self.subscriptions
+        if asked["type"] == "unsubscribe" and is_standing:
+            self.subscriptions.remove((socket, channel))
+            await socket.send_str(orjson.dumps({"type": "unsubscribed", "channel": f"{kind}:{number}"}).decode())
+        elif asked["type"] == "subscribe" and (market is None or is_standing):
+            error = {"type": "error", "code": 30012, "channel": f"{kind}:{number}", "message": "failed to subscribe"}
+            await socket.send_str(orjson.dumps(error).decode())
+        elif asked["type"] == "subscribe" and market is not None:
+            self.subscriptions.append((socket, channel))
+            await socket.send_str(self._message(channel, f"subscribed/{kind}", _first_words(kind, market)))
+
+    async def _details(self, request: web.Request) -> web.Response:
+        details = [market.detail() for market in self.markets.values()]
+        return self._answer(request, {"order_book_details": details, "spot_order_book_details": []})
+
+    async def _candles(self, request: web.Request) -> web.Response:
+        """At most 500, the newest of the window, in milliseconds; both ends belong to it."""
+        start, end = int(request.query["start_timestamp"]), int(request.query["end_timestamp"])
+        rows = self.candle_rows.get(int(request.query["market_id"]), [])
+        found = [row for row in rows if start <= row["t"] <= end][-min(500, int(request.query["count_back"])) :]
+        return self._answer(request, {"r": request.query["resolution"], "c": found or None})
+
+    async def _fundings(self, request: web.Request) -> web.Response:
+        """In seconds, where candles are in milliseconds."""
+        start, end = int(request.query["start_timestamp"]), int(request.query["end_timestamp"])
+        rows = self.funding_rows.get(int(request.query["market_id"]), [])
+        return self._answer(request, {"fundings": [row for row in rows if start <= row["timestamp"] <= end]})
+
+    def _answer(self, request: web.Request, body: Mapping[str, Any]) -> web.Response:
+        self.asked.append((request.path, dict(request.query)))
+        if self.answers:
+            return self.answers.pop(0)
+        return web.Response(body=orjson.dumps({"code": 200, **body}), content_type="application/json")
+
+
+def _first_words(kind: str, market: FakeMarket) -> dict[str, Any]:
+    if kind == "market_stats":
+        return {"market_stats": market.summary()}
+    levels = {
+        name: [{"price": price, "size": size} for price, size in side.items()]
+        for name, side in (("bids", market.bids), ("asks", market.asks))
+    }
+    return {"order_book": {"code": 0, "nonce": market.nonce, "begin_nonce": 0, "offset": market.offset, **levels}}
+
+
+@asynccontextmanager
+async def fake_venue() -> AsyncIterator[FakeVenue]:
+    venue = await FakeVenue().start()
+    try:
+        yield venue
+    finally:
+        await venue.stop()
+
+
+async def until(condition: Callable[[], object], *, within_s: float = 10) -> None:
+    """Wait until something is true of what another task does."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
