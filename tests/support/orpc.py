@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import hashlib
 import json
 import shutil
 import subprocess
@@ -13,17 +14,25 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "api" / "client"
 
 
-def installed_client() -> Path:
-    """The script that calls with the client; the package is installed once, from the lock file. Skips without npm."""
+def installed_packages() -> Path:
+    """The folder of the npm packages, which are installed once from the lock file. Skips without npm."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
-    with (FOLDER / "package-lock.json").open() as lock:
+    with (FOLDER / "package-lock.json").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (FOLDER / "node_modules" / "@orpc" / "client").is_dir():
+        stamp = FOLDER / "node_modules" / f".installed-{hashlib.sha256(lock.read()).hexdigest()[:16]}"
+        if not stamp.exists():
             install = ["npm", "ci", "--no-audit", "--no-fund"]
-            done = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=180, check=False)
             if done.returncode != 0:
-                pytest.skip(f"npm cannot install @orpc/client: {done.stderr.strip()[-300:]}")
+                pytest.skip(f"npm cannot install the clients: {done.stderr.strip()[-300:]}")
+            stamp.touch()
+    return FOLDER / "node_modules"
+
+
+def installed_client() -> Path:
+    """The script that calls with the client."""
+    installed_packages()
     return FOLDER / "calls.mjs"
 
 

@@ -1,0 +1,118 @@
+"""The TypeScript contract and the clients it is for: compiled with tsc, and run against the service."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.orpc import FOLDER, installed_packages, run_client
+from support.process import ROOT, serving
+
+_ERROR = re.compile(r"^([\w./@-]+)\((\d+),\d+\): error (TS\d+)", re.MULTILINE)
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    return installed_packages()
+
+
+def make_contract(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "scripts" / "make_contract.py"
+    return subprocess.run(
+        [sys.executable, "-P", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path, packages: Path) -> Path:
+    """A frontend's folder: the packages, the contract, and a file that uses it."""
+    (tmp_path / "node_modules").symlink_to(packages)
+    for source in (FOLDER / "types").iterdir():
+        (tmp_path / source.name).write_text(source.read_text())
+    done = make_contract(str(tmp_path / "trader.d.ts"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return tmp_path
+
+
+def compile_project(project: Path) -> set[tuple[str, int]]:
+    """The places of the compiler's errors, apart from those within the packages."""
+    compiler = project / "node_modules" / ".bin" / "tsc"
+    done = subprocess.run(
+        [compiler, "-p", project, "--pretty", "false"],
+        cwd=project, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    places = {(file, int(line)) for file, line, _ in _ERROR.findall(done.stdout)}
+    assert places or done.returncode == 0, done.stdout + done.stderr
+    return {
+        (file, line) for file, line in places if not file.startswith("node_modules/") and "/node_modules/" not in file
+    }
+
+
+def test_right_use_compiles_and_wrong_use_does_not(project: Path) -> None:
+    lines = (project / "wrong.ts").read_text().splitlines()
+    wrong = {("wrong.ts", number) for number, line in enumerate(lines, start=1) if line.endswith("// wrong")}
+    assert len(wrong) > 15
+    # A mistake in the contract itself is found too, not passed over as a declaration that nobody looks at.
+    contract = project / "trader.d.ts"
+    declared = contract.read_text().splitlines()
+    contract.write_text("\n".join([*declared, "export type Broken = NoSuchType"]))
+    assert compile_project(project) == wrong | {("trader.d.ts", len(declared) + 1)}
+
+
+def test_every_procedure_is_in_the_contract(tmp_path: Path) -> None:
+    done = make_contract()
+    assert done.returncode == 0
+    assert done.stdout.count("    input: ") == done.stdout.count(": ProcedureClient<TContext, '") >= 18
+    assert "any" not in re.sub(r"/\*\*.*?\*/|//.*", "", done.stdout, flags=re.DOTALL)
+    failed = make_contract(str(tmp_path / "none" / "trader.d.ts"))
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("No such file or directory\n")
+    assert "Traceback" not in failed.stderr
+
+
+async def test_a_dashboard_with_tanstack_query(packages: Path, tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        process = await asyncio.create_subprocess_exec(
+            "node", FOLDER / "tanstack.mjs", f"{service.url}/api/rpc", stdout=asyncio.subprocess.PIPE
+        )
+        stdout, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0
+        assert service.traceback() == ""
+    seen: dict[str, Any] = json.loads(stdout)
+    assert seen["variants"] == ["Apex", "Trendsurfer", "Contrarian", "Sovereign"]
+    assert len(seen["together"]) == 1
+    assert seen["together"][0].endswith("/__batch__")
+    assert (seen["again"], seen["cached"]) == (True, [])
+    assert seen["leaderboard"] == "24h"
+    assert seen["placed"] == "filled"
+    assert [(one["symbol"], one["quantity"]) for one in seen["after"] if one["modelId"] == "default"] == [
+        ("BTC", "0.01")
+    ]
+    assert (seen["failed"]["code"], seen["failed"]["status"]) == ("VALIDATION_ERROR", 400)
+    assert [issue["path"] for issue in seen["failed"]["issues"]] == [["window"]]
+    assert [["trading", "getPositions"], {"input": {}, "type": "query"}] in seen["keys"]
+
+
+async def test_every_client_calls_every_procedure(packages: Path, tmp_path: Path, dsn: str) -> None:
+    inputs: dict[str, dict[str, Any]] = {
+        "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01},
+        "simulator.cancelOrder": {"orderId": "none"},
+    }
+    names = re.findall(r"ProcedureClient<TContext, '([\w.]+)'>", make_contract().stdout)
+    calls = [{"path": name.split("."), "input": inputs.get(name, {})} for name in names]
+    kinds = [(link, flat) for link in ("single", "buffered", "streaming") for flat in (False, True)]
+    asked = [{"link": link, "flat": flat, "calls": calls} for link, flat in kinds]
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        groups = await run_client(FOLDER / "calls.mjs", f"{service.url}/api/rpc", *asked)
+        assert service.traceback() == ""
+    for (link, _), group in zip(kinds, groups, strict=True):
+        answers = dict(zip(names, group["answers"], strict=True))
+        assert answers.pop("simulator.cancelOrder")["error"]["code"] == "NOT_FOUND"
+        assert [name for name, answer in answers.items() if "output" not in answer] == []
+        assert answers["simulator.placeOrder"]["output"]["order"]["status"] == "filled"
+        batched = [path for path in group["requests"] if path.endswith("/__batch__")]
+        assert len(group["requests"]) == len(names) if link == "single" else 1 < len(batched) < len(names)
