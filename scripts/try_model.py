@@ -38,6 +38,7 @@ from trader.domain.records import Model, VariantId
 from trader.errors import TraderError
 from trader.gateways.llm import Providers, make_providers
 from trader.gateways.market import make_source
+from trader.gateways.taapi import make_supplier
 from trader.services.events import EventBus
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
@@ -114,7 +115,12 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         await _first_quotes(market, clock)
         providers = make_providers(settings)
         stack.push_async_callback(providers.close)
-        observer = Observer(database, exchange, market, settings)
+        supplier = make_supplier(settings, clock)
+        if supplier is not None:
+            stack.push_async_callback(supplier.close)
+            supplier.latest(next(iter(market.markets)))  # of one market: a free plan answers no more at once
+            await supplier.settled()
+        observer = Observer(database, exchange, market, settings, supplier)
         model = Model(
             id="try",
             name=options.model,

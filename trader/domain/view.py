@@ -120,11 +120,32 @@ class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cycles_ago: int
 
 
+class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Indicators that somebody else computed, of the same coin on another venue: a second opinion, not our market.
+
+    Nothing is decided by them in code. Absent ones are None.
+    """
+
+    source: str
+    venue: str
+    interval: Interval
+    fetched_at: datetime
+    macd: float | None = None
+    macd_signal: float | None = None
+    macd_histogram: float | None = None
+    stoch_rsi_k: float | None = None
+    stoch_rsi_d: float | None = None
+    supertrend: float | None = None
+    money_flow_index: float | None = None
+    chaikin_money_flow: float | None = None
+
+
 class MarketView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One market. `price` is the mark; `quoted_at` the time of the quote, `stale` whether it is too old to trade on.
 
     `candles` and `indicators` are of closed candles only, per interval, candles ascending. `leverage_max` is the
-    market's own, `funding_rate` the hourly one (longs pay a positive rate).
+    market's own, `funding_rate` the hourly one (longs pay a positive rate). `supplementary` is None unless a supplier
+    of such indicators is configured and has answered lately.
     """
 
     symbol: str
@@ -142,6 +163,7 @@ class MarketView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     candles: Mapping[Interval, tuple[Candle, ...]]
     indicators: Mapping[Interval, Indicators]
     last_action: LastAction | None = None
+    supplementary: Supplementary | None = None
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -15,6 +15,7 @@ from trader.clock import Clock, cut_to_ms
 from trader.domain.records import Invocation, Model, ToolCall, VariantId
 from trader.errors import Unavailable
 from trader.gateways.llm import Provider
+from trader.gateways.taapi import Taapi
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
@@ -83,6 +84,7 @@ class Agents:
         settings: Settings,
         providers: Mapping[str, Provider],
         *,
+        supplier: Taapi | None = None,
         run_limit_s: float = RUN_LIMIT_S,
     ) -> None:
         self._database = database
@@ -92,7 +94,7 @@ class Agents:
         self._settings = settings
         self._providers = providers
         self._run_limit_s = run_limit_s
-        self._observer = Observer(database, exchange, market, settings)
+        self._observer = Observer(database, exchange, market, settings, supplier)
         self._models: dict[str, Model] = {}
         self.version = 0
         """Grows when what is known of the models changes."""

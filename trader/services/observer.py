@@ -19,6 +19,7 @@ from trader.domain.orders import ExitPlan, Side
 from trader.domain.statistics import EquityPoint, max_drawdown, sharpe_ratio
 from trader.domain.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
 from trader.errors import MarketUnavailable
+from trader.gateways.taapi import Taapi
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.witness import Witness
@@ -62,10 +63,18 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 class Observer:
     """Builds views and situations."""
 
-    def __init__(self, database: Database, exchange: Exchange, market: MarketData, settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        exchange: Exchange,
+        market: MarketData,
+        settings: Settings,
+        supplier: Taapi | None = None,
+    ) -> None:
         self._database = database
         self._exchange = exchange
         self._market = market
+        self._supplier = supplier
         self._taker_fee_rate = settings.taker_fee_bps * BASIS_POINT
         self._rules = Rules(dict(market.markets), self._taker_fee_rate, settings.maker_fee_bps * BASIS_POINT)
         self._latency_ms = settings.latency_ms
@@ -198,6 +207,7 @@ class Observer:
             candles=candles,
             indicators=computed,
             last_action=last_action,
+            supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 
     def _account_view(self, account: Account, situation: Situation, past: Past) -> AccountView:
