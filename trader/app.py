@@ -17,6 +17,7 @@ from trader.errors import StartError, Unavailable
 from trader.gateways.llm import make_providers
 from trader.gateways.market import make_source
 from trader.gateways.market.source import MarketSource
+from trader.gateways.taapi import make_supplier
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers, jobs
 from trader.services.agents import Agents
 from trader.services.analytics import Analytics
@@ -161,13 +162,12 @@ class Service:
         await self._lock.release()
 
     async def _lead(self) -> None:
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.resign)
             await self.context.exchange.lead()
             await self.context.agents.start()
             await self.schedulers.start()
-        except BaseException:
-            await self.resign()
-            raise
+            undo.pop_all()
         log.info("leading, term %d", self.context.exchange.term)
 
     async def _lead_until_lost(self) -> None:
@@ -257,7 +257,10 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
     portfolio = Portfolio(database, exchange, clock, settings)
     providers = make_providers(settings)
     stack.push_async_callback(providers.close)
-    agents = Agents(database, exchange, market, clock, events, settings, providers)
+    supplier = make_supplier(settings, clock)
+    if supplier is not None:
+        stack.push_async_callback(supplier.close)
+    agents = Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier)
     context = Context(
         settings=settings,
         clock=clock,

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 from urllib.parse import quote
@@ -104,20 +104,19 @@ class EmbeddedPostgres:
             # The death signal belongs to the thread that forks, and the main thread is the one that lives longest.
             raise RuntimeError("The embedded PostgreSQL must be started from the main thread.")
         self._folder = _place_for(self._asked_folder, self._account)
-        try:
-            self._lock = _lock_folder(self._folder)
-            await self._stop_leftover()
-            self._binaries = choose_binaries(self.data) if self._binaries is None else self._binaries
-            self._binaries = self._binaries.readable_copy() if self._account else self._binaries
-            await self._make_data()
-            self._sockets = _socket_folder(self._folder, self._account)
-            await self._launch()
-        except OSError as error:
-            await self.stop()
-            raise StartError(f"The database folder {self._folder} cannot be used: {error}.") from error
-        except BaseException:
-            await self.stop()
-            raise
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(self.stop)
+            try:
+                self._lock = _lock_folder(self._folder)
+                await self._stop_leftover()
+                self._binaries = choose_binaries(self.data) if self._binaries is None else self._binaries
+                self._binaries = self._binaries.readable_copy() if self._account else self._binaries
+                await self._make_data()
+                self._sockets = _socket_folder(self._folder, self._account)
+                await self._launch()
+            except OSError as error:
+                raise StartError(f"The database folder {self._folder} cannot be used: {error}.") from error
+            undo.pop_all()
 
     async def stop(self) -> None:
         """Stop the server and wait for its end. Transactions under way are rolled back."""
