@@ -16,7 +16,7 @@ END = "2025-01-16T00:00:00.000Z"
 CYCLES = 24 * 60 + 1
 """One a minute, the first and the last moment included."""
 
-PATIENCE_S = 400
+PATIENCE_S = 900
 
 TABLES = {
     **dict.fromkeys(
