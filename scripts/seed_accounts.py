@@ -5,6 +5,10 @@
   scripts/seed_accounts.py --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
   scripts/seed_accounts.py --demo --models 8              rule models, spread over the variants
   scripts/seed_accounts.py --demo --models 4 --history 7  and the days that they have traded already
+  scripts/seed_accounts.py --demo --models 100 --history 90 --language-models     a season, to look at or to measure
+
+A history of up to 30 model-days is traded by the service itself, minute for minute; a longer one is made in bulk,
+with decisions that are made up and books that are as exact (--how tells otherwise).
 
 The database and SIM_INITIAL_CAPITAL are those of the service: the environment and .env, or --database-url. A running
 service takes new models up within a minute. In the file:
@@ -45,7 +49,8 @@ from decimal import Decimal
 from typing import Annotated
 
 import msgspec
-from seed_history import Pace, floor_to_minute, write_history
+from seed_history import Pace, Progress, floor_to_minute, write_history
+from seed_season import write_season
 
 from trader.clock import SystemClock
 from trader.domain.account import Run
@@ -59,10 +64,12 @@ from trader.settings import PROVIDERS, Settings
 from trader.store.agents import select_models, upsert_model
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.pool import Connection, Database, apply_schema, database_name, place
-from trader.store.trading import insert_account, select_accounts
+from trader.store.trading import insert_account, select_accounts, select_processed_until
 
 EXIT_NO_START = 1
 EXIT_WRONG = 2
+
+SERVICE_MODEL_DAYS_MAX = 30
 
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -126,7 +133,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--capital", type=float, help="of that model's account; default: SIM_INITIAL_CAPITAL")
     parser.add_argument("--models", type=int, metavar="N", help="N rule models, spread over the variants")
     parser.add_argument("--history", type=float, metavar="DAYS", help="let them trade through the last days")
-    parser.add_argument("--cycle", type=float, default=5, metavar="MINUTES", help="of the history; default: 5")
+    parser.add_argument("--how", choices=("service", "bulk"), help="of the history; default: by its size")
+    parser.add_argument(
+        "--language-models", action="store_true", help="N inactive language models of openrouter, not rule models"
+    )
+    parser.add_argument("--cycle", type=float, default=5, metavar="MINUTES", help="between the decisions; default: 5")
     parser.add_argument("--demo", action="store_true", help="settings as of `scripts/run --demo`")
     parser.add_argument("--database-url", help="default: DATABASE_URL, else the embedded PostgreSQL of this folder")
     return parser
@@ -154,7 +165,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
     if options.variant:
         entries.append(_one(options))
     if options.models:
-        entries += rule_models(options.models)
+        entries += (language_models if options.language_models else rule_models)(options.models)
     ids = [entry.id for entry in entries]
     problems += [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]
     problems += [problem for entry in entries if (problem := entry.problem()) is not None]
@@ -205,6 +216,39 @@ def rule_models(count: int) -> list[Entry]:
     return entries
 
 
+_FAMILIES = (
+    ("DeepSeek", "deepseek/deepseek-chat"),
+    ("Qwen", "qwen/qwen3-max"),
+    ("GPT", "openai/gpt-5-mini"),
+    ("Claude", "anthropic/claude-sonnet"),
+    ("Gemini", "google/gemini-flash"),
+    ("Grok", "x-ai/grok-fast"),
+    ("Llama", "meta-llama/llama-4-maverick"),
+    ("Mistral", "mistralai/mistral-medium"),
+)
+
+
+def language_models(count: int) -> list[Entry]:
+    """Language models spread over the variants. They are inactive: a history of theirs needs no key, trading does."""
+    entries = []
+    for number in range(count):
+        variant = list(VariantId)[number % len(VariantId)]
+        rank, place = divmod(number // len(VariantId), len(_FAMILIES))
+        family, router_model = _FAMILIES[place]
+        tail = "" if rank == 0 else f"-{rank + 1}"
+        entries.append(
+            Entry(
+                id=f"{family.lower()}-{variant.lower()}{tail}",
+                name=f"{family}{tail.replace('-', ' ')}",
+                variant=variant,
+                provider="openrouter",
+                router_model=router_model,
+                active=False,
+            )
+        )
+    return entries
+
+
 async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         dsn = settings.database_url or await _embedded_dsn(settings, stack)
@@ -218,8 +262,20 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
             added, opened = await create(conn, entries, start, settings)
         print(f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.")
         if options.history is not None:
-            pace = Pace(cycle=timedelta(minutes=options.cycle))
-            print(await write_history(database, dsn, settings, start, floor_to_minute(now), pace))
+            print(await _write_past(database, dsn, settings, start, floor_to_minute(now), options))
+
+
+async def _write_past(
+    database: Database, dsn: str, settings: Settings, start: datetime, end: datetime, options: argparse.Namespace
+) -> str:
+    async with database.connection() as conn:
+        models = len(await select_models(conn))
+        is_new = await select_processed_until(conn) is None
+    is_long = is_new and models * options.history > SERVICE_MODEL_DAYS_MAX
+    if options.how == "bulk" or (options.how is None and is_long):
+        show = Progress(start, end).show
+        return await write_season(database, dsn, settings, start, end, round(options.cycle), show)
+    return await write_history(database, dsn, settings, start, end, Pace(cycle=timedelta(minutes=options.cycle)))
 
 
 async def create(conn: Connection, entries: Sequence[Entry], at: datetime, settings: Settings) -> tuple[int, int]:
