@@ -1,0 +1,125 @@
+"""A browser on another origin against the running service: CORS_ORIGINS as browsers understand it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.chromium import browsing, chromium_program
+from support.orpc import installed_packages
+from support.process import ServiceProcess, serving
+
+HERE = Path(__file__).parent
+SEEN_WITHIN_S = 60
+
+
+class Frontend:
+    """The server of the frontend's page, reachable as `localhost` and as `127.0.0.1`: two origins to a browser."""
+
+    def __init__(self, packages: Path) -> None:
+        self.seen: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        app = web.Application()
+        app.router.add_get("/", self._page)
+        app.router.add_post("/seen", self._take)
+        app.router.add_static("/packages", packages, follow_symlinks=True)
+        app.router.add_static("/here", HERE)
+        self._imports = json.dumps({"imports": dict(imports(packages))})
+        self.server = TestServer(app, host="127.0.0.1")
+
+    async def _page(self, _: web.Request) -> web.Response:
+        tell = "error => fetch('/seen', { method: 'POST', body: JSON.stringify({ broken: String(error) }) })"
+        script = f'<script type="module">import("/here/page.mjs").catch({tell})</script>'
+        text = f'<!doctype html><script type="importmap">{self._imports}</script>{script}'
+        return web.Response(text=text, content_type="text/html")
+
+    async def _take(self, request: web.Request) -> web.Response:
+        self.seen.put_nowait(await request.json())
+        return web.Response()
+
+    def origin(self, host: str) -> str:
+        return f"http://{host}:{self.server.port}"
+
+    async def visit(self, folder: Path, host: str, service: ServiceProcess) -> dict[str, Any]:
+        """Open the page in a browser; what its steps saw."""
+        address = f"{self.origin(host)}/?service={service.url}"
+        async with browsing(folder / host, "--remote-debugging-port=0", address) as browser:
+            ended = asyncio.create_task(browser.wait())
+            seen = asyncio.create_task(self.seen.get())
+            await asyncio.wait([ended, seen], timeout=SEEN_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            assert seen.done(), "the page did not tell what it saw"
+            return seen.result()
+
+
+def imports(packages: Path) -> list[tuple[str, str]]:
+    """Where a browser finds each module of the packages."""
+    found = []
+    for manifest in (*packages.glob("@orpc/*/package.json"), packages / "radash" / "package.json"):
+        told = json.loads(manifest.read_text())
+        folder = manifest.parent.relative_to(packages)
+        exports = told["exports"] if "." in told["exports"] else {".": told["exports"]}
+        for name, target in exports.items():
+            chosen = target["import"] if isinstance(target, dict) else target
+            path = chosen if isinstance(chosen, str) else chosen["default"]
+            found.append((f"{told['name']}{name[1:]}", f"/packages/{folder}/{path.removeprefix('./')}"))
+    return found
+
+
+@pytest.fixture
+async def frontend() -> AsyncIterator[Frontend]:
+    chromium_program()
+    frontend = Frontend(installed_packages())
+    await frontend.server.start_server()
+    yield frontend
+    await frontend.server.close()
+
+
+async def test_a_listed_origin_works_and_another_is_refused(frontend: Frontend, tmp_path: Path, dsn: str) -> None:
+    listed = frontend.origin("localhost")
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", CORS_ORIGINS=listed) as service:
+        async with asyncio.timeout(20):  # the schedulers run soon after the start
+            while (await service.get("/health"))[0] != 200:
+                await asyncio.sleep(0.1)
+        assert await frontend.visit(tmp_path, "localhost", service) == {
+            "plain": 4,
+            "requestId": "string",
+            "refusal": "VALIDATION_ERROR",
+            "unknown": 404,
+            "orpc": 4,
+            "orpcError": "NOT_FOUND",
+            "batch": 2,
+            "positions": 4,
+            "positionsWithCredentials": 4,
+            "workflow": "connected",
+            "health": "healthy",
+            "document": "3.1.0",
+            "order": "filled",
+            "simpleOrder": 200,
+            "blindOrder": "opaque",
+        }
+        account = (await service.call("simulator.getAccount", accountId="localhost"))["account"]
+        assert account["positions"][0]["quantity"] == 0.03
+
+        seen = await frontend.visit(tmp_path, "127.0.0.1", service)
+        # What a browser may send without asking, it sends and hides the answer: so the service itself refuses it.
+        assert seen.pop("blindOrder") == "opaque"
+        assert {name: kind for name, kind in seen.items() if kind not in {"TypeError", "Error"}} == {}
+        account = (await service.call("simulator.getAccount", accountId="127.0.0.1"))["account"]
+        assert (account["runId"], account["positions"]) == (None, [])
+        assert service.traceback() == ""
+
+
+async def test_the_reference_page_keeps_its_own_rules(tmp_path: Path, dsn: str) -> None:
+    chromium_program()
+    async with serving(tmp_path, DATABASE_URL=dsn) as service:
+        look = ("--enable-logging=stderr", "--v=0", "--dump-dom", f"{service.url}/api/docs")
+        async with browsing(tmp_path / "profile", *look) as browser:
+            dom, log = await asyncio.wait_for(browser.communicate(), SEEN_WITHIN_S)
+    text = dom.decode()
+    assert 'id="variants.getVariantHistory"' in text
+    assert b"Content Security Policy" not in log
+    assert b"Uncaught" not in log
