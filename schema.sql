@@ -142,7 +142,7 @@ CREATE OR REPLACE TRIGGER tool_calls_counted AFTER INSERT ON tool_calls
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION count_failed_tool_calls();
 
 -- How many invocations of a model ended within each of its runs (0: before its first), so that no request counts a
--- million rows. An invocation belongs to the run in which it started. `tool_failed` are completed ones in which a tool
+-- million rows, and what they cost. An invocation belongs to the run in which it started. `tool_failed` are completed ones in which a tool
 -- call failed, so failed + tool_failed counts each invocation once.
 CREATE TABLE IF NOT EXISTS invocation_counts (
     model_id    text NOT NULL REFERENCES models,
@@ -150,16 +150,21 @@ CREATE TABLE IF NOT EXISTS invocation_counts (
     finished    bigint NOT NULL,
     failed      bigint NOT NULL,
     tool_failed bigint NOT NULL,
+    input_tokens  bigint NOT NULL DEFAULT 0,
+    output_tokens bigint NOT NULL DEFAULT 0,
+    cost_usd    amount,  -- null as long as no provider has told a cost
     PRIMARY KEY (model_id, run_number)
 ) WITH (fillfactor = 50);
 
 CREATE OR REPLACE FUNCTION count_invocations() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     add_counts CONSTANT text := $count$
-        INSERT INTO invocation_counts AS c (model_id, run_number, finished, failed, tool_failed)
+        INSERT INTO invocation_counts AS c (model_id, run_number, finished, failed, tool_failed, input_tokens,
+                                            output_tokens, cost_usd)
         SELECT i.model_id, r.number, $1 * count(*),
                $1 * count(*) FILTER (WHERE i.status IN ('failed', 'timeout')),
-               $1 * count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0)
+               $1 * count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0),
+               $1 * sum(i.input_tokens), $1 * sum(i.output_tokens), $1 * sum(i.cost_usd)
         FROM %I i
         CROSS JOIN LATERAL (
             SELECT coalesce(max(number), 0) AS number FROM runs
@@ -170,7 +175,10 @@ DECLARE
         ORDER BY i.model_id, r.number
         ON CONFLICT (model_id, run_number) DO UPDATE
         SET finished = c.finished + excluded.finished, failed = c.failed + excluded.failed,
-            tool_failed = c.tool_failed + excluded.tool_failed
+            tool_failed = c.tool_failed + excluded.tool_failed,
+            input_tokens = c.input_tokens + excluded.input_tokens,
+            output_tokens = c.output_tokens + excluded.output_tokens,
+            cost_usd = coalesce(c.cost_usd + excluded.cost_usd, c.cost_usd, excluded.cost_usd)
     $count$;
 BEGIN
     IF TG_OP = 'UPDATE' THEN

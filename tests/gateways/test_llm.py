@@ -154,6 +154,17 @@ async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeC
     assert decode(answer.calls[0]) == Holding(reason="calm")
 
 
+async def test_the_duration_is_real_time_with_all_attempts(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return await OK(request)
+
+    fake[0].script = [answering(500), slow]
+    answer = await client_of(KEYS[0]).answer(TURN)
+    assert answer.duration_ms is not None
+    assert 50 <= answer.duration_ms < 5_000
+
+
 async def test_keys_are_used_in_turn(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client = client_of(*KEYS)
     numbers = [(await client.answer(TURN)).key_number for _ in range(4)]

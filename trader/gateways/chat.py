@@ -90,6 +90,7 @@ class ChatClient:
     async def answer(self, turn: Turn) -> Answer:
         """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
         body = orjson.dumps(self._request(turn))
+        began_s = time.monotonic()
         failures = 0
         while True:
             key = self._keys.take()
@@ -107,7 +108,8 @@ class ChatClient:
                 await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
                 self._keys.worked(key)
-                return self._read(reply, key, turn, body)
+                answer = self._read(reply, key, turn, body)
+                return msgspec.structs.replace(answer, duration_ms=round((time.monotonic() - began_s) * 1000))
 
     def _request(self, turn: Turn) -> dict[str, Any]:
         return {

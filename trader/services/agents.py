@@ -20,7 +20,7 @@ from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.observer import Observer
-from trader.services.run_record import RunRecord, recovered_call
+from trader.services.run_record import RunRecord, answers_of, recovered_call
 from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
 from trader.settings import Settings
 from trader.store.agents import (
@@ -33,6 +33,7 @@ from trader.store.agents import (
     update_interrupted,
     upsert_model,
 )
+from trader.store.analytics import select_payloads
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
 
@@ -42,15 +43,23 @@ CLOSE_S: Final = 2.0
 UNSAVED_MAX: Final = 1_000
 """Records that wait for the database to come back; beyond that the oldest is given up."""
 
+RUN_ANSWERS_BYTES_MAX: Final = 32 * 1024
+ANSWERS_BYTES_MAX: Final = 512 * 1024
+"""How long the raw answers of one run, and of all that are shown at once, may be."""
+
 _log = logging.getLogger("trader.agents")
 
 
 class InvocationRecord(msgspec.Struct, frozen=True):
-    """A finished run, its model, and its tool calls in their order."""
+    """A finished run, its model, and its tool calls in their order.
+
+    `answers` are the provider's raw ones; None when they were not asked for, are not kept, or are too long.
+    """
 
     invocation: Invocation
     model: Model
     tool_calls: tuple[ToolCall, ...]
+    answers: list[str] | None = None
 
 
 class ModelSummary(msgspec.Struct, frozen=True):
@@ -191,20 +200,25 @@ class Agents:
         return {model_id: since for model_id, (_, since) in self._running.items()}
 
     async def invocations(
-        self, model_id: str | None = None, variant: VariantId | None = None, limit: int = 50
+        self,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        limit: int = 50,
+        *,
+        with_answers: bool = False,
     ) -> list[InvocationRecord]:
         """Finished runs, the latest first, of one model or variant or of all (None)."""
         async with self._database.connection() as conn:
             found = await select_invocations(conn, model_id, variant, limit)
             calls = await select_tool_calls(conn, [invocation.id for invocation in found])
+            payloads = await select_payloads(conn, found) if with_answers else {}
             if any(invocation.model_id not in self._models for invocation in found):
                 self._know(await select_models(conn))
-        return self._with_models(found, calls)
-
-    def _with_models(
-        self, invocations: Sequence[Invocation], calls: Mapping[UUID, Sequence[ToolCall]]
-    ) -> list[InvocationRecord]:
-        return [InvocationRecord(one, self._models[one.model_id], tuple(calls.get(one.id, ()))) for one in invocations]
+        answers = await asyncio.to_thread(_short_answers, found, payloads) if payloads else {}
+        return [
+            InvocationRecord(one, self._models[one.model_id], tuple(calls.get(one.id, ())), answers.get(one.id))
+            for one in found
+        ]
 
     async def model_summaries(self) -> list[ModelSummary]:
         """Every model with its activity; the oldest first."""
@@ -303,6 +317,19 @@ class Agents:
             except Unavailable:
                 self._unsaved.appendleft(record)
                 raise
+
+
+def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:
+    """The answers of each run that are not too long, the latest first, as far as all of them together may go."""
+    short: dict[UUID, list[str]] = {}
+    left = ANSWERS_BYTES_MAX
+    answers = answers_of(payloads)
+    for invocation in invocations:
+        found = answers.get(invocation.id)
+        if found is not None and (size := len(memoryview(found))) <= min(RUN_ANSWERS_BYTES_MAX, left):
+            short[invocation.id] = msgspec.json.decode(found, type=list[str])
+            left -= size
+    return short
 
 
 def _log_bug(task: asyncio.Task[None]) -> None:

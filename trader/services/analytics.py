@@ -1,7 +1,6 @@
 """Statistics of models and variants: how they do in their current run."""
 
 import asyncio
-import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -18,6 +17,7 @@ from trader.domain.records import Invocation, Model, Step, ToolCall, VariantId
 from trader.domain.statistics import Confidence95, EquityPoint
 from trader.services.exchange import Exchange
 from trader.services.portfolio import WINDOWS, Window, value_account
+from trader.services.run_record import answers_of
 from trader.services.runs import RunRecord, RunRecords
 from trader.store import agents as agents_store
 from trader.store import analytics as store
@@ -25,15 +25,6 @@ from trader.store.analytics import CurrentRun
 from trader.store.pool import Database
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
-
-
-class _Payload(msgspec.Struct):
-    """What is read of a payload: the answers, left as the JSON they are."""
-
-    answers: msgspec.Raw
-
-
-_PAYLOAD = msgspec.json.Decoder(_Payload)
 
 
 class FailureCounts(NamedTuple):
@@ -62,6 +53,18 @@ class ModelStats(NamedTuple):
     return_percent: float | None
     record: RunRecord
     failures: FailureCounts
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """What its providers took in the run; nothing of a rule agent, None when no provider told."""
+        return ZERO if self.model.provider == "rules" else self.record.run.cost_usd
+
+    @property
+    def net_after_cost(self) -> Decimal | None:
+        """What it gained in the run, open positions included, less that cost; a USD counts as one of quote currency."""
+        if self.account_value is None or self.cost_usd is None:
+            return None
+        return self.account_value - self.record.run.initial_capital - self.cost_usd
 
 
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +199,7 @@ class Analytics:
             steps = await agents_store.select_steps(conn, ids)
             payloads = await store.select_payloads(conn, found)
         counts = [_counts(model, runs.get(model.id)) for model in models.values()]
-        answers = {key: _PAYLOAD.decode(zlib.decompress(payload)).answers for key, payload in payloads.items()}
+        answers = await asyncio.to_thread(answers_of, payloads)
         return Failures(found, tool_calls, steps, answers, models, counts)
 
     async def run_info(self) -> RunInfo:

@@ -2,6 +2,7 @@
 
 import logging
 import zlib
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -53,6 +54,19 @@ def packed(payload: Payload) -> bytes:
 
 def unpacked(content: bytes) -> Payload:
     return msgspec.json.decode(zlib.decompress(content), type=Payload)
+
+
+class _Answers(msgspec.Struct):
+    """The answers of a payload, left as the JSON they are."""
+
+    answers: msgspec.Raw
+
+
+def answers_of(payloads: Mapping[UUID, bytes]) -> dict[UUID, msgspec.Raw]:
+    """The raw answers in payloads, a JSON list of texts each, of the runs that got any. Of many a thread's work."""
+    decoder = msgspec.json.Decoder(_Answers)
+    found = {key: decoder.decode(zlib.decompress(content)).answers for key, content in payloads.items()}
+    return {key: answers for key, answers in found.items() if bytes(answers) != b"[]"}
 
 
 class PendingOrder(msgspec.Struct, frozen=True):
@@ -115,7 +129,7 @@ class RunRecord:
         """The conversation that the payload will hold; the list may still grow."""
         self._messages = messages
 
-    def add_step(self, provider: str, answer: Answer, duration_ms: int, at: datetime) -> Step:
+    def add_step(self, provider: str, answer: Answer, at: datetime) -> Step:
         """A step that has ended."""
         before = self.invocation
         step = Step(
@@ -128,7 +142,7 @@ class RunRecord:
             input_tokens=answer.input_tokens,
             output_tokens=answer.output_tokens,
             cost_usd=answer.cost_usd,
-            duration_ms=duration_ms,
+            duration_ms=answer.duration_ms or 0,
             created_at=at,
         )
         self._steps.append(step)

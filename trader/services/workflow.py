@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -110,7 +109,6 @@ class Workflow:
     async def _step(
         self, provider: Provider, view: View, messages: list[Message], number: int, tokens_left: int
     ) -> Answer:
-        started_at = self._clock.now()
         answer = await provider.answer(
             Turn(
                 model=self._model,
@@ -121,13 +119,10 @@ class Workflow:
                 answer_tokens_max=min(ANSWER_TOKENS_MAX, tokens_left),
             )
         )
-        ended_at = self._clock.now()
         if answer.text:
             self._texts.append(answer.text)
         messages.append(answer.message)
-        step = self.record.add_step(
-            provider.name, answer, (ended_at - started_at) // timedelta(milliseconds=1), ended_at
-        )
+        step = self.record.add_step(provider.name, answer, self._clock.now())
         details = {
             "step": step.number,
             "toolNames": step.tool_names,

@@ -11,7 +11,7 @@ from trader.store.pool import Connection
 
 
 class CurrentRun(NamedTuple):
-    """A model's run, and how its invocations in it ended.
+    """A model's run, how its invocations in it ended, and what they cost (None: no provider told a cost).
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
     """
@@ -23,11 +23,15 @@ class CurrentRun(NamedTuple):
     finished: int
     failed: int
     tool_failed: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: Decimal | None = None
 
 
 SELECT_CURRENT_RUNS = """
 SELECT m.id, r.id, r.initial_capital, r.started_at,
-       coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0)
+       coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0),
+       coalesce(c.input_tokens, 0), coalesce(c.output_tokens, 0), c.cost_usd
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number

@@ -101,6 +101,10 @@ async def test_model_statistics_overall(call: Call) -> None:
         "sharpeRatio": "N/A",
         "maxDrawdown": 0,
         "tradeSignalToNoise": pytest.approx(Decimal("0.2012")),
+        "inputTokens": 0,
+        "outputTokens": 0,
+        "costUsd": 0,
+        "netAfterCost": Decimal("18.75"),
     } | {"tradeSignalToNoise": ax["tradeSignalToNoise"]}
     assert float(ax["tradeSignalToNoise"]) == pytest.approx(4.375 / (30.75 / 2**0.5))
     absent = {"winRate", "biggestWin", "biggestLoss", "sharpeRatio", "tradeSignalToNoise"}
@@ -112,7 +116,7 @@ async def test_model_statistics_advanced(call: Call) -> None:
     answer = await call("analytics.getModelStats", mode="advanced", variant="Apex")
     assert list(answer) == ["advanced"]
     (ax,) = answer["advanced"]
-    assert len(ax) == 33
+    assert len(ax) == 37
     assert (ax["avgTradeSize"], ax["longPercent"], ax["failureRate"], ax["recoveryFactor"]) == (
         1000,
         50,

@@ -26,6 +26,9 @@ async def get_models(context: Context, _: Empty) -> GetModelsOutput:
 async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
     """List finished runs with their tool calls, the latest first."""
     found = await context.agents.invocations(
-        model_id=optional(request.model_id), variant=chosen_variant(request.variant), limit=request.limit
+        model_id=optional(request.model_id),
+        variant=chosen_variant(request.variant),
+        limit=request.limit,
+        with_answers=True,
     )
     return GetInvocationsOutput(conversations=[invocation_of(record) for record in found])

@@ -39,7 +39,11 @@ class GetModelStatsInput(Input, kw_only=True):
 
 
 class OverallStats(Wire, kw_only=True):
-    """`totalPnl` is the net pnl of the completed trades of the run."""
+    """`totalPnl` is the net pnl of the completed trades of the run.
+
+    The tokens and `costUsd` are what the model's providers took in the run (`N/A`: none told a cost). `netAfterCost` is
+    the account's gain, open positions included, less that cost.
+    """
 
     model_id: str
     model_name: str
@@ -54,6 +58,10 @@ class OverallStats(Wire, kw_only=True):
     sharpe_ratio: Figure
     max_drawdown: Figure
     trade_signal_to_noise: Figure
+    input_tokens: int
+    output_tokens: int
+    cost_usd: Figure
+    net_after_cost: Figure
 
     @classmethod
     def of(cls, stats: ModelStats) -> "OverallStats":
@@ -72,11 +80,18 @@ class OverallStats(Wire, kw_only=True):
             sharpe_ratio=figure(equity.sharpe),
             max_drawdown=figure(None if equity.drawdown is None else equity.drawdown.percent),
             trade_signal_to_noise=figure(trades.signal_to_noise),
+            input_tokens=stats.record.run.input_tokens,
+            output_tokens=stats.record.run.output_tokens,
+            cost_usd=figure(stats.cost_usd),
+            net_after_cost=figure(stats.net_after_cost),
         )
 
 
 class AdvancedStats(Wire, kw_only=True):
-    """`failedCount` counts each failed invocation once: those that failed, and those in which a tool call failed."""
+    """`failedCount` counts each failed invocation once: those that failed, and those in which a tool call failed.
+
+    The tokens, `costUsd` and `netAfterCost` are those of the overall figures.
+    """
 
     model_id: str
     model_name: str
@@ -111,6 +126,10 @@ class AdvancedStats(Wire, kw_only=True):
     current_streak_type: Literal["win", "loss", "none"]
     avg_win_duration_minutes: Figure
     avg_loss_duration_minutes: Figure
+    input_tokens: int
+    output_tokens: int
+    cost_usd: Figure
+    net_after_cost: Figure
 
     @classmethod
     def of(cls, stats: ModelStats) -> "AdvancedStats":
@@ -149,6 +168,10 @@ class AdvancedStats(Wire, kw_only=True):
             current_streak_type=trades.streaks.current_type,
             avg_win_duration_minutes=figure(trades.average_win_minutes),
             avg_loss_duration_minutes=figure(trades.average_loss_minutes),
+            input_tokens=stats.record.run.input_tokens,
+            output_tokens=stats.record.run.output_tokens,
+            cost_usd=figure(stats.cost_usd),
+            net_after_cost=figure(stats.net_after_cost),
         )
 
 

@@ -74,7 +74,11 @@ class ToolCallView(Wire, kw_only=True):
 
 
 class InvocationView(Wire, kw_only=True):
-    """One finished run of a model. `steps` counts its exchanges with the provider; `timestamp` is its start."""
+    """One finished run of a model. `steps` counts its exchanges with the provider; `timestamp` is its start.
+
+    `responsePayload` holds the provider's raw answers, one text per step, in `getInvocations` only, and while they are
+    kept: of a run at most 32 KiB and of all together 512 KiB, the latest runs first; what is longer is left out.
+    """
 
     id: str
     model_id: str
@@ -82,6 +86,7 @@ class InvocationView(Wire, kw_only=True):
     model_variant: VariantId
     model_logo: str | UnsetType = UNSET
     response: str | None
+    response_payload: list[str] | UnsetType = UNSET
     status: FinishedStatus
     failure_reason: str | None
     steps: int
@@ -109,6 +114,7 @@ def invocation_of(record: InvocationRecord) -> InvocationView:
         model_variant=model.variant,
         model_logo=given(model.logo),
         response=invocation.response,
+        response_payload=given(record.answers),
         status=invocation.status,
         failure_reason=invocation.failure_reason,
         steps=invocation.step_count,
