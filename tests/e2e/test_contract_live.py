@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from support.contract import OUTPUTS, VARIANT
 from support.orpc import run_client
 from support.process import ServiceProcess, serving
-from support.shapes import OUTPUTS, VARIANT, assert_shape
+from support.shapes import assert_shape
 
 from trader.variants import VARIANTS
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from support.contract import OUTPUTS
 from support.process import ServiceProcess, serving
-from support.shapes import OUTPUTS, assert_shape, text
+from support.shapes import assert_shape, text
 from yarl import URL
 
 ALLOWED = "https://desk.example"

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from support.shapes import FIGURE, POSITION_EVENT, Shape, decimal, hour, iso, mismatches, number, text
+from support.contract import FIGURE, POSITION_EVENT
+from support.shapes import Shape, decimal, hour, iso, mismatches, number, text
 
 AT = "2025-01-31T12:00:00.000Z"
 

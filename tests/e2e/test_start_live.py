@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from support.contract import OUTPUTS, VARIANT
 from support.process import ROOT, ServiceProcess, serving
-from support.shapes import OUTPUTS, VARIANT, assert_shape
+from support.shapes import assert_shape
 
 
 async def ended(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:

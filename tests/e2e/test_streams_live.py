@@ -8,18 +8,9 @@ from typing import Any
 
 import aiohttp
 import orjson
+from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT, TRADE
 from support.process import ServiceProcess, serving
-from support.shapes import (
-    INVOCATION,
-    LIVE_PORTFOLIO,
-    OUTPUTS,
-    POSITION_EVENT,
-    TRADE,
-    Shape,
-    assert_shape,
-    iso,
-    text,
-)
+from support.shapes import Shape, assert_shape, iso, text
 from support.sse import Message, Stream, streaming
 
 STATES: dict[str, Shape] = {

@@ -1,0 +1,371 @@
+"""The answers and stream messages of the contract, as shapes: written by hand, apart from the service's own structs."""
+
+from collections.abc import Mapping
+
+from support.shapes import (
+    Shape,
+    anything,
+    boolean,
+    color,
+    count,
+    decimal,
+    holding_time,
+    hour,
+    iso,
+    number,
+    text,
+    uuid,
+)
+
+VARIANT = ("Apex", "Trendsurfer", "Contrarian", "Sovereign")
+SIDE = ("LONG", "SHORT")
+SYMBOL = ("BTC", "ETH", "SOL")
+FIGURE = (number, "N/A", "Infinity")
+
+EXIT_PLAN = {
+    "stop": (number, None),
+    "target": (number, None),
+    "invalidation": (text, None),
+    "invalidationPrice": (number, None),
+    "timeExit": (iso, None),
+}
+POSITION = {
+    "id": uuid,
+    "modelId": text,
+    "modelName": text,
+    "modelVariant?": VARIANT,
+    "symbol": SYMBOL,
+    "side": SIDE,
+    "quantity": decimal,
+    "entryPrice": decimal,
+    "leverage?": decimal,
+    "exitPlan": EXIT_PLAN,
+    "confidence?": number,
+    "openedAt": iso,
+    "currentPrice": decimal,
+    "notional": decimal,
+    "unrealizedPnl": decimal,
+    "liquidationPrice?": decimal,
+}
+POSITION_EVENT = {
+    "modelId": text,
+    "modelName": text,
+    "modelVariant?": VARIANT,
+    "positions": [POSITION],
+    "totalUnrealizedPnl": number,
+    "availableCash": number,
+}
+TRADE = {
+    "id": uuid,
+    "modelId": text,
+    "modelName": text,
+    "modelVariant?": VARIANT,
+    "modelRouterName": (text, None),
+    "modelKey": text,
+    "side": SIDE,
+    "symbol": SYMBOL,
+    "quantity": number,
+    "entryPrice": number,
+    "exitPrice": number,
+    "leverage?": number,
+    "grossPnl": number,
+    "fees": number,
+    "funding": number,
+    "netPnl": number,
+    "closeReason": ("order", "limit", "stop", "invalidation", "target", "time", "liquidation", "reset"),
+    "confidence?": number,
+    "openedAt": iso,
+    "closedAt": iso,
+    "holdingTime": holding_time,
+    "timestamp": iso,
+}
+TOOL_CALL_TYPE = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS")
+INVOCATION = {
+    "id": uuid,
+    "modelId": text,
+    "modelName": text,
+    "modelVariant": VARIANT,
+    "modelLogo?": text,
+    "response": (text, None),
+    "responsePayload?": [text],
+    "status": ("completed", "failed", "timeout"),
+    "failureReason": (text, None),
+    "steps": count,
+    "inputTokens": count,
+    "outputTokens": count,
+    "costUsd?": number,
+    "durationMs": count,
+    "timestamp": iso,
+    "toolCalls": [
+        {
+            "id": uuid,
+            "type": TOOL_CALL_TYPE,
+            "status": ("ok", "rejected", "failed"),
+            "metadata": {"raw": anything, "decisions": [anything], "results": [anything]},
+            "timestamp": iso,
+        }
+    ],
+}
+LIVE_PORTFOLIO = {
+    "lastUpdatedAt": iso,
+    "modelsUpdated": count,
+    "snapshotsCreated": count,
+    "snapshots": [
+        {
+            "modelId": text,
+            "modelName": text,
+            "variant": VARIANT,
+            "netPortfolio": number,
+            "cash": number,
+            "unrealizedPnl": number,
+            "createdAt": iso,
+        }
+    ],
+}
+ORDER = {
+    "id": uuid,
+    "clientOrderId?": text,
+    "accountId": text,
+    "symbol": SYMBOL,
+    "side": ("buy", "sell"),
+    "type": ("market", "limit"),
+    "status": ("filled", "partial", "resting", "rejected", "cancelled"),
+    "reason?": text,
+    "requestedQuantity": number,
+    "totalQuantity": number,
+    "averagePrice": (number, None),
+    "totalFees": number,
+    "realizedPnl": number,
+    "fills": [{"quantity": number, "price": number, "fee": number, "maker": boolean, "timestamp": iso}],
+    "timestamp": iso,
+}
+ACCOUNT = {
+    "accountId": text,
+    "runId": (uuid, None),
+    "quoteCurrency": text,
+    "initialCapital": number,
+    "cashBalance": number,
+    "equity": number,
+    "availableCash": number,
+    "borrowedBalance": number,
+    "marginBalance": number,
+    "maintenanceMargin": number,
+    "totalRealizedPnl": number,
+    "totalUnrealizedPnl": number,
+    "totalFees": number,
+    "totalFundingPnl": number,
+    "positions": [
+        {
+            "symbol": SYMBOL,
+            "side": SIDE,
+            "quantity": number,
+            "avgEntryPrice": number,
+            "markPrice": number,
+            "notional": number,
+            "margin": number,
+            "leverage": number,
+            "unrealizedPnl": number,
+            "realizedPnl": number,
+            "liquidationPrice": (number, None),
+            "exitPlan": EXIT_PLAN,
+        }
+    ],
+    "openOrders": [
+        {
+            "id": uuid,
+            "symbol": SYMBOL,
+            "side": ("buy", "sell"),
+            "quantity": number,
+            "remaining": number,
+            "limitPrice": number,
+            "createdAt": iso,
+        }
+    ],
+}
+FAILURE_COUNTS = {
+    "modelId": text,
+    "modelName": text,
+    "variant": VARIANT,
+    "failedWorkflowCount": count,
+    "failedToolCallCount": count,
+    "failedCount": count,
+    "invocationCount": count,
+    "failureRate": (number, None),
+}
+_OVERALL = (
+    "accountValue returnPercent totalPnl winRate biggestWin biggestLoss sharpeRatio maxDrawdown tradeSignalToNoise "
+    "costUsd netAfterCost"
+)
+_OVERALL_COUNTS = ("tradesCount", "inputTokens", "outputTokens")
+_ADVANCED = (
+    "accountValue avgTradeSize medianTradeSize maxTradeSize avgHoldTimeMinutes medianHoldTimeMinutes "
+    "maxHoldTimeMinutes longPercent expectancy recoveryFactor avgConfidence medianConfidence maxConfidence "
+    "failureRate profitFactor avgRMultiple decisionQualityScore sharpeRatio sortinoRatio calmarRatio "
+    "avgWinDurationMinutes avgLossDurationMinutes costUsd netAfterCost"
+)
+_ADVANCED_COUNTS = (
+    "failedWorkflowCount failedToolCallCount failedCount invocationCount longestWinStreak longestLossStreak "
+    "currentStreakCount inputTokens outputTokens"
+)
+HISTORY_POINT = {"timestamp": hour, "value": number}
+_MODEL_HEAD = {"modelId": text, "modelName": text, "variant": VARIANT}
+
+OUTPUTS: Mapping[str, Shape] = {
+    "trading.getTrades": {"trades": [TRADE]},
+    "trading.getPositions": [POSITION],
+    "trading.getCryptoPrices": {"prices": [{"symbol": SYMBOL, "price": number, "message?": text}]},
+    "trading.getPortfolioHistory": {
+        "history": [
+            {
+                "id": text,
+                "modelId": text,
+                "netPortfolio": number,
+                "createdAt": iso,
+                "updatedAt": iso,
+                "model": {"name": text, "variant": VARIANT, "openRouterModelName": text},
+            }
+        ],
+        "resolution": ("1m", "5m", "15m", "1h", "4h", "1d"),
+    },
+    "models.getModels": {
+        "models": [
+            {
+                "id": text,
+                "name": text,
+                "variant": VARIANT,
+                "provider": text,
+                "routerModelName": text,
+                "logo?": text,
+                "active": boolean,
+                "createdAt": iso,
+                "invocationCount": count,
+                "lastInvokedAt?": iso,
+            }
+        ],
+        "warning?": text,
+    },
+    "models.getInvocations": {"conversations": [INVOCATION]},
+    "simulator.placeOrder": {"order": ORDER},
+    "simulator.cancelOrder": {"order": ORDER},
+    "simulator.getAccount": {"account": ACCOUNT},
+    "simulator.resetAccount": {"account": ACCOUNT},
+    "simulator.getCompletedTradesFromDB": {
+        "trades": [
+            {
+                "id": uuid,
+                "modelId": text,
+                "modelName": text,
+                "symbol": SYMBOL,
+                "direction": SIDE,
+                "notional": number,
+                "realizedPnl": number,
+                "leverage": (number, None),
+                "confidence": (number, None),
+                "closedAt": iso,
+                "invocationId": (uuid, None),
+            }
+        ],
+        "stats": {
+            "tradeCount": count,
+            "totalRealized": number,
+            "expectancy": (number, None),
+            "averageLeverage": (number, None),
+            "medianLeverage": (number, None),
+            "maxLeverage": (number, None),
+            "leverageValues": [number],
+            "averageConfidence": (number, None),
+            "medianConfidence": (number, None),
+            "confidenceValues": [number],
+        },
+    },
+    "analytics.getModelStats": (
+        {
+            "overall": [
+                {**_MODEL_HEAD, **dict.fromkeys(_OVERALL_COUNTS, count), **dict.fromkeys(_OVERALL.split(), FIGURE)}
+            ]
+        },
+        {
+            "advanced": [
+                {
+                    **_MODEL_HEAD,
+                    "currentStreakType": ("win", "loss", "none"),
+                    **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
+                    **dict.fromkeys(_ADVANCED.split(), FIGURE),
+                }
+            ]
+        },
+    ),
+    "analytics.getLeaderboard": {
+        "entries": [
+            {
+                "rank": count,
+                **_MODEL_HEAD,
+                "pnlPercent": (number, None),
+                "pnlAbsolute": number,
+                "maxDrawdown": number,
+                "startValue": number,
+                "endValue": number,
+                "tradesCount": count,
+                "ci95": ({"low": number, "high": number}, None),
+            }
+        ],
+        "window": ("24h", "7d", "30d"),
+    },
+    "analytics.getFailures": {
+        "failures": [
+            {
+                "invocationId": uuid,
+                "modelId": text,
+                "modelName": text,
+                "response": (text, None),
+                "responsePayload": anything,
+                "createdAt": iso,
+                "failureReason": (text, None),
+                "toolCalls": [{"id": uuid, "toolCallType": TOOL_CALL_TYPE, "metadata": text, "createdAt": iso}],
+                "stepTelemetry?": [
+                    {
+                        "stepNumber": count,
+                        "toolNames": [text],
+                        "inputTokens": count,
+                        "outputTokens": count,
+                        "totalTokens": count,
+                        "timestamp": iso,
+                    }
+                ],
+                "totalSteps?": count,
+                "totalInputTokens?": count,
+                "totalOutputTokens?": count,
+            }
+        ],
+        "modelStats": [FAILURE_COUNTS],
+    },
+    "analytics.getRunInfo": {
+        "runStartTime": (iso, None),
+        "tradingMode": ("simulated", "live"),
+        "models": count,
+        "invocations": count,
+        "trades": count,
+    },
+    "variants.getVariants": {
+        "variants": [{"id": VARIANT, "label": text, "description": text, "temperature": number, "color": color}]
+    },
+    "variants.getVariantStats": {
+        "stats": [
+            {
+                "variantId": VARIANT,
+                "label": text,
+                "color": color,
+                "modelCount": count,
+                "totalTrades": count,
+                "winRate": (number, None),
+                "totalPnl": number,
+                "avgPnl": (number, None),
+            }
+        ]
+    },
+    "variants.getVariantHistory": {
+        "variants": [{"variantId": VARIANT, "label": text, "color": color, "history": [HISTORY_POINT]}],
+        "aggregate": [HISTORY_POINT],
+    },
+}
+"""The output of every procedure, by its dotted name."""
