@@ -1,7 +1,10 @@
 """Log records: one per line whatever they hold, complete for machines."""
 
+import io
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -9,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.logs import ConsoleFormatter, JsonFormatter, configure_logs
+from trader import logs
+from trader.logs import ConsoleFormatter, JsonFormatter, LogWriter, RequestRecord, configure_logs
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -85,3 +89,51 @@ def test_debug_shows_what_other_levels_leave_out(capsys: pytest.CaptureFixture[s
     configure_logs("debug", "json")
     logging.getLogger("aiohttp.access").info("GET /health")
     assert "GET /health" in capsys.readouterr().err
+
+
+@given(st.lists(st.tuples(st.integers(0, 4 * 10**12), st.integers(100, 599), st.floats(0, 1e6))))
+def test_lines_of_requests_are_those_of_their_records(ended: list[tuple[int, int, float]]) -> None:
+    entries = [(at, f"ab-{number:x}", "trading.getTrades", status, ms) for number, (at, status, ms) in enumerate(ended)]
+    for formatter in (JsonFormatter(), ConsoleFormatter()):
+        expected = [formatter.format(RequestRecord(*entry)) + "\n" for entry in entries]
+        assert list(formatter.format_requests(entries)) == expected
+
+
+class SlowStream(io.StringIO):
+    """A log whose reader takes nothing until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.let.wait(10)
+        return super().write(text)
+
+
+def test_a_stalled_reader_of_the_log_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LINES_MAX", 100)
+    stream = SlowStream()
+    writer = LogWriter(stream, JsonFormatter())
+    started_s = time.perf_counter()
+    for number in range(1000):
+        writer.note_request(f"id-{number}", "trading.getTrades", 200, 1.5)
+    writer.handle(record("between"))
+    assert time.perf_counter() - started_s < 1
+    stream.let.set()
+    writer.close()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    requests = [line["request_id"] for line in lines if "request_id" in line]
+    lost = int(next(line["message"] for line in lines if "missing here" in line["message"]).split()[0])
+    assert requests == [f"id-{number}" for number in range(len(requests))]
+    assert len(requests) + lost == 1000
+    assert [line["message"] for line in lines if line["logger"] == "trader.test"] == ["between"]
+
+
+def test_a_log_that_nobody_reads_any_more_stops_nothing() -> None:
+    stream = io.StringIO()
+    writer = LogWriter(stream, ConsoleFormatter())
+    stream.close()
+    writer.handle(record("lost"))
+    writer.note_request("id", "health", 200, 1)
+    writer.close()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
@@ -26,24 +27,36 @@ _requests = logging.getLogger("trader.request")
 
 
 class RequestRecord(logging.LogRecord):
-    """The record of a request that has ended."""
+    """The record of a request that has ended, at `at_ms` milliseconds since the epoch."""
 
-    def __init__(self, at: float, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
+    def __init__(self, at_ms: int, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
         arguments = (procedure, status, duration_ms, request_id)
         super().__init__(_requests.name, logging.INFO, "", 0, "%s %d %.1f ms (request %s)", arguments, None)
-        self.created = at
+        self.created = at_ms / 1000
         self.request_id = request_id
         self.procedure = procedure
         self.status = status
         self.duration_ms = round(duration_ms, 3)
 
 
+RequestEntry = tuple[int, str, str, int, float]
+"""The arguments of a `RequestRecord`."""
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per record; what was passed as `extra` becomes fields of it."""
 
+    def format_requests(self, entries: Iterable[RequestEntry]) -> Iterator[str]:
+        """The same as `format` of their records, in a fraction of the time: these are most of all lines."""
+        for time_text, (_, request_id, name, status, duration_ms) in _with_times(entries):
+            yield (
+                f'{{"time": "{time_text}", "level": "info", "logger": "trader.request", '
+                f'"message": "{name} {status} {duration_ms:.1f} ms (request {request_id})", '
+                f'"request_id": "{request_id}", "procedure": "{name}", "status": {status}, '
+                f'"duration_ms": {round(duration_ms, 3)}}}\n'
+            )
+
     def format(self, record: logging.LogRecord) -> str:
-        if isinstance(record, RequestRecord):
-            return _json_of_request(record)
         entry: dict[str, object] = {
             "time": iso(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
@@ -56,17 +69,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str, ensure_ascii=False)
 
 
-def _json_of_request(record: RequestRecord) -> str:
-    """The same without the search for fields: names, ids and numbers need no escaping."""
-    return (
-        f'{{"time": "{iso(datetime.fromtimestamp(record.created, UTC))}", "level": "info", "logger": "{record.name}", '
-        f'"message": "{record.getMessage()}", "request_id": "{record.request_id}", "procedure": "{record.procedure}", '
-        f'"status": {record.status}, "duration_ms": {record.duration_ms}}}'
-    )
-
-
 class ConsoleFormatter(logging.Formatter):
     """One line per record, with what was passed as `extra` behind it."""
+
+    def format_requests(self, entries: Iterable[RequestEntry]) -> Iterator[str]:
+        """The same as `format` of their records, in a fraction of the time."""
+        for time_text, (_, request_id, name, status, duration_ms) in _with_times(entries):
+            yield (
+                f"{time_text[11:-1]} info    trader.request: {name} {status} {duration_ms:.1f} ms "
+                f"(request {request_id}) request_id={request_id} procedure={name} status={status} "
+                f"duration_ms={round(duration_ms, 3)}\n"
+            )
 
     def format(self, record: logging.LogRecord) -> str:
         time = iso(datetime.fromtimestamp(record.created, UTC))[11:-1]
@@ -77,14 +90,25 @@ class ConsoleFormatter(logging.Formatter):
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
+def _with_times(entries: Iterable[RequestEntry]) -> Iterator[tuple[str, RequestEntry]]:
+    """The entries with their times as text; a second is written out once."""
+    second, prefix = -1, ""
+    for entry in entries:
+        whole, ms = divmod(entry[0], 1000)
+        if whole != second:
+            second, prefix = whole, iso(datetime.fromtimestamp(whole, UTC))[:-4]
+        yield f"{prefix}{ms:03d}Z", entry
+
+
 class LogWriter(logging.Handler):
     """Writes records to a stream, and from the first request on does it in a thread of its own."""
 
-    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+    def __init__(self, stream: TextIO, formatter: JsonFormatter | ConsoleFormatter) -> None:
         super().__init__()
         self.setFormatter(formatter)
+        self._format_requests = formatter.format_requests
         self._stream = stream
-        self._waiting: deque[str | tuple[float, str, str, int, float]] = deque()
+        self._waiting: deque[str | RequestEntry] = deque()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -106,7 +130,7 @@ class LogWriter(logging.Handler):
         if len(self._waiting) >= LINES_MAX:
             self.lost += 1
         else:
-            self._waiting.append((time.time(), request_id, procedure, status, duration_ms))
+            self._waiting.append((time.time_ns() // 1_000_000, request_id, procedure, status, duration_ms))
 
     def _run(self) -> None:
         while not self._is_closed:
@@ -115,10 +139,17 @@ class LogWriter(logging.Handler):
             self._drain()
 
     def _drain(self) -> None:
-        lines = []
+        lines: list[str] = []
+        requests: list[RequestEntry] = []
         for _ in range(len(self._waiting)):
             entry = self._waiting.popleft()
-            lines.append(entry if isinstance(entry, str) else self.format(RequestRecord(*entry)) + "\n")
+            if isinstance(entry, tuple):
+                requests.append(entry)
+            else:
+                lines += self._format_requests(requests)
+                lines.append(entry)
+                requests.clear()
+        lines += self._format_requests(requests)
         if self.lost:
             lost, self.lost = self.lost, 0
             told = logging.makeLogRecord({"name": _requests.name, "levelno": logging.WARNING, "levelname": "WARNING"})
@@ -154,7 +185,7 @@ def note_request(request_id: str, procedure: str, status: int, duration_ms: floa
     if _writer is not None:
         _writer.note_request(request_id, procedure, int(status), duration_ms)
     elif _requests.isEnabledFor(logging.INFO):
-        _requests.handle(RequestRecord(time.time(), request_id, procedure, int(status), duration_ms))
+        _requests.handle(RequestRecord(time.time_ns() // 1_000_000, request_id, procedure, int(status), duration_ms))
 
 
 def configure_logs(level: str, form: str) -> None:
