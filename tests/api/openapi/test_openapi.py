@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pytest_aiohttp.plugin import AiohttpClient
-from support import shapes
+from support import contract, shapes
 
 from trader.api import cors, openapi, rpc
 from trader.api.reference import page
@@ -113,11 +113,11 @@ def test_only_what_changes_something_names_the_token(document: Document) -> None
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("Position", shapes.POSITION),
-        ("PositionEventData", shapes.POSITION_EVENT),
-        ("Trade", shapes.TRADE),
-        ("Invocation", shapes.INVOCATION),
-        ("PortfolioUpdate", shapes.LIVE_PORTFOLIO),
+        ("Position", contract.POSITION),
+        ("PositionEventData", contract.POSITION_EVENT),
+        ("Trade", contract.TRADE),
+        ("Invocation", contract.INVOCATION),
+        ("PortfolioUpdate", contract.LIVE_PORTFOLIO),
     ],
 )
 def test_fields_are_those_of_the_contract(document: Document, name: str, shape: dict[str, Any]) -> None:
