@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -22,6 +25,10 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+_LISTENING = re.compile(rb"DevTools listening on ws://([\d.:]+)/")
+_START_S = 30
+_ANSWER_S = 20
 
 
 def chromium_program() -> str:
@@ -50,3 +57,52 @@ async def browsing(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subpr
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.communicate()
+
+
+class Tab:
+    """One page in a browser, driven over its debugging protocol. `problems` holds what its console was told."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._number = 0
+        self.problems: list[Any] = []
+
+    async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
+        while True:
+            message = await self._socket.receive_json(timeout=_ANSWER_S)
+            if message.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}:
+                self.problems.append(message["params"])
+            elif message.get("id") == self._number:
+                assert "result" in message, message
+                result: dict[str, Any] = message["result"]
+                return result
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of an expression of JavaScript in the page; a promise is waited for."""
+        told = await self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in told, told
+        return told["result"].get("value")
+
+
+@asynccontextmanager
+async def open_tab(folder: Path, address: str) -> AsyncIterator[Tab]:
+    """A browser with one page, loaded."""
+    async with browsing(folder, "--remote-debugging-port=0", "about:blank") as browser, aiohttp.ClientSession() as http:
+        assert browser.stderr is not None
+        async with asyncio.timeout(_START_S):
+            while (found := _LISTENING.search(await browser.stderr.readline())) is None:
+                pass
+        async with http.get(f"http://{found[1].decode()}/json") as response:
+            (page,) = [target for target in await response.json() if target["type"] == "page"]
+        async with http.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            tab = Tab(socket)
+            for domain in ("Page", "Runtime", "Log"):
+                await tab.command(f"{domain}.enable")
+            await tab.command("Page.navigate", url=address)
+            loaded = "document.readyState === 'complete' && location.href !== 'about:blank'"
+            async with asyncio.timeout(_START_S):
+                while not await tab.evaluate(loaded):
+                    await asyncio.sleep(0.05)
+            yield tab
