@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from aiohttp import web
 
-from trader.api import cors, feeds, health, openapi, rpc, streams
+from trader.api import connections, cors, feeds, health, openapi, rpc, streams
 from trader.api.context import Context
 from trader.clock import iso
 from trader.errors import StartError, Unavailable
@@ -36,7 +36,7 @@ from trader.store.trading import select_processed_until
 log = logging.getLogger("trader")
 
 BODY_BYTES_MAX: Final = 1024 * 1024
-_STREAMS_END_S: Final = 1.0
+_STREAMS_END_S: Final = 1.5
 """How long requests may take to end at shutdown; the streams are closed before."""
 
 _HEARTBEAT_S: Final = 5.0
@@ -307,7 +307,9 @@ def build_app(service: Service) -> web.Application:
 
 async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -> int:
     """Serve HTTP; the port listened on (PORT 0 takes any free one)."""
-    runner = web.AppRunner(build_app(service), access_log=None, shutdown_timeout=_STREAMS_END_S)
+    limits = connections.Limits.of(settings)
+    connections.raise_file_limit(limits.connections_max)
+    runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_STREAMS_END_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, settings.host, settings.port)

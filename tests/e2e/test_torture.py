@@ -11,4 +11,4 @@ async def test_five_rounds_of_kills_leave_the_books_clean(tmp_path: Path) -> Non
     tally = await torture(rounds=5, seed=1, folder=tmp_path)
     assert tally.is_clean, tally
     assert tally.kills == 10
-    assert len(tally.acknowledged) > 100
+    assert len(tally.acknowledged) > 25, "each storm must have had orders under way"
