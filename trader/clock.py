@@ -24,7 +24,8 @@ def cut_to_ms(moment: datetime) -> datetime:
 
 def iso(moment: datetime) -> str:
     """ISO 8601 in UTC with milliseconds and `Z`, the only form of a timestamp on the wire."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return utc.isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 class Parking(Protocol[T]):
