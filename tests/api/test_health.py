@@ -41,6 +41,9 @@ class FakeMarket:
     source_name = "synthetic"
     last_update_at: datetime | None = None
 
+    def troubles(self) -> str | None:
+        return None
+
     def is_stale(self) -> bool:
         return self.last_update_at is None
 

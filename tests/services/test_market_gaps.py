@@ -1,16 +1,19 @@
 """What the markets did while nobody could see them is made up for, as soon as the source tells of it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+import pytest
+from msgspec.structs import replace
 from support.scripted import START, ScriptedSource, make_tick
 from support.venue import Venue, agree_with_rows, running
 
 from trader.clock import ManualClock
-from trader.domain.market import Tick
+from trader.domain.market import MARKETS, Tick
 from trader.domain.orders import ExitPlan
-from trader.errors import MarketDataError
+from trader.errors import InvalidInput, MarketDataError
 from trader.store.pool import Database
 
 MINUTE = timedelta(minutes=1)
@@ -103,3 +106,43 @@ async def test_without_an_answer_the_accounts_go_on_after_two_minutes(database: 
         await venue.see({"BTC": "92000"}, after_s=10)
         assert [(reason, price) for reason, _, price in await stopped_at(venue)] == [("stop", Decimal("91999.9"))]
         await agree_with_rows(venue)
+
+
+async def test_a_market_in_trouble_is_not_traded_on_though_its_last_price_is_fresh(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see({"BTC": "94000", "ETH": "3300"})
+        source.troubles["BTC"] = "its price 99000 is an outlier: 5.3% from the last"
+        answer = await venue.buy("0.1")
+        assert (answer.status, answer.reason) == (
+            "rejected",
+            "BTC is not traded on now: its price 99000 is an outlier: 5.3% from the last",
+        )
+        assert (await venue.buy("0.1", symbol="ETH")).status == "filled"
+        assert venue.market.troubles() == "BTC: its price 99000 is an outlier: 5.3% from the last"
+        source.troubles.clear()
+        assert (await venue.buy("0.1")).status == "filled"
+        assert venue.market.troubles() is None
+
+
+async def test_an_order_with_latency_is_told_what_kept_its_price_away(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock, SIM_LATENCY_MS="200") as venue:
+        await venue.see({"BTC": "94000"})
+        source.troubles["BTC"] = "a side of its order book is empty"
+        waiting = asyncio.create_task(venue.buy("0.1"))
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            await venue.see({"ETH": "3300"})
+        assert (await waiting).reason == "No price of BTC came in time: a side of its order book is empty"
+
+
+async def test_rules_that_a_venue_has_changed_hold_from_its_next_update(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see({"BTC": "94000"})
+        assert (await venue.buy("0.1", leverage=Decimal(40))).status == "filled"
+        source.markets = venue.market.markets = {**MARKETS, "BTC": replace(MARKETS["BTC"], leverage_max=20)}
+        await venue.see({"BTC": "94000"})
+        with pytest.raises(InvalidInput, match="not within 1 to 20"):
+            await venue.buy("0.1", leverage=Decimal(40))

@@ -14,7 +14,7 @@ Token = object | None
 def of_prices(context: Context) -> Token:
     """Prices, as long as each is fresh: a stale one tells its age."""
     now, quotes = context.clock.now(), tuple(context.market.quotes().values())
-    return None if any(quote.is_stale(now) for quote in quotes) else quotes
+    return None if any(quote.is_stale(now) for quote in quotes) else (quotes, context.market.troubles())
 
 
 def of_positions(context: Context) -> Token:

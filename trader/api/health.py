@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from aiohttp import hdrs, web
+from msgspec import UNSET
 
 from trader.api.broadcast import Broadcaster
 from trader.api.routes import add_read_only, json_answer
@@ -71,6 +72,7 @@ class MarketStatus(Protocol):
     @property
     def last_update_at(self) -> datetime | None: ...
     def is_stale(self) -> bool: ...
+    def troubles(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
             source=sources.market.source_name,
             last_update_at=_iso_or_none(updated_at),
             stale=sources.market.is_stale(),
+            trouble=sources.market.troubles() or UNSET,
         ),
         streams={name: StreamHealth(subscribers=len(hub), capacity=hub.capacity) for name, hub in sources.hubs.items()},
         schedulers={name: _scheduler(status) for name, status in sources.schedulers().items()},

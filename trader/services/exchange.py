@@ -81,7 +81,11 @@ class Exchange:
         await self._books.resign()
 
     async def on_tick(self, tick: Tick) -> None:
-        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans."""
+        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans.
+
+        Where a venue has changed its rules, the new ones hold from here on.
+        """
+        self._rules.markets.update(self._market.markets)
         await self._reviews.on_tick(tick)
 
     @property
@@ -263,6 +267,8 @@ class Exchange:
         quote: Quote | None = self._market.quote(symbol)
         if quote is None:
             return f"there is no price for {symbol} yet"
+        if (trouble := self._market.trouble(symbol)) is not None:
+            return f"{symbol} is not traded on now: {trouble}"
         if quote.is_stale(now):
             return f"the last {symbol} price is of {iso(quote.at)}, too old to trade on"
         return None

@@ -93,6 +93,17 @@ class MarketData:
         """Whether the last update is missing or too old to trade on."""
         return self.last_update_at is None or self._clock.now() - self.last_update_at > STALE_AFTER
 
+    def trouble(self, symbol: str) -> str | None:
+        """Why a market is not to be traded on now, whatever its last quote; None when nothing speaks against it."""
+        return self._source.trouble(symbol)
+
+    def troubles(self) -> str | None:
+        """All that keeps prices away now, for people; None when nothing does."""
+        if self._is_down:
+            return self.last_error
+        found = ((symbol, self.trouble(symbol)) for symbol in self.markets)
+        return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in found if trouble is not None) or None
+
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         """The hourly rate due at a whole hour."""
         return self._source.funding_rate(symbol, boundary)
@@ -132,13 +143,17 @@ class MarketData:
             async with asyncio.timeout(self._real_bound_s(moment)):
                 answer = await waiter.parking.wait()
         except TimeoutError:
-            answer = MarketUnavailable(f"No price of {symbol} came in time")
+            answer = self._too_late(symbol)
         finally:
             with suppress(ValueError):
                 self._waiters.remove(waiter)
         if isinstance(answer, MarketUnavailable):
             raise answer
         return answer
+
+    def _too_late(self, symbol: str) -> MarketUnavailable:
+        trouble = self.trouble(symbol)
+        return MarketUnavailable(f"No price of {symbol} came in time{'' if trouble is None else f': {trouble}'}")
 
     def _refuse_hopeless(self, symbol: str, moment: datetime) -> None:
         ends_at = self._source.ends_at
@@ -166,7 +181,7 @@ class MarketData:
         for waiter in self._waiters:
             quote = tick.quotes.get(waiter.symbol)
             if tick.at - waiter.moment > self._patience:
-                waiter.parking.open(MarketUnavailable(f"No price of {waiter.symbol} came in time"))
+                waiter.parking.open(self._too_late(waiter.symbol))
             elif quote is not None and quote.at >= waiter.moment:
                 waiter.parking.open(quote)
             else:

@@ -41,4 +41,6 @@ async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> 
     asked = traded if request.symbols is UNSET else dict.fromkeys(map(canonical_symbol, request.symbols))
     quotes = [context.market.quote(symbol) for symbol in asked if symbol in traded]
     now = context.clock.now()
-    return GetCryptoPricesOutput(prices=[price_of(quote, now) for quote in quotes if quote is not None])
+    return GetCryptoPricesOutput(
+        prices=[price_of(quote, now, context.market.trouble(quote.symbol)) for quote in quotes if quote is not None]
+    )

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from trader.api.schemas.common import Timestamp, Wire
 
 
@@ -21,11 +23,12 @@ class DatabaseHealth(Wire):
 
 
 class MarketHealth(Wire):
-    """`last_update_at` is null before the first update."""
+    """`last_update_at` is null before the first update. `trouble` says what keeps prices away, if anything does."""
 
     source: str
     last_update_at: Timestamp | None
     stale: bool
+    trouble: str | UnsetType = UNSET
 
 
 class StreamHealth(Wire):

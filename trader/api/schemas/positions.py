@@ -162,9 +162,9 @@ def _age(position: Position) -> tuple[datetime, str]:
     return position.opened_at, str(position.id)
 
 
-def price_of(quote: Quote, now: datetime) -> CryptoPrice:
-    """The wire record of a market's price."""
-    message: str | UnsetType = UNSET
+def price_of(quote: Quote, now: datetime, trouble: str | None) -> CryptoPrice:
+    """The wire record of a market's price. `trouble` is why it is not traded on, if it is not."""
+    message: str | UnsetType = UNSET if trouble is None else f"not traded on: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
         message = f"stale: the last update was at {iso(quote.at)}, {age_s} s ago"
