@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from random import Random
 
 import pytest
+from support.candles import FOLDER
 from support.side_by_side import SideBySide
 
 from trader.domain import account as figures
@@ -18,18 +18,17 @@ from trader.domain.money import round_to
 from trader.domain.orders import Cause, ExitPlan, Order, OrderSide, OrderType
 from trader.gateways.market.replay import ReplaySource
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 CRASH = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 """Half an hour before ETH fell from 2,785 to 2,125 in 38 minutes."""
 
 FLOWS = 40 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 2
 
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded candles are not beside the project")
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the recorded candles are not beside the project")
 
 
 @pytest.fixture(scope="module")
 def source() -> ReplaySource:
-    source = ReplaySource(DATA, tuple(MARKETS))
+    source = ReplaySource(FOLDER, tuple(MARKETS))
     asyncio.run(source.open())
     return source
 

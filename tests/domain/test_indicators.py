@@ -4,7 +4,6 @@ import csv
 import gzip
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,12 +13,12 @@ import pytest
 import talib
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.candles import FOLDER
 
 from trader.domain import indicators as ours
 from trader.domain.indicators import Indicators, indicators
 from trader.domain.market import Candle
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 START = datetime(2025, 1, 6, 3, 0, tzinfo=UTC)
 
 
@@ -43,7 +42,7 @@ def walk(seed: int, count: int, price: float = 50_000.0, minutes: int = 5) -> li
 
 
 def real(symbol: str, start: int, count: int) -> list[Candle]:
-    path = REAL / f"{symbol}USDT-1m-2025-01.csv.gz"
+    path = FOLDER / f"{symbol}USDT-1m-2025-01.csv.gz"
     if not path.exists():
         pytest.skip("the real candles are not here")
     with gzip.open(path, "rt") as lines:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
-from pathlib import Path
 from random import Random
 from uuid import UUID
 
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.candles import FOLDER
 
 from trader.domain.account import Account, Position, Run, available_cash, equity
 from trader.domain.guard import Refusal, Situation, judge_closing, judge_opening, judge_plan
@@ -28,7 +28,6 @@ from trader.domain.tools import TOOL_NAMES, TOOLS, ClosePosition, CreatePosition
 from trader.domain.view import AccountView, MarketView, PositionView, StatsView, View
 from trader.variants import VARIANTS
 
-REAL = Path(__file__).parents[3] / "shared" / "data"
 NOW = datetime(2025, 1, 8, 14, 7, 30, tzinfo=UTC)
 FEE = Decimal("0.0005")
 LEVEL = {"BTC": 95_000.0, "ETH": 3_300.0, "SOL": 190.0}
@@ -294,7 +293,7 @@ def test_every_agent_finds_trades_in_real_markets() -> None:
 
 
 def _real(symbol: str, count: int) -> list[Candle]:
-    path = REAL / f"{symbol}USDT-1m-2025-01.csv.gz"
+    path = FOLDER / f"{symbol}USDT-1m-2025-01.csv.gz"
     if not path.exists():
         pytest.skip("the real candles are not here")
     with gzip.open(path, "rt") as lines:

@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.candles import FOLDER
 
 from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
 from trader.domain.market import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick, depth
@@ -29,8 +30,7 @@ from trader.settings import Settings
 
 START = datetime(2025, 1, 6, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-REAL = Path(__file__).parents[2].parent / "shared" / "data"
-needs_real = pytest.mark.skipif(not REAL.is_dir(), reason=f"the recorded candles are not at {REAL}")
+needs_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the recorded candles are not at {FOLDER}")
 
 
 def rows_of(count: int, *, first: int = 0, price: float = 95000.0) -> list[Row]:
@@ -335,7 +335,7 @@ async def test_funding_is_the_plain_rate(tmp_path: Path) -> None:
 
 @needs_real
 async def test_the_recorded_candles_are_whole_and_played_exactly() -> None:
-    source = await opened(REAL, ("BTC", "ETH", "SOL"), speed=0)
+    source = await opened(FOLDER, ("BTC", "ETH", "SOL"), speed=0)
     assert source.identity == "replay:2025-01-01T03:00:00.000Z"
     assert source.ends_at == datetime(2025, 2, 4, 20, 19, 59, tzinfo=UTC)
     assert source.clock(None).now() == datetime(2025, 1, 2, 3, tzinfo=UTC)
