@@ -24,7 +24,7 @@ from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog
-from trader.api.schemas.common import ENCODER
+from trader.api.schemas.common import ENCODER, Checked
 from trader.errors import (
     Forbidden,
     InvalidInput,
@@ -155,6 +155,7 @@ class Dispatcher:
         self._origins = OriginRule.of(context.settings)
         token = context.settings.api_token
         self._token = None if token is None else token.reveal().encode()
+        self._body_wait_s = context.settings.http_body_timeout_s
         self._live = context.settings.trading_mode == "live"
         self._static: dict[str, bytes] = {}
         self._ready: dict[Target, Answer] = {}
@@ -193,7 +194,7 @@ class Dispatcher:
     async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
         try:
             self._origins.check(request)
-            body = await read_body(request)
+            body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _error_answer(error, target.style)
         except BodyTimeout as error:
@@ -251,7 +252,10 @@ class Dispatcher:
 
     async def _output(self, declared: Procedure, request: Any) -> bytes:
         """The encoded output, checked against its type as a caller would read it. A static one is kept."""
-        output = ENCODER.encode(await declared.handler(self._context, request))
+        made = await declared.handler(self._context, request)
+        if isinstance(made, Checked):
+            return made.body
+        output = ENCODER.encode(made)
         declared.output_decoder.decode(output)
         if declared.static:
             self._static[declared.name] = output
@@ -260,7 +264,7 @@ class Dispatcher:
     async def _handle_batch(self, request: web.Request, mode: str, request_id: str) -> web.StreamResponse:
         try:
             self._origins.check(request)
-            items = batch.parse(await read_body(request))
+            items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
             answer = _error_answer(error, Style.ORPC)
         except BodyTimeout as error:

@@ -3,7 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from trader.domain.account import Account, unrealized
 from trader.domain.money import ZERO, divide
 from trader.domain.records import Model, Snapshot, VariantId
 from trader.services.exchange import Exchange
+from trader.services.histories import SETTLED_AFTER, Encode, Histories, floor_to_bucket, select_values
 from trader.settings import Settings
 from trader.store import agents as agents_store
 from trader.store import portfolio as store
@@ -51,7 +52,6 @@ _SUITED_SPANS: Final[Mapping[Resolution, timedelta]] = {
 }
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
-_EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
 
 
 class Point(NamedTuple):
@@ -76,6 +76,13 @@ class History(NamedTuple):
     resolution: Resolution
 
 
+class EncodedHistory(NamedTuple):
+    """The same as encoded records, in pieces to be joined by commas."""
+
+    pieces: Sequence[bytes]
+    resolution: Resolution
+
+
 class LiveValues(msgspec.Struct, frozen=True):
     """What every account is worth at one moment. `snapshots_created` is how many rows the last snapshot job wrote."""
 
@@ -91,10 +98,12 @@ class Portfolio:
         self._database = database
         self._exchange = exchange
         self._clock = clock
+        self._histories = Histories(database)
         self._retention = timedelta(days=settings.snapshot_retention_days)
         self._last: dict[str, store.LastSnapshot] | None = None
         self._week: datetime | None = None
         self._retired_at: datetime | None = None
+        self._writing_at: datetime | None = None
         self._created = 0
         self.version = 0
         """Grows with every writing of snapshots."""
@@ -116,10 +125,12 @@ class Portfolio:
         if not due:
             return
         due.sort(key=lambda snapshot: snapshot.account_id)
+        self._writing_at = now
         try:
             async with self._database.connection() as conn:
                 self._created = await store.insert_snapshots(conn, due)
         finally:
+            self._writing_at = None
             self.version += 1  # what was not confirmed may have been written
         for snapshot in due:
             self._last[snapshot.account_id] = store.LastSnapshot(snapshot.run_id, now)
@@ -178,20 +189,50 @@ class Portfolio:
 
         What is older than the retention has hourly values at the finest.
         """
-        raw_since = self._clock.now() - self._retention
-        resolution = choose_resolution(start, end, points_max, raw_since)
-        bucket = RESOLUTIONS[resolution]
-        if end - start >= points_max * bucket:  # even the coarsest cannot hold the range: its latest part is shown
-            start = max(start, floor_to_bucket(end, bucket) - (points_max - 1) * bucket)
-        select = store.select_raw_history if bucket < _HOUR else store.select_hourly_history
-        async with self._database.connection() as conn:
-            models = {
-                model.id: model
-                for model in await agents_store.select_models(conn)
-                if model_id in (None, model.id) and variant in (None, model.variant)
-            }
-            values = await select(conn, list(models), start, end, bucket) if models else []
+        start, resolution = self._fitted(start, end, points_max)
+        models = _chosen(await self._models(), model_id, variant)
+        values = await select_values(self._database, list(models), start, end, RESOLUTIONS[resolution])
         return History(values, models, resolution)
+
+    async def encoded_history(
+        self,
+        encode: Encode,
+        *,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        start: datetime,
+        end: datetime,
+        points_max: int,
+    ) -> EncodedHistory:
+        """The same, encoded: what has not changed since it was encoded is not encoded again."""
+        start, resolution = self._fitted(start, end, points_max)
+        models = await self._models()
+        chosen = _chosen(models, model_id, variant)
+        written_until = min(self._clock.now() - SETTLED_AFTER, self._writing_at or datetime.max.replace(tzinfo=UTC))
+        pieces = await self._histories.read(
+            models, chosen.keys(), start, end, RESOLUTIONS[resolution], encode, written_until
+        )
+        return EncodedHistory(pieces, resolution)
+
+    def _fitted(self, start: datetime, end: datetime, points_max: int) -> tuple[datetime, Resolution]:
+        """The resolution of a range, and where it begins with that: even the coarsest may not hold all of it."""
+        resolution = choose_resolution(start, end, points_max, self._clock.now() - self._retention)
+        bucket = RESOLUTIONS[resolution]
+        if end - start >= points_max * bucket:  # the latest part is shown
+            start = max(start, floor_to_bucket(end, bucket) - (points_max - 1) * bucket)
+        return start, resolution
+
+    async def _models(self) -> dict[str, Model]:
+        async with self._database.connection() as conn:
+            return {model.id: model for model in await agents_store.select_models(conn)}
+
+
+def _chosen(models: Mapping[str, Model], model_id: str | None, variant: VariantId | None) -> dict[str, Model]:
+    return {
+        model.id: model
+        for model in models.values()
+        if model_id in (None, model.id) and variant in (None, model.variant)
+    }
 
 
 def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:
@@ -241,8 +282,3 @@ def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since
         if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
             return resolution
     return "1d"
-
-
-def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
-    """The start of the bucket that holds the moment; buckets divide a UTC day."""
-    return moment - (moment - _EPOCH) % bucket

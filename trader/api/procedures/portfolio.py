@@ -5,7 +5,7 @@ from datetime import timedelta
 from trader.api.context import Context
 from trader.api.rpc import procedure
 from trader.api.schemas.common import chosen_variant, optional
-from trader.api.schemas.portfolio import GetPortfolioHistoryInput, GetPortfolioHistoryOutput, history_of
+from trader.api.schemas.portfolio import GetPortfolioHistoryInput, GetPortfolioHistoryOutput, history_of, records_of
 from trader.errors import InvalidInput, Issue
 
 DEFAULT_RANGE = timedelta(days=7)
@@ -23,11 +23,12 @@ async def get_portfolio_history(context: Context, request: GetPortfolioHistoryIn
         start = end - min(DEFAULT_RANGE, end - end.min.replace(tzinfo=end.tzinfo))
     if start > end:
         raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
-    history = await context.portfolio.history(
+    history = await context.portfolio.encoded_history(
+        records_of,
         model_id=optional(request.model_id),
         variant=chosen_variant(request.variant),
         start=start,
         end=end,
         points_max=request.max_points,
     )
-    return GetPortfolioHistoryOutput(history=history_of(history.values, history.models), resolution=history.resolution)
+    return history_of(history)

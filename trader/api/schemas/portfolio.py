@@ -1,18 +1,31 @@
 """Equity of models on the wire: over time, and live for the portfolio stream."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, trimmed
+from trader.api.schemas.common import (
+    ENCODER,
+    UNSET,
+    Input,
+    Timestamp,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    checked,
+    iso,
+    trimmed,
+)
 from trader.api.schemas.positions import ModelId
 from trader.clock import cut_to_ms
 from trader.domain.records import Model
 from trader.errors import InvalidInput, Issue
-from trader.services.portfolio import LiveValues, Resolution
+from trader.services.portfolio import EncodedHistory, LiveValues, Resolution
 from trader.store.portfolio import EquityValue
 
 IsoTime = Annotated[
@@ -78,24 +91,34 @@ class GetPortfolioHistoryOutput(Wire, kw_only=True):
     resolution: Resolution
 
 
-def history_of(values: Iterable[EquityValue], models: Mapping[str, Model]) -> list[HistoryEntry]:
-    """The wire records of a history, in its order."""
+_ENTRY: Final = msgspec.json.Decoder(HistoryEntry)
+
+
+def records_of(values: Sequence[EquityValue], models: Mapping[str, Model]) -> list[bytes]:
+    """The records of a history in its order, each encoded and checked as a caller would read it."""
     shown = {model.id: HistoryModel.of(model) for model in models.values()}
     times: dict[datetime, str] = {}
-    entries = []
+    records = []
     for account_id, net_portfolio, created_at in values:
         at = times.get(created_at) or times.setdefault(created_at, iso(created_at))
-        entries.append(
-            HistoryEntry(
-                id=f"{account_id}@{at}",
-                model_id=account_id,
-                net_portfolio=trimmed(net_portfolio),
-                created_at=at,
-                updated_at=at,
-                model=shown[account_id],
-            )
+        entry = HistoryEntry(
+            id=f"{account_id}@{at}",
+            model_id=account_id,
+            net_portfolio=trimmed(net_portfolio),
+            created_at=at,
+            updated_at=at,
+            model=shown[account_id],
         )
-    return entries
+        record = ENCODER.encode(entry)
+        _ENTRY.decode(record)
+        records.append(record)
+    return records
+
+
+def history_of(history: EncodedHistory) -> GetPortfolioHistoryOutput:
+    """The output, of records that were checked one by one: a hundred models have 15 MB of them."""
+    body = b'{"history":[%b],"resolution":%b}' % (b",".join(history.pieces), ENCODER.encode(history.resolution))
+    return checked(GetPortfolioHistoryOutput, body)
 
 
 class LiveSnapshot(Wire, kw_only=True):

@@ -1,0 +1,171 @@
+"""Equity histories, kept bucket by bucket in the form in which they are answered.
+
+A week of a hundred models is 67,000 records: to read, build and encode them takes seconds, to hand out what is ready
+milliseconds. A bucket is kept once no snapshot can fall into it any more; the end of every history is read anew, so
+an answer holds all that is written. What a bucket holds depends on the models alone: when one is added, or is given
+another name, all of it is made again.
+"""
+
+import asyncio
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from trader.domain.records import Model
+from trader.store import portfolio as store
+from trader.store.pool import Database
+from trader.store.portfolio import EquityValue
+
+SETTLED_AFTER: Final = timedelta(minutes=5)
+"""How long after its time a snapshot may be on its way into the database; far longer than a statement may take."""
+
+BYTES_MAX: Final = 128 * 2**20
+CHUNK_BUCKETS: Final = 24
+"""Buckets that are read and encoded at once, so that nobody waits long for the event loop."""
+
+_HOUR: Final = timedelta(hours=1)
+_EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
+
+Encode = Callable[[Sequence[EquityValue], Mapping[str, Model]], list[bytes]]
+"""One encoded and checked record per value."""
+
+
+class Bucket(NamedTuple):
+    """The records of one bucket, in order, separated by commas; `ends[i]` is where the i-th of them ends."""
+
+    ids: tuple[str, ...]
+    times: tuple[datetime, ...]
+    ends: "array[int]"
+    body: bytes
+
+    def of(self, chosen: Collection[str], since: datetime) -> bytes:
+        """The records of the chosen models, from `since` on."""
+        first = bisect_left(self.times, since)
+        starts = [0, *(end + 1 for end in self.ends)]
+        return b",".join(
+            self.body[starts[place] : self.ends[place]]
+            for place in range(first, len(self.ids))
+            if self.ids[place] in chosen
+        )
+
+
+def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes]) -> Bucket:
+    """A bucket of values in the order of time, and their records."""
+    ends, end = array("Q"), -1
+    for record in records:
+        end += 1 + len(record)
+        ends.append(end)
+    times = tuple(value.created_at for value in values)
+    return Bucket(tuple(value.account_id for value in values), times, ends, b",".join(records))
+
+
+def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
+    """The start of the bucket that holds the moment; buckets divide a UTC day."""
+    return moment - (moment - _EPOCH) % bucket
+
+
+async def select_values(
+    database: Database, account_ids: Sequence[str], start: datetime, end: datetime, bucket: timedelta
+) -> list[EquityValue]:
+    """The last snapshot of each bucket within [start, end], the oldest first: from raw rows, or from the rollup."""
+    if not account_ids or start > end:
+        return []
+    select = store.select_raw_history if bucket < _HOUR else store.select_hourly_history
+    async with database.connection() as conn:
+        return await select(conn, account_ids, start, end, bucket)
+
+
+class Histories:
+    """The buckets of all models that were asked for, by the width of the bucket and its start."""
+
+    def __init__(self, database: Database, *, bytes_max: int = BYTES_MAX) -> None:
+        self._database = database
+        self._bytes_max = bytes_max
+        self._models: tuple[Model, ...] = ()
+        self._kept: dict[timedelta, dict[datetime, Bucket]] = {}
+        self._lock = asyncio.Lock()
+        self.size = 0
+
+    async def read(
+        self,
+        models: Mapping[str, Model],
+        chosen: Collection[str],
+        start: datetime,
+        end: datetime,
+        bucket: timedelta,
+        encode: Encode,
+        written_until: datetime,
+    ) -> list[bytes]:
+        """The records of the chosen models within [start, end], in pieces to be joined by commas.
+
+        All snapshots before `written_until` are in the database.
+        """
+        first = floor_to_bucket(start, bucket)
+        settled = max(first, floor_to_bucket(min(end, written_until), bucket))
+        async with self._lock:
+            self._forget_other(models)
+            kept = await self._fill(models, first, settled, bucket, encode)
+            pieces: list[bytes] = []
+            for place in _starts(first, settled, bucket):
+                found = kept[place]
+                is_whole = place > start and len(chosen) == len(models)
+                pieces.append(found.body if is_whole else found.of(chosen, start))
+            self._bound(bucket)
+        last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)
+        pieces += encode(last, models)
+        return [piece for piece in pieces if piece]
+
+    def _forget_other(self, models: Mapping[str, Model]) -> None:
+        shown = tuple(models.values())
+        if shown != self._models:
+            self._models = shown
+            self._kept.clear()
+            self.size = 0
+
+    async def _fill(
+        self, models: Mapping[str, Model], first: datetime, end: datetime, bucket: timedelta, encode: Encode
+    ) -> dict[datetime, Bucket]:
+        """Read what is missing of the buckets that begin in [first, end); the newest in use come last."""
+        kept = self._kept.pop(bucket, {})
+        self._kept[bucket] = kept
+        missing = [place for place in _starts(first, end, bucket) if place not in kept]
+        while missing:
+            count = next(
+                (n for n in range(1, len(missing)) if n == CHUNK_BUCKETS or missing[n] != missing[0] + n * bucket),
+                len(missing),
+            )
+            chunk, missing = missing[:count], missing[count:]
+            await self._read_chunk(models, chunk, bucket, encode)
+        return kept
+
+    async def _read_chunk(
+        self, models: Mapping[str, Model], chunk: Sequence[datetime], bucket: timedelta, encode: Encode
+    ) -> None:
+        # The rollup has whole hours up to the end given; a snapshot at that very moment belongs to the next bucket.
+        until = chunk[-1] + bucket
+        values = await select_values(self._database, list(models), chunk[0], until, bucket)
+        records = encode(values, models)
+        kept, place = self._kept[bucket], 0
+        for start in chunk:
+            after = bisect_left(values, start + bucket, place, key=lambda value: value.created_at)
+            kept[start] = found = make_bucket(values[place:after], records[place:after])
+            self.size += len(found.body)
+            place = after
+
+    def _bound(self, bucket: timedelta) -> None:
+        """Forget widths that were used longest ago, then the oldest buckets, until what is kept is small enough."""
+        while self.size > self._bytes_max:
+            width = next(iter(self._kept))
+            if width != bucket:
+                self.size -= sum(len(each.body) for each in self._kept.pop(width).values())
+                continue
+            kept = self._kept[bucket]
+            if not kept:
+                return
+            self.size -= len(kept.pop(min(kept)).body)
+
+
+def _starts(first: datetime, end: datetime, bucket: timedelta) -> list[datetime]:
+    return [first + number * bucket for number in range((end - first) // bucket)]
