@@ -26,6 +26,7 @@ from trader.gateways.market.files import Row
 from trader.gateways.market.pace import PacedClock
 from trader.gateways.market.replay import ReplaySource, path
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.gateways.market.venue import VenueSource
 from trader.settings import Settings
 
 START = datetime(2025, 1, 6, tzinfo=UTC)
@@ -370,11 +371,13 @@ def test_the_settings_choose_the_source(tmp_path: Path) -> None:
             replay_speed=0.0,
             replay_start=None,
             replay_end=None,
+            venue_url=None,
         )
         return make_source(cast("Settings", given))
 
     assert isinstance(made("synthetic"), SyntheticSource)
     assert isinstance(cast("SyntheticSource", made("synthetic")).clock(None), SystemClock)
     assert isinstance(made(f"replay:{tmp_path}"), ReplaySource)
-    with pytest.raises(StartError, match="venue"):
-        made("venue")
+    assert isinstance(made("venue"), VenueSource)
+    with pytest.raises(StartError, match="rumour"):
+        made("rumour")
