@@ -152,6 +152,29 @@ DEFINITIONS: Final = (
         "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
         "How long raw portfolio snapshots are kept, in days; hourly averages stay.",
     ),
+    Definition(
+        "HTTP_CONNECTIONS_MAX", "4096", forms.whole_number(16, 1_000_000),
+        "How many connections may be open; beyond that the one that is idle longest is closed.",
+    ),
+    Definition(
+        "HTTP_IDLE_TIMEOUT_S", "75", forms.whole_number(1, 86_400),
+        "How long a connection may be silent between requests, in seconds.",
+    ),
+    Definition(
+        "HTTP_HEAD_TIMEOUT_S", "10", forms.whole_number(1, 3600),
+        "How long the head of a request may take to arrive, from its first byte, in seconds.",
+    ),
+    Definition(
+        "HTTP_BODY_TIMEOUT_S", "30", forms.whole_number(1, 3600),
+        "How long a caller may take to send its body, or to take its answer, in seconds.",
+    ),
+    Definition(
+        "HTTP_HEADER_BYTES_MAX", "8190", forms.whole_number(1024, 1_048_576),
+        "Size of the first line of a request, and of each of at most 128 headers, in bytes.",
+    ),
+    Definition(
+        "METRICS", "on", forms.one_of("on", "off"), "Whether `GET /metrics` tells figures in the Prometheus format."
+    ),
     Definition("LOG_LEVEL", "info", forms.one_of("debug", "info", "warning", "error"), "Least level that is logged."),
     Definition(
         "LOG_FORMAT", "", forms.one_of("console", "json"), "`console` or `json`.",
@@ -195,6 +218,12 @@ class Settings:
     venue_api_key: Secret | None
     taapi_api_key: Secret | None
     snapshot_retention_days: int
+    http_connections_max: int
+    http_idle_timeout_s: int
+    http_head_timeout_s: int
+    http_body_timeout_s: int
+    http_header_bytes_max: int
+    metrics: str
     log_level: str
     log_format: str
     providers: Mapping[str, ProviderSettings]

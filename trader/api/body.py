@@ -10,9 +10,6 @@ from trader.errors import InvalidInput, Issue, PayloadTooLarge
 
 BODY_SIZE_MAX: Final = 2**20
 """Bytes of a request body, after decompression."""
-BODY_WAIT_S: Final = 30.0
-"""How long a caller may take to send its body."""
-
 
 GIVEN_UP: Final = web.RequestKey("given_up", bool)
 """Set when the rest of the body must not be waited for: the connection has to close after the answer."""
@@ -22,10 +19,14 @@ class BodyTimeout(Exception):
     """The caller took too long to send its body."""
 
 
-async def read_body(request: web.Request) -> bytes:
-    """The request's body, decompressed. Raises PayloadTooLarge, InvalidInput (broken compression) and BodyTimeout.
+async def read_body(request: web.Request, wait_s: float) -> bytes:
+    """The request's body, decompressed, waited for at most `wait_s` seconds.
 
     A body that says its size is refused before it is read; any other, a compressed one too, as soon as it is over.
+
+    :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
+    :raises InvalidInput: its compression is broken, or it ends early
+    :raises BodyTimeout: it did not arrive in time
     """
     content = request.content
     if content.is_eof() and content.exception() is None:  # it came with the head: nothing to wait for
@@ -36,14 +37,14 @@ async def read_body(request: web.Request) -> bytes:
         _check_size(request.content_length)
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_WAIT_S):
+        async with asyncio.timeout(wait_s):
             while chunk := await content.readany():
                 body += chunk
                 _check_size(len(body))
     except TimeoutError:
         _give_up(request)
-        raise BodyTimeout(f"the body did not arrive within {BODY_WAIT_S:g} s") from None
-    except (ContentEncodingError, web.RequestPayloadError) as error:
+        raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
+    except (ContentEncodingError, web.RequestPayloadError, ConnectionError) as error:  # the last: the caller has left
         _give_up(request)
         raise InvalidInput(Issue((), f"the body cannot be read: {error}")) from None
     except PayloadTooLarge:

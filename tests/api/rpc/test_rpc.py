@@ -12,7 +12,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from yarl import URL
 
-from trader.api import body as request_body
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty
 
@@ -333,10 +332,8 @@ async def exchange_bytes(client: Client, *parts: bytes, close: bool = True) -> b
         await writer.wait_closed()
 
 
-async def test_a_body_that_does_not_come_is_waited_for_only_so_long(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(request_body, "BODY_WAIT_S", 0.05)
+async def test_a_body_that_does_not_come_is_waited_for_only_so_long(make_service: ServiceFactory) -> None:
+    client = await make_service(HTTP_BODY_TIMEOUT_S="1")
     head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nConnection: close\r\n\r\n{"
     answer = await exchange_bytes(client, head, close=False)
     assert answer.startswith(b"HTTP/1.1 408 ")

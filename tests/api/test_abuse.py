@@ -1,0 +1,255 @@
+"""What callers may do to the service by mistake or on purpose, over raw sockets: it answers others and frees it all."""
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from trader.api import cors, rpc
+from trader.api.connections import Limits, Runner
+from trader.api.routes import add_read_only
+from trader.api.rpc import Registry
+from trader.api.schemas.common import Empty, Wire
+from trader.settings import Settings
+
+CALL = b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+FAST = Limits(connections_max=40, idle_s=0.4, head_s=0.2, answer_s=0.3)
+
+registry = Registry()
+
+
+class Large(Wire):
+    text: str
+
+
+@registry.procedure("demo.wait")
+async def wait(_: object, __: Empty) -> Large:
+    return Large(text="")
+
+
+@registry.procedure("demo.large")
+async def large(_: object, __: Empty) -> Large:
+    return Large(text="x" * 8_000_000)
+
+
+class Context:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+
+class Service:
+    """A service on a port, with its runner to look into."""
+
+    def __init__(self, runner: Runner, port: int) -> None:
+        self.runner = runner
+        self.port = port
+        self.writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def open(self) -> int:
+        assert self.runner.server is not None
+        return len(self.runner.server.connections)
+
+    async def until(self, fits: Callable[[int], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not fits(self.open):
+                await asyncio.sleep(0.01)
+
+    async def connect(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        writer.write(data)
+        return reader, writer
+
+    async def send(self, data: bytes) -> bytes:
+        """All that comes back until the service closes."""
+        reader, _ = await self.connect(data)
+        async with asyncio.timeout(5):
+            return await reader.read()
+
+    async def leave(self) -> None:
+        """Close every connection of this side."""
+        for writer in self.writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self.writers), return_exceptions=True)
+        self.writers.clear()
+
+    async def health_s(self) -> float:
+        """How long the service takes to answer health on a new connection."""
+        started_s = time.perf_counter()
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/health") as response:
+            assert response.status == 200
+        return time.perf_counter() - started_s
+
+
+@asynccontextmanager
+async def running(limits: Limits) -> AsyncIterator[Service]:
+    settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
+    app = web.Application()
+    untyped: Any = Context(settings)
+    rpc.setup(app, untyped, registry)
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "healthy"})
+
+    add_read_only(app, "/health", health)
+    cors.setup(app, settings)
+    runner = Runner(app, limits, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    service = Service(runner, int(runner.addresses[0][1]))
+    try:
+        yield service
+    finally:
+        await service.leave()
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with running(FAST) as started:
+        yield started
+
+
+async def test_a_head_that_comes_byte_by_byte_is_cut_off(service: Service) -> None:
+    reader, writer = await service.connect()
+    started_s = time.perf_counter()
+    with pytest.raises((ConnectionError, TimeoutError)):
+        async with asyncio.timeout(5):
+            for byte in CALL * 100:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+                if reader.at_eof():
+                    raise ConnectionResetError
+    assert time.perf_counter() - started_s < 2
+    await service.until(lambda count: count == 0)
+
+
+async def test_a_slow_head_is_told_so(service: Service) -> None:
+    answer = await service.send(CALL)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert answer.endswith(b'{"error":"The head of the request took too long"}')
+
+
+async def test_a_second_head_has_no_more_time_than_the_first(service: Service) -> None:
+    answer = await service.send(CALL + b"Content-Length: 0\r\n\r\n" + CALL)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    await service.until(lambda count: count == 0)
+
+
+async def test_a_head_in_pieces_within_its_time_is_answered(service: Service) -> None:
+    reader, writer = await service.connect()
+    for _ in range(3):
+        for piece in (CALL[:20], CALL[20:], b"Content-Length: 0\r\n\r\n"):
+            writer.write(piece)
+            await asyncio.sleep(0.03)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await reader.readexactly(len(b'{"text":""}'))
+
+
+async def test_silence_is_closed(service: Service) -> None:
+    assert await service.send(b"") == b""
+    await service.until(lambda count: count == 0)
+
+
+async def test_a_slow_body_is_given_up(service: Service) -> None:
+    answer = await service.send(CALL + b"Content-Length: 100\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"TIMEOUT"' in answer
+    await service.until(lambda count: count == 0)
+
+
+async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
+    _, writer = await service.connect(b"POST /api/rpc/demo.large HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    transport: Any = writer.transport
+    transport.pause_reading()
+    await service.until(lambda count: count == 1)
+    await service.until(lambda count: count == 0)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 1_000_000,
+        b"NONSENSE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        CALL + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        CALL + b"Content-Length: -1\r\n\r\n",
+        CALL + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n",
+    ],
+)
+async def test_what_is_no_request_is_refused(service: Service, head: bytes) -> None:
+    with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
+        assert b" 400 " in (await service.send(head)).partition(b"\r\n")[0]
+    await service.until(lambda count: count == 0)
+    assert await service.health_s() < 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        (b"gzip", gzip.compress(b"{" + b" " * 50_000_000 + b"}"), 413),
+        (b"gzip", b"no gzip at all", 400),
+        (b"deflate", b"\xff\xff\xff", 400),
+        (b"identity", b"[" * 100_000, 400),
+        (b"identity", b'{"a":' * 50_000, 400),
+        (b"snappy", b"{}", 200),
+    ],
+)
+async def test_bodies_meant_to_harm_are_refused_at_once(
+    service: Service, encoding: bytes, body: bytes, status: int
+) -> None:
+    head = CALL + b"Connection: close\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (encoding, len(body))
+    started_s = time.perf_counter()
+    answer = await service.send(head + body)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert time.perf_counter() - started_s < 2
+
+
+async def test_pipelined_requests_are_answered_in_order_and_bounded(service: Service) -> None:
+    one = CALL + b"Content-Length: 0\r\n\r\n"
+    unknown = one.replace(b"demo.wait", b"demo.none")
+    reader, _ = await service.connect((one + unknown) * 500)
+    for number in range(1000):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404 " if number % 2 else b"HTTP/1.1 200 ")
+        size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        await reader.readexactly(size)
+    await service.leave()
+    await service.until(lambda count: count == 0)
+
+
+async def test_half_open_sockets_are_freed(service: Service) -> None:
+    for data in (b"", CALL, CALL + b"Content-Length: 10\r\n\r\n{"):
+        _, writer = await service.connect(data)
+        writer.write_eof()
+    await service.until(lambda count: count == 0)
+
+
+async def test_the_oldest_idle_connection_makes_room(service: Service) -> None:
+    for _ in range(FAST.connections_max * 3):
+        await service.connect()
+    await service.until(lambda count: count <= FAST.connections_max)
+    assert await service.health_s() < 1
+    await service.leave()
+    await service.until(lambda count: count == 0)
+
+
+async def test_two_thousand_idle_connections_change_nothing_for_others() -> None:
+    async with running(Limits()) as service:
+        for number in range(2000):
+            await service.connect(CALL if number % 2 else b"")
+        await service.until(lambda count: count == 2000)
+        took_s = sorted([await service.health_s() for _ in range(20)])
+        assert took_s[10] < 0.1
+        await service.leave()
+        await service.until(lambda count: count == 0)

@@ -1,0 +1,159 @@
+"""What one connection may take: time for its headers, for its silence and for its answers; and how many there may be.
+
+The framework bounds the size of headers and the requests that wait on one connection (32), and closes a connection
+that is silent. It has no bound for a head that arrives byte by byte, for a caller who does not take its answer, and for
+the number of connections; those are here.
+"""
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from trader.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_OTHER_FILES: Final = 256
+"""What the process has open beside connections: the database, the venue, providers, the log."""
+
+_TOO_SLOW_BODY: Final = b'{"error":"The head of the request took too long"}'
+_TOO_SLOW: Final = (
+    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_TOO_SLOW_BODY), _TOO_SLOW_BODY)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of connections. Times are seconds of real time, sizes bytes."""
+
+    connections_max: int = 4096
+    idle_s: float = 75.0
+    head_s: float = 10.0
+    answer_s: float = 30.0
+    line_bytes_max: int = 8190
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        return cls(
+            connections_max=settings.http_connections_max,
+            idle_s=settings.http_idle_timeout_s,
+            head_s=settings.http_head_timeout_s,
+            answer_s=settings.http_body_timeout_s,
+            line_bytes_max=settings.http_header_bytes_max,
+        )
+
+
+class Connection(RequestHandler):
+    """One connection. A timer runs only while a head is incomplete or an answer is not taken."""
+
+    __slots__ = ("_late", "_limits", "_stuck")
+
+    def __init__(self, server: "Server", limits: Limits, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._limits = limits
+        self._late: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered: it waits for the next, whose head may have begun."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._late is not None:
+            if not self.is_idle:
+                self._late.cancel()
+                self._late = None
+        elif self.is_idle and self.transport is not None:  # bytes came, and no whole head
+            self._late = self._loop.call_later(self._limits.head_s, self._end_late)
+
+    def _end_late(self) -> None:
+        self._late = None
+        if self.transport is not None and self.is_idle:
+            self.transport.write(_TOO_SLOW)
+            self.force_close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self._loop.call_later(self._limits.answer_s, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_timer()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._end_timer()
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        super().connection_lost(exc)
+
+    def _end_timer(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _abort(self) -> None:
+        self._stuck = None
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Server(web.Server):
+    """Makes the connections. When there are too many, the one that has been idle longest goes, else the newcomer."""
+
+    def __init__(self, handler: Any, limits: Limits, **options: Any) -> None:
+        super().__init__(handler, **options)
+        self._limits = limits
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, self._limits, loop=self._loop, **self._kwargs)
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._connections) > self._limits.connections_max:
+            oldest = next((one for one in self._connections if isinstance(one, Connection) and one.is_idle), None)
+            if oldest is None:
+                transport.abort()
+            else:
+                oldest.force_close()
+
+
+class Runner(web.AppRunner):
+    """Runs an application on connections with limits."""
+
+    def __init__(self, app: web.Application, limits: Limits, **options: Any) -> None:
+        super().__init__(
+            app,
+            keepalive_timeout=limits.idle_s,
+            max_line_size=limits.line_bytes_max,
+            max_field_size=limits.line_bytes_max,
+            **options,
+        )
+        self._limits = limits
+
+    async def _make_server(self) -> web.Server:
+        plain = await super()._make_server()
+        return Server(plain.request_handler, self._limits, request_factory=plain.request_factory, **plain._kwargs)
+
+
+def raise_file_limit(connections_max: int) -> None:
+    """Let the process have as many open files as it may have connections, as far as the system allows."""
+    wanted = connections_max + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        log.info("open files: at most %d instead of %d", wanted, soft)
+    if wanted < connections_max + _OTHER_FILES:
+        log.warning(
+            "the system allows %d open files: fewer than HTTP_CONNECTIONS_MAX=%d needs", wanted, connections_max
+        )
