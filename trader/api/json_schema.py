@@ -7,7 +7,9 @@ writes some things at length (`int | float` is one thing to a reader: a number).
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from enum import Enum
+from types import UnionType
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,11 +27,42 @@ _PYTHON_END: Final = r"(?!\n)"
 
 def components_of(types: Iterable[Any]) -> tuple[list[Schema], dict[str, Schema]]:
     """The schema of each type, and the named schemas that they refer to under `#/components/schemas/`."""
+    types = list(types)
     schemas, named = msgspec.json.schema_components(types, ref_template=REFERENCE + "{name}")
     names = {name: _public_name(name) for name in named}
     assert len(set(names.values())) == len(names), "two structs would have one name"
     components = {names[name]: _component(names[name], schema, names) for name, schema in named.items()}
-    return [_clean(schema, names) for schema in schemas], dict(sorted(components.items()))
+    cleaned = [_clean(schema, names) for schema in schemas]
+    orders: dict[frozenset[Any], list[Any]] = {}
+    _note_orders(types, orders, set())
+    _reorder([cleaned, list(components.values())], orders)
+    return cleaned, dict(sorted(components.items()))
+
+
+def _note_orders(annotations: Iterable[Any], orders: dict[frozenset[Any], list[Any]], seen: set[Any]) -> None:
+    """Find the choices that the annotations name, in the order of their definition; msgspec sorts them."""
+    for annotation in annotations:
+        if isinstance(annotation, type) and annotation not in seen:
+            seen.add(annotation)
+            if issubclass(annotation, msgspec.Struct):
+                _note_orders(get_type_hints(annotation, include_extras=True).values(), orders, seen)
+            elif issubclass(annotation, Enum):
+                values = [member.value for member in annotation]
+                orders.setdefault(frozenset(values), values)
+        if get_origin(annotation) is Literal:
+            orders.setdefault(frozenset(get_args(annotation)), list(get_args(annotation)))
+        elif get_origin(annotation) is not None or isinstance(annotation, UnionType):
+            _note_orders(get_args(annotation), orders, seen)
+
+
+def _reorder(node: Any, orders: Mapping[frozenset[Any], list[Any]]) -> None:
+    if isinstance(node, dict):
+        if isinstance(node.get("enum"), list):
+            node["enum"] = orders.get(frozenset(node["enum"]), node["enum"])
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            _reorder(item, orders)
 
 
 def _public_name(name: str) -> str:

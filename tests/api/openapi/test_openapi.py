@@ -141,7 +141,7 @@ def test_fields_are_those_of_the_contract(document: Document, name: str, shape: 
 def test_null_absence_and_alternatives_are_told_apart(document: Document) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["OverallStats"]["properties"]["sharpeRatio"] == {
-        "anyOf": [{"type": "number"}, {"type": "string", "enum": ["Infinity", "N/A"]}]
+        "anyOf": [{"type": "number"}, {"type": "string", "enum": ["N/A", "Infinity"]}]
     }
     assert schemas["LeaderboardRow"]["properties"]["pnlPercent"] == {"type": ["number", "null"]}
     assert "pnlPercent" in schemas["LeaderboardRow"]["required"]
@@ -150,6 +150,15 @@ def test_null_absence_and_alternatives_are_told_apart(document: Document) -> Non
     assert place["required"] == ["symbol", "side", "quantity"]
     assert place["properties"]["quantity"] == {"type": "number", "exclusiveMinimum": 0, "maximum": 10**12}
     assert '"format":"decimal"' not in orjson.dumps(document).decode()
+
+
+def test_choices_are_in_the_order_of_their_definition(document: Document) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["VariantId"]["enum"] == ["Apex", "Trendsurfer", "Contrarian", "Sovereign"]
+    assert schemas["GetVariantHistoryInput"]["properties"]["window"]["enum"] == ["24h", "7d", "30d"]
+    resolutions = ["1m", "5m", "15m", "1h", "4h", "1d"]
+    assert schemas["GetPortfolioHistoryOutput"]["properties"]["resolution"]["enum"] == resolutions
+    assert schemas["OrderStatus"]["enum"][0] == "filled"
 
 
 @pytest.mark.parametrize("name", list(openapi.EXAMPLES))
