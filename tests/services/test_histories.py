@@ -14,7 +14,7 @@ from trader.api.schemas.portfolio import GetPortfolioHistoryOutput, records_of
 from trader.clock import ManualClock, iso
 from trader.domain.records import VariantId
 from trader.services.histories import Histories
-from trader.services.portfolio import RESOLUTIONS, Portfolio
+from trader.services.portfolio import RESOLUTIONS, WINDOWS, Portfolio, Window
 from trader.store import portfolio as store
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
@@ -79,6 +79,34 @@ async def test_what_is_kept_equals_what_is_read(database: Database, seed: int) -
         seen.add(await shelf.compare(start, end, rng.choice((100, 300, 1000, 15_000)), **chosen))
         await shelf.live(rng.choice((1, 20, 300)) * MINUTE, MINUTE * rng.choice((1, 7)))
     assert seen == set(RESOLUTIONS)
+
+
+RAW_HOURS = """
+SELECT m.variant::text, date_trunc('hour', s.created_at, 'UTC') AS hour, round(avg(s.net_portfolio), 8) AS value
+FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
+WHERE s.created_at >= $1
+GROUP BY 1, 2
+ORDER BY hour
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Database, seed: int) -> None:
+    shelf = Shelf(database, seed)
+    await shelf.open()
+    await shelf.live(28 * DAY, timedelta(minutes=47))
+    rng = shelf.rng
+    for _ in range(25):
+        window: Window = rng.choice(("24h", "7d", "30d"))
+        found = await shelf.portfolio.variant_history(window, shelf.clock.now())
+        async with database.connection() as conn:
+            rows = await conn.fetch(RAW_HOURS, shelf.clock.now() - WINDOWS[window])
+            wanted = {variant: [(hour, value) for v, hour, value in rows if v == variant] for variant in VariantId}
+            assert {variant: [tuple(point) for point in points] for variant, points in found.variants.items()} == wanted
+            if rng.random() < 0.2:  # a model changes sides, and all of its past with it
+                to = rng.choice(list(VariantId))
+                await conn.execute("UPDATE models SET variant = $1::text::variant_id WHERE id = 'b'", to.value)
+        await shelf.live(timedelta(minutes=rng.choice((1, 9, 61, 3000))), timedelta(minutes=rng.choice((1, 7, 31))))
 
 
 async def test_a_new_name_or_a_new_model_is_seen_at_once(database: Database) -> None:

@@ -60,7 +60,7 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100), "orders_closed_by_account"),
     "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
     "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
-    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
+    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
     "last snapshots": (portfolio.SELECT_LAST_SNAPSHOTS, (), "portfolio_hourly_pkey"),
     "raw history": (
         portfolio.SELECT_RAW_HISTORY, (["m5"], NOW - DAY, NOW, timedelta(minutes=15)), "portfolio_snapshots_",

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from trader.domain.records import Model
+from trader.domain.records import Model, VariantId
+from trader.store import agents as agents_store
 from trader.store import portfolio as store
 from trader.store.pool import Database
-from trader.store.portfolio import EquityValue
+from trader.store.portfolio import EquityValue, VariantHour
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """How long after its time a snapshot may be on its way into the database; far longer than a statement may take."""
@@ -25,7 +26,11 @@ BYTES_MAX: Final = 128 * 2**20
 CHUNK_BUCKETS: Final = 24
 """Buckets that are read and encoded at once, so that nobody waits long for the event loop."""
 
+KEPT_HOURS_MAX: Final = 32 * 24
+"""More than the longest window."""
+
 _HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
 
 Encode = Callable[[Sequence[EquityValue], Mapping[str, Model]], list[bytes]]
@@ -169,3 +174,47 @@ class Histories:
 
 def _starts(first: datetime, end: datetime, bucket: timedelta) -> list[datetime]:
     return [first + number * bucket for number in range((end - first) // bucket)]
+
+
+class VariantHours:
+    """The hourly averages of the variants, kept once their hour is over; an hour that is not is read anew.
+
+    Hours that are over change with the models alone: with who they are, and to which variant they belong.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._models: frozenset[tuple[str, VariantId]] = frozenset()
+        self._kept: list[VariantHour] = []
+        self._from = self._until = _EPOCH
+        self._lock = asyncio.Lock()
+
+    async def read(self, since: datetime, written_until: datetime) -> list[VariantHour]:
+        """The averages of the snapshots with `created_at >= since`, the oldest first.
+
+        All snapshots before `written_until` are in the database.
+        """
+        first, settled = store.ceil_to_hour(since), floor_to_bucket(written_until, _HOUR)
+        async with self._lock, self._database.connection() as conn:
+            models = frozenset((model.id, model.variant) for model in await agents_store.select_models(conn))
+            if models != self._models or not self._from <= first <= self._until:
+                self._models, self._from, self._until, self._kept = models, first, first, []
+            known = self._until
+            new = await store.select_variant_hours(conn, since, known)
+            partial = bisect_left(new, first, key=lambda row: row.hour)
+            over = bisect_left(new, max(known, settled), partial, key=lambda row: row.hour)
+            if settled > known:
+                self._kept += new[partial:over]
+                self._until = settled
+            start = bisect_left(self._kept, first, key=lambda row: row.hour)
+            rest = new[over:] if settled > known else new[partial:]
+            found = new[:partial] + self._kept[start:] + rest
+            self._drop_before(settled)
+            return found
+
+    def _drop_before(self, settled: datetime) -> None:
+        """Forget what is older than any window, now and then."""
+        oldest = settled - KEPT_HOURS_MAX * _HOUR
+        if oldest - self._from > _DAY:
+            self._kept = self._kept[bisect_left(self._kept, oldest, key=lambda row: row.hour) :]
+            self._from = oldest

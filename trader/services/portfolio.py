@@ -14,7 +14,7 @@ from trader.domain.account import Account, unrealized
 from trader.domain.money import ZERO, divide
 from trader.domain.records import Model, Snapshot, VariantId
 from trader.services.exchange import Exchange
-from trader.services.histories import SETTLED_AFTER, Encode, Histories, floor_to_bucket, select_values
+from trader.services.histories import SETTLED_AFTER, Encode, Histories, VariantHours, floor_to_bucket, select_values
 from trader.settings import Settings
 from trader.store import agents as agents_store
 from trader.store import portfolio as store
@@ -99,6 +99,7 @@ class Portfolio:
         self._exchange = exchange
         self._clock = clock
         self._histories = Histories(database)
+        self._variant_hours = VariantHours(database)
         self._retention = timedelta(days=settings.snapshot_retention_days)
         self._last: dict[str, store.LastSnapshot] | None = None
         self._week: datetime | None = None
@@ -169,8 +170,7 @@ class Portfolio:
 
     async def variant_history(self, window: Window, now: datetime) -> VariantHistories:
         """The average of all snapshots since `now − window`, per variant and hour; variants without any are empty."""
-        async with self._database.connection() as conn:
-            rows = await store.select_variant_hours(conn, now - WINDOWS[window])
+        rows = await self._variant_hours.read(now - WINDOWS[window], self._written_until())
         histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
         for row in rows:
             histories[row.variant].append(Point(row.hour, row.value))
@@ -208,10 +208,8 @@ class Portfolio:
         start, resolution = self._fitted(start, end, points_max)
         models = await self._models()
         chosen = _chosen(models, model_id, variant)
-        written_until = min(self._clock.now() - SETTLED_AFTER, self._writing_at or datetime.max.replace(tzinfo=UTC))
-        pieces = await self._histories.read(
-            models, chosen.keys(), start, end, RESOLUTIONS[resolution], encode, written_until
-        )
+        bucket, written_until = RESOLUTIONS[resolution], self._written_until()
+        pieces = await self._histories.read(models, chosen.keys(), start, end, bucket, encode, written_until)
         return EncodedHistory(pieces, resolution)
 
     def _fitted(self, start: datetime, end: datetime, points_max: int) -> tuple[datetime, Resolution]:
@@ -221,6 +219,10 @@ class Portfolio:
         if end - start >= points_max * bucket:  # the latest part is shown
             start = max(start, floor_to_bucket(end, bucket) - (points_max - 1) * bucket)
         return start, resolution
+
+    def _written_until(self) -> datetime:
+        """All snapshots before this moment are in the database."""
+        return min(self._clock.now() - SETTLED_AFTER, self._writing_at or datetime.max.replace(tzinfo=UTC))
 
     async def _models(self) -> dict[str, Model]:
         async with self._database.connection() as conn:

@@ -91,7 +91,7 @@ class VariantHour(NamedTuple):
 # The first hour of a window is usually cut by it, and comes from the raw rows; the others come whole from the rollup.
 SELECT_VARIANT_HOURS = """
 WITH hours AS (
-    SELECT variant, hour, total, count FROM variant_hourly WHERE hour >= $2
+    SELECT variant, hour, total, count FROM variant_hourly WHERE hour >= $3
     UNION ALL
     SELECT m.variant, date_trunc('hour', s.created_at, 'UTC'), sum(s.net_portfolio), count(*)
     FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
@@ -105,9 +105,15 @@ ORDER BY hours.hour, hours.variant
 """
 
 
-async def select_variant_hours(conn: Connection, since: datetime) -> list[VariantHour]:
-    """Σ netPortfolio / count of the snapshots with `created_at >= since`, per variant and hour, the oldest first."""
-    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since))
+async def select_variant_hours(
+    conn: Connection, since: datetime, known_until: datetime | None = None
+) -> list[VariantHour]:
+    """Σ netPortfolio / count of the snapshots with `created_at >= since`, per variant and hour, the oldest first.
+
+    The whole hours before `known_until` are left out.
+    """
+    whole = ceil_to_hour(since)
+    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, whole, max(whole, known_until or whole))
     return [VariantHour(VariantId(variant), hour, value) for variant, hour, value in rows]
 
 

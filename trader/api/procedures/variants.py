@@ -11,6 +11,7 @@ from trader.api.schemas.variants import (
     GetVariantStatsOutput,
     VariantStatsView,
     VariantView,
+    variant_history_of,
 )
 from trader.variants import VARIANTS
 
@@ -27,7 +28,7 @@ async def get_variant_history(context: Context, request: GetVariantHistoryInput)
 
     A variant without data has an empty history; the aggregate holds the hours in which at least one has a value.
     """
-    return GetVariantHistoryOutput.of(await context.portfolio.variant_history(request.window, context.clock.now()))
+    return variant_history_of(await context.portfolio.variant_history(request.window, context.clock.now()))
 
 
 @procedure("variants.getVariantStats")

@@ -1,10 +1,12 @@
 """Variants on the wire: definitions, hourly histories, statistics."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
+from typing import Final
 
-from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, trimmed
+import msgspec
+
+from trader.api.schemas.common import ENCODER, Input, Timestamp, VariantId, Wire, checked, iso, trimmed
 from trader.services.analytics import VariantStats
 from trader.services.portfolio import Point, VariantHistories, Window
 from trader.variants import VARIANTS, Variant
@@ -52,25 +54,32 @@ class GetVariantHistoryOutput(Wire, kw_only=True):
     variants: list[VariantHistory]
     aggregate: list[HistoryPoint]
 
-    @classmethod
-    def of(cls, histories: VariantHistories) -> "GetVariantHistoryOutput":
-        times = {point.hour: iso(point.hour) for point in histories.aggregate}
-        return cls(
-            variants=[
-                VariantHistory(
-                    variant_id=variant.id,
-                    label=variant.label,
-                    color=variant.color,
-                    history=_points(histories.variants[variant.id], times),
-                )
-                for variant in VARIANTS.values()
-            ],
-            aggregate=_points(histories.aggregate, times),
-        )
+
+_POINT: Final = msgspec.json.Decoder(HistoryPoint)
 
 
-def _points(points: Sequence[Point], times: Mapping[datetime, str]) -> list[HistoryPoint]:
-    return [HistoryPoint(timestamp=times[point.hour], value=trimmed(point.value)) for point in points]
+@lru_cache(maxsize=20_000)
+def _point(point: Point) -> bytes:
+    """A point, encoded and checked as a caller would read it. Most of them are those of the answer before."""
+    encoded = ENCODER.encode(HistoryPoint(timestamp=iso(point.hour), value=trimmed(point.value)))
+    _POINT.decode(encoded)
+    return encoded
+
+
+def variant_history_of(histories: VariantHistories) -> GetVariantHistoryOutput:
+    """The output, of points that were checked one by one; the frame around them is checked here."""
+    frame = GetVariantHistoryOutput(
+        variants=[
+            VariantHistory(variant_id=variant.id, label=variant.label, color=variant.color, history=[])
+            for variant in VARIANTS.values()
+        ],
+        aggregate=[],
+    )
+    msgspec.convert(msgspec.to_builtins(frame), GetVariantHistoryOutput)
+    series = [*(histories.variants[variant] for variant in VARIANTS), histories.aggregate]
+    parts = ENCODER.encode(frame).split(b"[]")
+    filled = (part + b"[" + b",".join(map(_point, points)) + b"]" for part, points in zip(parts, series, strict=False))
+    return checked(GetVariantHistoryOutput, b"".join(filled) + parts[-1])
 
 
 class VariantStatsView(Wire, kw_only=True):
