@@ -77,13 +77,13 @@ class ConsoleFormatter(logging.Formatter):
         for time_text, (_, request_id, name, status, duration_ms) in _with_times(entries):
             yield (
                 f"{time_text[11:-1]} info    trader.request: {name} {status} {duration_ms:.1f} ms "
-                f"(request {request_id}) request_id={request_id} procedure={name} status={status} "
-                f"duration_ms={round(duration_ms, 3)}\n"
+                f"(request {request_id})\n"
             )
 
     def format(self, record: logging.LogRecord) -> str:
         time = iso(datetime.fromtimestamp(record.created, UTC))[11:-1]
-        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in PLAIN_FIELDS)
+        told = PLAIN_FIELDS if not isinstance(record, RequestRecord) else vars(record)  # its message says all
+        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in told)
         line = f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()}{' ' + extra if extra else ''}"
         # A record is one line whatever it holds: text from outside must not look like another record.
         line = line.replace("\r", "\\r").replace("\n", "\\n")
