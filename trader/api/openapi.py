@@ -5,7 +5,7 @@ It is at `GET /api/openapi.json`, and as a page to read at `GET /api/docs`. Both
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Final
@@ -14,11 +14,12 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader import __version__, errors
-from trader.api import rpc
+from trader.api import batch, broadcast, rpc, streams
+from trader.api.body import BODY_SIZE_MAX
 from trader.api.context import Context
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
-from trader.api.routes import Handler, add_read_only
+from trader.api.routes import add_read_only
 from trader.api.schemas.failures import ErrorBody
 from trader.api.schemas.health import HealthReport, SchedulersReport
 from trader.api.schemas.models import InvocationView
@@ -92,6 +93,8 @@ def make_document(registry: rpc.Registry, settings: Settings) -> dict[str, Any]:
     for path, told in (("/health", health), ("/health/schedulers", schedulers)):
         for prefix in ("", "/api"):
             paths[prefix + path] = {"get": _health(prefix + path, told)}
+    if settings.metrics == "on":
+        paths["/metrics"] = {"get": _METRICS}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -128,6 +131,20 @@ _HEADERS: Final = {
     },
     "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
     "Cache-Control": {"schema": {"type": "string"}},
+}
+
+
+_METRICS: Final = {
+    "operationId": "metrics",
+    "tags": ["health"],
+    "summary": "What the service counts, in the Prometheus format",
+    "responses": {
+        "200": {
+            "description": "The figures; as OpenMetrics when the `Accept` header asks for it.",
+            "headers": {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}},
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        }
+    },
 }
 
 
@@ -268,8 +285,15 @@ def _introduction(settings: Settings) -> str:
     rows = ["| status | code | meaning |", "|---|---|---|"]
     for (status, code), meaning in _meanings().items():
         rows.append(f"| {int(status)} | `{code}` | {' '.join(meaning.split())} |")
-    server = _server(settings).rstrip("/")
-    return text.replace("{errors}", "\n".join(rows)).replace("{server}", server)
+    figures = {
+        "errors": "\n".join(rows),
+        "server": _server(settings).rstrip("/"),
+        "body_bytes_max": f"{BODY_SIZE_MAX:,}",
+        "batch_items_max": str(batch.ITEMS_MAX),
+        "subscribers_max": str(broadcast.CAPACITY),
+        "ping_s": f"{streams.Timing().ping_s:g}",
+    }
+    return re.sub("|".join(f"{{{name}}}" for name in figures), lambda found: figures[found[0][1:-1]], text)
 
 
 def setup(app: web.Application, context: Context, registry: rpc.Registry | None = None) -> None:
@@ -284,7 +308,9 @@ def setup(app: web.Application, context: Context, registry: rpc.Registry | None 
     add_read_only(app, "/api/docs", _constant(shown, "text/html; charset=utf-8", page.HEADERS), head=True)
 
 
-def _constant(body: bytes, content_type: str, headers: Mapping[str, str]) -> Handler:
+def _constant(
+    body: bytes, content_type: str, headers: Mapping[str, str]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     all_headers = {hdrs.CONTENT_TYPE: content_type, hdrs.CACHE_CONTROL: "no-cache", **headers}
 
     async def answer(_: web.Request) -> web.Response:

@@ -65,6 +65,7 @@ def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
     wanted = {f"/api/rpc/{name}" for name in rpc.REGISTRY.procedures}
     wanted |= {f"/api/events/{name}" for name in ("positions", "trades", "conversations", "portfolio", "workflow")}
     wanted |= {"/health", "/health/schedulers", "/api/health", "/api/health/schedulers"}
+    wanted |= {"/metrics"}
     assert document["paths"].keys() == wanted
     assert len(rpc.REGISTRY.procedures) >= 18
     ids = [operation["operationId"] for _, operation in operations(document)]
@@ -152,6 +153,21 @@ def test_null_absence_and_alternatives_are_told_apart(document: Document) -> Non
     assert '"format":"decimal"' not in orjson.dumps(document).decode()
 
 
+def test_the_introduction_tells_the_real_limits() -> None:
+    text = make(SERVER_URL="https://api.example/")["info"]["description"]
+    for told in (
+        "at most 1,048,576 bytes",
+        "up to 10 calls",
+        "at most 50 subscribers",
+        "Every 15 seconds",
+        "{ url: 'https://api.example/api/rpc' }",
+        "curl -s https://api.example/api/rpc/variants.getVariantHistory",
+        "| 400 | `VALIDATION_ERROR` |",
+    ):
+        assert told in text
+    assert not re.search(r"\{[a-z_]+\}", text)
+
+
 def test_choices_are_in_the_order_of_their_definition(document: Document) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["VariantId"]["enum"] == ["Apex", "Trendsurfer", "Contrarian", "Sovereign"]
@@ -192,6 +208,11 @@ def test_a_body_is_required_where_a_field_is(document: Document) -> None:
 )
 def test_the_server_is_that_of_the_settings(environment: dict[str, str], url: str) -> None:
     assert make(**environment)["servers"] == [{"url": url}]
+
+
+def test_metrics_are_told_of_only_when_they_are_on() -> None:
+    assert "/metrics" in make(METRICS="on")["paths"]
+    assert "/metrics" not in make(METRICS="off")["paths"]
 
 
 async def test_the_document_is_served(client: Client, document: Document) -> None:
