@@ -94,6 +94,7 @@ async def test_runs_at_once_and_then_on_the_grid() -> None:
         last_started_at=at(12, 3),
         last_finished_at=at(12, 3),
         last_duration_ms=status["a"].last_duration_ms,
+        last_lag_ms=0,
         next_due_at=at(12, 4),
     )
 

@@ -58,6 +58,7 @@ class JobStatus:
     last_finished_at: datetime | None = None
     last_duration_ms: int | None = None
     last_error: str | None = None
+    last_lag_ms: int | None = None
     next_due_at: datetime | None = None
 
 
@@ -79,6 +80,7 @@ async def run_forever(job: Job, clock: Clock, status: JobStatus, due: datetime) 
         while True:
             status.next_due_at = due
             await clock.sleep_until(due)
+            status.last_lag_ms = max(timedelta(0), clock.now() - due) // timedelta(milliseconds=1)
             await _run(job, clock, status)
             due, missed = next_due(due, clock.now(), job.every)
             status.skipped += missed

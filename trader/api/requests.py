@@ -4,12 +4,16 @@ import secrets
 import time
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from itertools import count
 from typing import Final
 
 from aiohttp import web
 
 from trader.logs import note_request
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request that is not a call, or whose response is begun before its end."""
@@ -50,6 +54,26 @@ class RequestLog:
         latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
         latencies.sum_s += duration_s
         note_request(request_id, name, status, duration_s * 1000)
+
+
+def noted(name: str, handler: Handler) -> Handler:
+    """The handler with an id for each request, and a note at its end."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        requests = request.app.get(REQUESTS)
+        if requests is None:
+            return await handler(request)
+        started_s = time.perf_counter()
+        request[REQUEST_ID] = request_id = requests.new_id()
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        try:
+            response = await handler(request)
+            status = response.status
+        finally:
+            requests.finished(name, status, started_s, request_id)
+        return response
+
+    return handle
 
 
 REQUESTS: Final = web.AppKey("requests", RequestLog)

@@ -1,15 +1,14 @@
 """Routes that are only read: what streams and health share."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import hdrs, web
 
 from trader.api.cors import answer_options
+from trader.api.requests import UNKNOWN, Handler, noted
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -35,4 +34,5 @@ def add_read_only(app: web.Application, path: str, handler: Handler, *, head: bo
             return answer
         return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
 
-    app.router.add_route(hdrs.METH_ANY, path, handle)
+    name = UNKNOWN if "{" in path else path.removeprefix("/api").strip("/")
+    app.router.add_route(hdrs.METH_ANY, path, noted(name, handle))

@@ -23,7 +23,7 @@ from trader.api.body import GIVEN_UP, BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
-from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog
+from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
 from trader.api.schemas.common import ENCODER, Checked
 from trader.errors import (
     Forbidden,
@@ -375,5 +375,5 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
             response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
 
     app.on_response_prepare.append(add_request_id)
-    app.router.add_route("*", _ANYWHERE, _elsewhere)
+    app.router.add_route("*", _ANYWHERE, noted(UNKNOWN, _elsewhere))
     return dispatcher

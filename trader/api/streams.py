@@ -18,7 +18,8 @@ from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber, frame
-from trader.api.routes import Handler, add_read_only, refusal
+from trader.api.requests import REQUEST_ID, Handler
+from trader.api.routes import add_read_only, refusal
 from trader.api.schemas.common import ENCODER, iso
 from trader.clock import Clock
 from trader.errors import Unavailable
@@ -145,7 +146,10 @@ def _handler(hub: Broadcaster, timing: Timing) -> Handler:
             while not (first := subscriber.take()) and not subscriber.ended and _is_connected(request):
                 await subscriber.wait(timing.watch_s)
             if not first:
-                return _refusal(subscriber.error or Unavailable("The stream has ended"))
+                reason = subscriber.error or Unavailable("The stream has ended")
+                log.warning("stream %s refused: %s (request %s)", hub.name, reason, request.get(REQUEST_ID))
+                return _refusal(reason)
+            log.info("stream %s opened (request %s)", hub.name, request.get(REQUEST_ID))
             return await _serve(request, subscriber, first, timing)
         finally:
             hub.unsubscribe(subscriber)

@@ -75,6 +75,7 @@ class ChatClient:
         self._row = row
         self._url = (base_url or row.base_url).rstrip("/") + "/chat/completions"
         self._keys = KeyRing(row.name, secrets, timer)
+        self.usage = self._keys.usage
         self._attempt_limit_s = attempt_limit_s
         self._backoff_s = backoff_s
         self._jitter = random.Random()
@@ -101,6 +102,7 @@ class ChatClient:
             except _KeyUnusable:
                 continue
             except _Transient as error:
+                self.usage.attempts["failed"] += 1
                 failures += 1
                 if failures > RETRIES_MAX:
                     raise ProviderError(f"{error}; gave up after {failures} attempts") from error
@@ -109,6 +111,9 @@ class ChatClient:
             else:
                 self._keys.worked(key)
                 answer = self._read(reply, key, turn, body)
+                self.usage.attempts["answered"] += 1
+                self.usage.input_tokens += answer.input_tokens
+                self.usage.output_tokens += answer.output_tokens
                 return msgspec.structs.replace(answer, duration_ms=round((time.monotonic() - began_s) * 1000))
 
     def _request(self, turn: Turn) -> dict[str, Any]:
@@ -165,13 +170,16 @@ class ChatClient:
     def _failure(self, key: Key, status: int, retry_after_s: float | None, content: bytes) -> ProviderError:
         """What an answer other than 200 means for the key and for the run."""
         if status in {402, 429}:
+            self.usage.attempts["rate_limited"] += 1
             self._keys.rest(key, retry_after_s)
             return _KeyUnusable(f"{self.name} answered {status}")
         if status in {401, 403}:
+            self.usage.attempts["refused"] += 1
             self._keys.take_out(key, status)
             return _KeyUnusable(f"{self.name} answered {status}")
         if status >= 500 or status == 408:
             return _Transient(f"{self.name} answered {status}")
+        self.usage.attempts["failed"] += 1
         said = _brief(content.decode(errors="replace"))
         return ProviderError(f"{self.name} answered {status}: {said}")
 

@@ -6,6 +6,7 @@ A key is known by its number, from 1. Its value leaves this module only for the 
 import logging
 from collections.abc import Callable, Sequence
 
+from trader.gateways.usage import Usage
 from trader.settings import Secret
 
 REST_S = 30.0
@@ -40,6 +41,7 @@ class KeyRing:
         self._timer = timer
         self._keys = [Key(number, secret) for number, secret in enumerate(secrets, 1)] or [Key(None, None)]
         self._turn = 0
+        self.usage = Usage()
 
     def take(self) -> Key | None:
         """The next key whose turn it is; None when every key rests or is out."""
@@ -58,11 +60,13 @@ class KeyRing:
             key.next_rest_s = min(rest_s * 2, REST_S_MAX)
         else:
             rest_s = min(retry_after_s, REST_S_MAX)
+        self.usage.key_rests += 1
         key.rests_until = max(key.rests_until, self._timer() + rest_s)
         _log.warning("%s: key %s is rate-limited and rests for %.0f s", self._name, key.number, rest_s)
 
     def take_out(self, key: Key, status: int) -> None:
         """Never use the key again until the service starts anew."""
+        self.usage.keys_out += not key.refused
         key.refused = True
         _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
 

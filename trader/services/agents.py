@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.clock import Clock, cut_to_ms
+from trader.clock import Clock, cut_to_ms, iso
 from trader.domain.records import Invocation, Model, ToolCall, VariantId
 from trader.errors import Unavailable
 from trader.gateways.llm import Provider
@@ -195,6 +195,11 @@ class Agents:
         """Every model by its id, as of the last cycle; the oldest first."""
         return MappingProxyType(self._models)
 
+    @property
+    def providers(self) -> Mapping[str, Provider]:
+        """The providers there are to ask, by name."""
+        return self._providers
+
     def running(self) -> Mapping[str, datetime]:
         """The models that run now, and since when."""
         return {model_id: since for model_id, (_, since) in self._running.items()}
@@ -251,15 +256,11 @@ class Agents:
         if self._is_closing:
             return
         waiting = {model.id for model, _ in self._queue}
-        due = []
-        for model in self._models.values():
-            if not model.active:
-                continue
-            if model.id in self._running or model.id in waiting:
-                self.skipped += 1
-                _log.warning("%s: still running, cycle of %s skipped", model.id, now)
-            else:
-                due.append(model)
+        active = [model for model in self._models.values() if model.active]
+        due = [model for model in active if model.id not in self._running and model.id not in waiting]
+        if late := [model.id for model in active if model not in due]:
+            self.skipped += len(late)
+            _log.warning("still running, the cycle of %s is skipped: %s", iso(now), ", ".join(late))
         if not due:
             return
         batch = _Batch(tuple(model.id for model in due))

@@ -7,7 +7,7 @@ goes through what it has missed.
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
@@ -17,6 +17,7 @@ import aiojobs
 
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking
+from trader.domain.orders import OrderStatus
 from trader.errors import StartError, Unavailable
 from trader.services.events import EventBus, PositionsChanged, TradesChanged
 from trader.services.writer import BookingWriter
@@ -37,6 +38,24 @@ CatchUp = Callable[[str, datetime], Awaitable[None]]
 """Takes an account, just read from its rows, through the updates of the markets since the moment given."""
 
 
+class Tally:
+    """What was booked since the start of the process."""
+
+    def __init__(self) -> None:
+        self.orders: Counter[OrderStatus] = Counter()
+        self.maker_fills = 0
+        self.taker_fills = 0
+        self.trades = 0
+
+    def add(self, booking: Booking) -> None:
+        if booking.answer is not None:
+            self.orders[booking.answer.status] += 1
+        makers = sum(fill.maker for fill in booking.fills)
+        self.maker_fills += makers
+        self.taker_fills += len(booking.fills) - makers
+        self.trades += len(booking.trades)
+
+
 class Books:
     """Every account, and the ways to change one."""
 
@@ -46,6 +65,7 @@ class Books:
         self._catch_up = catch_up
         self._writer = BookingWriter(database)
         self._accounts: dict[str, Account] = {}
+        self.tally = Tally()
         self.version = 0
         """Grows with every change of an account, in memory or, when a commit is in doubt, perhaps only in its rows."""
 
@@ -166,6 +186,7 @@ class Books:
             raise
         self._accounts[account.id] = account
         self.version += 1
+        self.tally.add(booking)
         if booking.positions or booking.trades or booking.resting or booking.starts_run:
             self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
         if booking.trades:

@@ -20,6 +20,7 @@ from trader.domain.market import Market, Quote, Tick, canonical_symbol
 from trader.domain.money import ZERO, divide
 from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.errors import BooksViolated, InvalidInput, Issue, MarketUnavailable, NotFound, Unavailable
+from trader.services.books import Tally
 from trader.services.events import EventBus
 from trader.services.market import MarketData
 from trader.services.reviews import Reviews
@@ -108,6 +109,11 @@ class Exchange:
     def accounts(self) -> Mapping[str, Account]:
         """Every account, as of its last commit."""
         return self._books.accounts
+
+    @property
+    def tally(self) -> Tally:
+        """What was booked since the start of the process."""
+        return self._books.tally
 
     @property
     def version(self) -> int:

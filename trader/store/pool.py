@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -41,6 +41,14 @@ SCHEMA_LOCK = 0x747261646572
 # authorization, missing database, deadlock, resources, operator intervention, system error; and a standby server.
 TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57", "58")
 READ_ONLY_TRANSACTION = "25006"
+
+
+class PoolUse(NamedTuple):
+    """Connections of the pool: open, open and free, and how many there may be."""
+
+    size: int
+    idle: int
+    size_max: int
 
 
 class Database:
@@ -108,6 +116,10 @@ class Database:
         async with self.connection() as conn:
             await conn.fetchval("SELECT 1")
         return (time.perf_counter() - started_s) * 1000
+
+    def use(self) -> PoolUse:
+        """How much of the pool is in use now."""
+        return PoolUse(self._pool.get_size(), self._pool.get_idle_size(), self._pool.get_max_size())
 
     async def close(self) -> None:
         """Close the connections, at once those that are still in use after the time of one command."""

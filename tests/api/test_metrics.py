@@ -1,0 +1,218 @@
+"""The figures of `GET /metrics`, read as Prometheus reads them."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.parser import text_string_to_metric_families
+
+from trader.api import metrics, rpc
+from trader.api.broadcast import Broadcaster, frame
+from trader.api.requests import REQUESTS, RequestLog
+from trader.api.routes import add_read_only
+from trader.api.rpc import Registry
+from trader.api.schemas.common import Empty, Wire
+from trader.domain.orders import OrderStatus
+from trader.gateways.chat import ChatClient
+from trader.gateways.llm import PROVIDERS
+from trader.gateways.rules import RuleProvider
+from trader.schedulers import JobStatus
+from trader.services.books import Tally
+from trader.settings import Secret, Settings
+from trader.store.pool import PoolUse
+
+Client = TestClient[web.Request, web.Application]
+Figures = dict[tuple[str, tuple[str, ...]], float]
+
+registry = Registry()
+
+
+class Context:
+    def __init__(self) -> None:
+        self.settings = Settings.load({}, None, demo=True)
+        self.calls = 0
+        self.token: object = 1
+
+
+class Figure(Wire):
+    value: int
+
+
+@registry.procedure("demo.count", fresh=lambda context: context.token)
+async def count_calls(context: Context, _: Empty) -> Figure:
+    context.calls += 1
+    return Figure(value=context.calls)
+
+
+class Parts:
+    """The parts that count."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        self.hub = Broadcaster("workflow", capacity=3, backlog_bytes_max=10)
+        self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
+        self.tally = Tally()
+        self.provider = ChatClient(PROVIDERS["openai"], [Secret("k" * 30)])
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+@pytest.fixture
+async def client(parts: Parts) -> AsyncIterator[Client]:
+    app = web.Application()
+    untyped: Any = parts.context
+    dispatcher = rpc.setup(app, untyped, registry)
+    metrics.setup(
+        app,
+        metrics.MetricsSources(
+            hubs={"workflow": parts.hub},
+            schedulers=lambda: {"priceTracker": parts.status},
+            pool=lambda: PoolUse(size=5, idle=3, size_max=20),
+            tally=parts.tally,
+            providers={"openai": parts.provider, "rules": RuleProvider()},
+            kept=dispatcher.kept,
+            models_running=lambda: {"m": 1},
+        ),
+    )
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    add_read_only(app, "/health", health)
+    async with TestClient(TestServer(app)) as started:
+        yield started
+
+
+async def figures(client: Client) -> Figures:
+    async with client.get("/metrics") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        text = await response.text()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            found[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+async def test_requests_are_counted_by_procedure_and_status(client: Client) -> None:
+    for path, body in (("/api/rpc/demo.count", "{}"), ("/api/rpc/demo/count", "{}"), ("/api/rpc/demo.count", "[]")):
+        await client.post(path, data=body)
+    await client.get("/health")
+    seen = await figures(client)
+    name = "trader_request_duration_seconds"
+    assert seen[f"{name}_count", ("demo.count", "200")] == 2
+    assert seen[f"{name}_count", ("demo.count", "400")] == 1
+    assert seen[f"{name}_count", ("health", "200")] == 1
+    assert seen[f"{name}_bucket", ("+Inf", "demo.count", "200")] == 2
+    assert 0 < seen[f"{name}_sum", ("demo.count", "200")] < 2
+    steps = [
+        value
+        for (key, labels), value in seen.items()
+        if key == f"{name}_bucket" and labels[1:] == ("demo.count", "200")
+    ]
+    assert steps == sorted(steps)
+    assert (await figures(client))[f"{name}_count", ("metrics", "200")] == 1
+
+
+async def test_callers_make_no_labels(client: Client) -> None:
+    for number in range(20):
+        await client.post(f"/api/rpc/demo.none{number}")
+        await client.get(f"/path{number}")
+        await client.request("BREW", f"/api/rpc/x/{number}")
+    names = {labels[0] for (key, labels) in await figures(client) if key == "trader_request_duration_seconds_count"}
+    assert names == {"unknown"}
+
+
+async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> None:
+    slow, _ = parts.hub.subscribe(), parts.hub.subscribe()
+    slow.offer(b"x" * 9)
+    parts.hub.send(frame(b"{}"))
+    parts.tally.orders[OrderStatus.FILLED] += 3
+    parts.tally.maker_fills, parts.tally.taker_fills, parts.tally.trades = 2, 5, 4
+    parts.provider.usage.attempts["rate_limited"] += 1
+    parts.provider.usage.input_tokens = 900
+    parts.provider.usage.key_rests = 1
+    seen = await figures(client)
+    expected: Figures = {
+        ("trader_stream_subscribers", ("workflow",)): 2,
+        ("trader_stream_capacity", ("workflow",)): 3,
+        ("trader_stream_drops_total", ("workflow",)): parts.hub.dropped,
+        ("trader_scheduler_running", ("priceTracker",)): 1,
+        ("trader_scheduler_runs_total", ("priceTracker",)): 7,
+        ("trader_scheduler_failures_total", ("priceTracker",)): 2,
+        ("trader_scheduler_skips_total", ("priceTracker",)): 1,
+        ("trader_scheduler_lag_seconds", ("priceTracker",)): 0.25,
+        ("trader_database_connections", ("used",)): 2,
+        ("trader_database_connections", ("idle",)): 3,
+        ("trader_database_connections_max", ()): 20,
+        ("trader_orders_total", ("filled",)): 3,
+        ("trader_fills_total", ("maker",)): 2,
+        ("trader_fills_total", ("taker",)): 5,
+        ("trader_trades_total", ()): 4,
+        ("trader_provider_attempts_total", ("rate_limited", "openai")): 1,
+        ("trader_provider_tokens_total", ("input", "openai")): 900,
+        ("trader_provider_key_rests_total", ("openai",)): 1,
+        ("trader_models_running", ()): 1,
+    }
+    assert {key: seen.get(key) for key in expected} == expected
+    assert parts.hub.dropped == 1
+    assert seen["process_open_fds", ()] > 0
+
+
+async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: Client, parts: Parts) -> None:
+    async def value() -> int:
+        async with client.post("/api/rpc/demo.count", data="{}") as response:
+            return int((await response.json())["value"])
+
+    assert [await value(), await value()] == [1, 1]
+    parts.context.token = 2
+    assert [await value(), await value()] == [2, 2]
+    parts.context.token = None
+    assert [await value(), await value()] == [3, 4]
+    seen = await figures(client)
+    assert seen["trader_kept_answers_total", ("hit",)] == 2
+    assert seen["trader_kept_answers_total", ("miss",)] == 2
+    assert seen["trader_kept_answers_bytes", ()] == len(b'{"value":2}')
+
+
+async def test_the_open_metrics_form_is_given_to_those_who_ask(client: Client) -> None:
+    async with client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")
+
+
+async def test_requests_that_are_no_calls_are_one_line_each_too(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trader.request")
+    told = []
+    for path in ("/health", "/nowhere", "/api/nowhere"):
+        async with client.get(path) as response:
+            told.append(
+                (response.headers["X-Request-Id"], "health" if path == "/health" else "unknown", response.status)
+            )
+    lines = [vars(record) for record in caplog.records if record.name == "trader.request"]
+    assert [(line["request_id"], line["procedure"], line["status"]) for line in lines] == told
+
+
+async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
+    app = web.Application()
+    app[REQUESTS] = RequestLog()
+
+    async def broken(_: web.Request) -> web.Response:
+        raise RuntimeError("bug")
+
+    add_read_only(app, "/health", broken)
+    async with TestClient(TestServer(app)) as client, client.get("/health") as response:
+        assert response.status == 500
+    assert list(app[REQUESTS].latencies) == [("health", 500)]
+    assert json.dumps(app[REQUESTS].latencies["health", 500].counts)

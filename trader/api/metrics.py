@@ -1,0 +1,196 @@
+"""`GET /metrics`: what the service counts, in the format of Prometheus.
+
+Nothing is pushed here: every part counts what it does, and the figures are collected when they are asked for. Labels
+have few values, all of them ours; no caller can add one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from aiohttp import hdrs, web
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trader.api.answers import AnswerCache
+from trader.api.broadcast import Broadcaster, StateBroadcaster
+from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
+from trader.api.routes import add_read_only
+from trader.gateways.chat import ChatClient
+from trader.gateways.llm import Provider
+from trader.schedulers import JobStatus
+from trader.services.books import Tally
+from trader.store.pool import PoolUse
+
+LAG_EVERY_S: Final = 0.25
+LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSources:
+    """Where the figures come from."""
+
+    hubs: Mapping[str, Broadcaster]
+    schedulers: Callable[[], Mapping[str, JobStatus]]
+    pool: Callable[[], PoolUse]
+    tally: Tally
+    providers: Mapping[str, Provider]
+    kept: AnswerCache
+    models_running: Callable[[], Mapping[str, object]]
+
+
+class LoopLag:
+    """How late the event loop calls what is due, looked at four times a second."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LAG_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    async def watch(self) -> None:
+        """For ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            late_s = max(0.0, loop.time() - due_s)
+            self.sum_s += late_s
+            self.counts[sum(late_s > bound for bound in LAG_BUCKETS_S)] += 1
+
+
+class _Figures(Collector):
+    def __init__(self, sources: MetricsSources, requests: RequestLog, lag: LoopLag) -> None:
+        self._sources = sources
+        self._requests = requests
+        self._lag = lag
+
+    def collect(self) -> Iterator[Metric]:
+        yield _requests_of(self._requests.latencies)
+        lag = HistogramMetricFamily("trader_event_loop_lag_seconds", "How late the event loop calls what is due.")
+        lag.add_metric([], _buckets(LAG_BUCKETS_S, self._lag.counts), self._lag.sum_s)
+        yield lag
+        yield from _streams_of(self._sources.hubs.values())
+        yield from _schedulers_of(self._sources.schedulers())
+        yield from _trading_of(self._sources.tally)
+        yield from _providers_of(self._sources.providers)
+        pool = self._sources.pool()
+        states = {"idle": pool.idle, "used": pool.size - pool.idle}
+        yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)
+        yield GaugeMetricFamily("trader_database_connections_max", "The most there may be.", pool.size_max)
+        kept = self._sources.kept
+        found = {"hit": kept.hits, "miss": kept.misses}
+        yield _counters("trader_kept_answers", "Calls of procedures whose answers are kept.", "result", found)
+        yield GaugeMetricFamily("trader_kept_answers_bytes", "Size of the answers that are kept.", kept.size)
+        yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(self._sources.models_running()))
+
+
+def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:
+    family = HistogramMetricFamily(
+        "trader_request_duration_seconds",
+        "Requests by procedure (or path) and status; of a stream, how long it was open.",
+        labels=["procedure", "status"],
+    )
+    for (name, status), each in sorted(latencies.items()):
+        family.add_metric([name, str(int(status))], _buckets(BUCKETS_S, each.counts), each.sum_s)
+    return family
+
+
+def _streams_of(hubs: Iterable[Broadcaster]) -> Iterator[Metric]:
+    subscribers = GaugeMetricFamily("trader_stream_subscribers", "Open streams.", labels=["stream"])
+    capacity = GaugeMetricFamily("trader_stream_capacity", "How many may be open.", labels=["stream"])
+    dropped = CounterMetricFamily("trader_stream_drops", "Subscribers that could not keep up.", labels=["stream"])
+    loads = CounterMetricFamily("trader_stream_loads", "States loaded to be sent.", labels=["stream"])
+    failures = CounterMetricFamily("trader_stream_load_failures", "Loads that failed.", labels=["stream"])
+    for hub in hubs:
+        subscribers.add_metric([hub.name], len(hub))
+        capacity.add_metric([hub.name], hub.capacity)
+        dropped.add_metric([hub.name], hub.dropped)
+        if isinstance(hub, StateBroadcaster):
+            loads.add_metric([hub.name], hub.loads)
+            failures.add_metric([hub.name], hub.failures)
+    yield from (subscribers, capacity, dropped, loads, failures)
+
+
+def _schedulers_of(schedulers: Mapping[str, JobStatus]) -> Iterator[Metric]:
+    label = "scheduler"
+    each = schedulers.items()
+    yield _gauges("trader_scheduler_running", "1 while it runs here.", label, {n: int(s.running) for n, s in each})
+    yield _counters("trader_scheduler_runs", "Runs that ended.", label, {n: s.runs for n, s in each})
+    yield _counters("trader_scheduler_failures", "Runs that failed.", label, {n: s.failures for n, s in each})
+    yield _counters("trader_scheduler_skips", "Times that passed in a run.", label, {n: s.skipped for n, s in each})
+    lags = {name: (status.last_lag_ms or 0) / 1000 for name, status in each}
+    yield _gauges("trader_scheduler_lag_seconds", "How late the last run started.", label, lags)
+    durations = {name: (status.last_duration_ms or 0) / 1000 for name, status in each}
+    yield _gauges("trader_scheduler_last_duration_seconds", "How long the last run took.", label, durations)
+
+
+def _trading_of(tally: Tally) -> Iterator[Metric]:
+    orders = {status.value: count for status, count in tally.orders.items()}
+    yield _counters("trader_orders", "Orders by the status of their answer.", "status", orders)
+    fills = {"maker": tally.maker_fills, "taker": tally.taker_fills}
+    yield _counters("trader_fills", "Fills of orders, exits and liquidations.", "role", fills)
+    yield CounterMetricFamily("trader_trades", "Completed trades.", tally.trades)
+
+
+def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
+    attempts = CounterMetricFamily(
+        "trader_provider_attempts", "Calls of AI providers by outcome.", labels=["provider", "outcome"]
+    )
+    tokens = CounterMetricFamily("trader_provider_tokens", "Tokens as charged.", labels=["provider", "direction"])
+    rests = CounterMetricFamily("trader_provider_key_rests", "Rests of keys after rate limits.", labels=["provider"])
+    out = CounterMetricFamily("trader_provider_keys_out", "Keys that were refused.", labels=["provider"])
+    for name, provider in providers.items():
+        if not isinstance(provider, ChatClient):
+            continue
+        usage = provider.usage
+        for outcome, count in usage.attempts.items():
+            attempts.add_metric([name, outcome], count)
+        tokens.add_metric([name, "input"], usage.input_tokens)
+        tokens.add_metric([name, "output"], usage.output_tokens)
+        rests.add_metric([name], usage.key_rests)
+        out.add_metric([name], usage.keys_out)
+    yield from (attempts, tokens, rests, out)
+
+
+def _gauges(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, meaning, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counters(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, meaning, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
+    """The cumulative counts as the format wants them."""
+    return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
+
+
+def setup(app: web.Application, sources: MetricsSources) -> None:
+    """Add the endpoint, and watch the loop as long as the application runs."""
+    lag = LoopLag()
+    registry = CollectorRegistry()
+    registry.register(_Figures(sources, app[REQUESTS], lag))
+    ProcessCollector(registry=registry)
+
+    async def metrics(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+        return web.Response(body=encode(registry), headers={hdrs.CONTENT_TYPE: content_type})
+
+    add_read_only(app, "/metrics", metrics)
+
+    async def watch_lag(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(lag.watch(), name="loop lag")
+        yield
+        task.cancel()
+        await asyncio.wait({task})
+
+    app.cleanup_ctx.append(watch_lag)
