@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 
 from trader.api.answers import AnswerCache
 from trader.api.broadcast import Broadcaster, StateBroadcaster
+from trader.api.health import SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
 from trader.api.routes import add_read_only
 from trader.gateways.chat import ChatClient
 from trader.gateways.llm import Provider
-from trader.schedulers import JobStatus
 from trader.services.books import Tally
 from trader.store.pool import PoolUse
 
@@ -30,12 +30,19 @@ LAG_EVERY_S: Final = 0.25
 LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
+class MeasuredScheduler(SchedulerStatus, Protocol):
+    """A scheduler that tells how late it is too."""
+
+    @property
+    def last_lag_ms(self) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsSources:
     """Where the figures come from."""
 
     hubs: Mapping[str, Broadcaster]
-    schedulers: Callable[[], Mapping[str, JobStatus]]
+    schedulers: Callable[[], Mapping[str, MeasuredScheduler]]
     pool: Callable[[], PoolUse]
     tally: Tally
     providers: Mapping[str, Provider]
@@ -114,7 +121,7 @@ def _streams_of(hubs: Iterable[Broadcaster]) -> Iterator[Metric]:
     yield from (subscribers, capacity, dropped, loads, failures)
 
 
-def _schedulers_of(schedulers: Mapping[str, JobStatus]) -> Iterator[Metric]:
+def _schedulers_of(schedulers: Mapping[str, MeasuredScheduler]) -> Iterator[Metric]:
     label = "scheduler"
     each = schedulers.items()
     yield _gauges("trader_scheduler_running", "1 while it runs here.", label, {n: int(s.running) for n, s in each})
