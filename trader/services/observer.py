@@ -1,5 +1,6 @@
 """What an agent sees, and what the guard judges by: read from the exchange, the market and the agent's own past."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime
@@ -147,6 +148,7 @@ class Observer:
             return candles, cached[1]
         computed = indicators(candles, session)
         self._indicators[symbol, interval] = (newest, computed)
+        await asyncio.sleep(0)  # a whole set takes a millisecond, and the first model of a cycle needs many
         return candles, computed
 
     async def _read_past(self, account_id: str, now: datetime) -> Past:

@@ -1,5 +1,6 @@
 """The record of one run, kept while it goes on and closed whatever becomes of it."""
 
+import asyncio
 import logging
 import zlib
 from collections.abc import Mapping
@@ -245,10 +246,11 @@ class RunRecord:
         if not self._messages and not self._meetings:
             return
         payload = Payload(messages=self._messages, answers=self._answers, meetings=self._meetings)
+        content = await asyncio.to_thread(packed, payload)
         try:
             async with self._database.connection() as conn:
                 await ensure_partitions(conn, self.invocation.started_at)
-                await insert_payload(conn, self.id, packed(payload), self.invocation.started_at)
+                await insert_payload(conn, self.id, content, self.invocation.started_at)
         except Unavailable as error:
             _log.warning("%s: the messages of run %s could not be kept: %s", self.model.id, self.id, error)
 
