@@ -203,6 +203,43 @@ async def test_the_interval_is_of_the_whole_hours_of_the_window(bench: Bench) ->
     assert all(entry.ci95 is None for entry in await bench.board("24h"))
 
 
+async def test_places_that_are_luck_are_marked(bench: Bench) -> None:
+    slopes = {"good": 60, "fair": 2, "same": 2, "poor": -60}
+    async with bench.database.connection() as conn:
+        for name in (*slopes, "young"):
+            await add_model(conn, name)
+    for name, slope in slopes.items():
+        await bench.hours(name, *(str(10_000 + 20 * math.sin(hour) + slope * hour) for hour in range(100)))
+        bench.exchange.put(make_account(name, realized=Decimal(99 * slope)))
+    bench.exchange.put(make_account("young", realized=Decimal(1)))
+    await bench.clock.advance(100 * HOUR + MINUTE)
+    for order in ("pnlPercent", "pnlAbsolute"):
+        board = await bench.board("7d", order)
+        assert [(entry.model.id, entry.tie, entry.certain) for entry in board] == [
+            ("good", False, True), ("fair", True, False), ("same", True, False), ("young", False, False),
+            ("poor", False, False),
+        ]  # fmt: skip
+    board = await bench.board("7d", "maxDrawdown")
+    assert {entry.certain for entry in board} == {None}
+
+
+async def test_an_interval_is_ready_when_its_hour_counts(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "long")
+    await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
+    await bench.clock.advance(58 * HOUR + 2 * MINUTE)
+    (before,) = await bench.board("7d")
+    await bench.clock.advance(58 * MINUTE)
+    await bench.analytics.refresh()
+    (entry,) = await bench.board("7d")
+    assert entry.ci95 == before.ci95, "the hour that ends now is taken in a minute later"
+    made = bench.analytics.intervals_made
+    await bench.clock.advance(MINUTE)
+    (entry,) = await bench.board("7d")
+    assert bench.analytics.intervals_made == made
+    assert entry.ci95 != before.ci95
+
+
 async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench) -> None:
     async with bench.database.connection() as conn:
         await add_model(conn, "one")

@@ -307,6 +307,8 @@ OUTPUTS: Mapping[str, Shape] = {
                 "endValue": number,
                 "tradesCount": count,
                 "ci95": ({"low": number, "high": number}, None),
+                "tie": boolean,
+                "certain": (boolean, None),
             }
         ],
         "window": ("24h", "7d", "30d"),

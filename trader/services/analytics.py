@@ -3,9 +3,9 @@
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -25,6 +25,12 @@ from trader.store.analytics import CurrentRun
 from trader.store.pool import Database
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
+
+
+INTERVAL_LAG: Final = timedelta(minutes=1)
+"""How long after the end of an hour the intervals take it in: meanwhile they are made."""
+
+_HOUR: Final = timedelta(hours=1)
 
 
 class FailureCounts(NamedTuple):
@@ -68,7 +74,11 @@ class ModelStats(NamedTuple):
 
 
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model within the window. Values are equity; the drawdown is in percent, and positive."""
+    """A model within the window. Values are equity; the drawdown is in percent, and positive.
+
+    `tie`: a neighbour in the order has the same figure. `certain`: it stands apart from its neighbours, since the
+    intervals do not overlap; not without an interval, and None in an order that the intervals say nothing about.
+    """
 
     model: Model
     pnl_percent: float | None
@@ -78,6 +88,8 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     end_value: Decimal
     trades_count: int
     ci95: Confidence95 | None
+    tie: bool = False
+    certain: bool | None = None
 
 
 class Failures(NamedTuple):
@@ -123,10 +135,18 @@ class Analytics:
         self._clock = clock
         self._runs = RunRecords(database)
         self._interval_lock = asyncio.Lock()
+        self.intervals_made = 0
+        """How often an interval was bootstrapped."""
 
     async def refresh(self) -> None:
-        """Read what is new in the current runs. Done now and then, no request has to read a whole season first."""
-        await self._runs.refresh()
+        """Read what is new in the current runs, and make the intervals of the hours that are over.
+
+        Done after every writing of snapshots, no request has to read a whole season or to draw thousands of samples.
+        """
+        records, now = await self._runs.refresh(), self._clock.now()
+        for window in WINDOWS:
+            for model_id, record in records.items():
+                await self._intervals({model_id: record}, _whole_hours(window, now))
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
@@ -164,13 +184,13 @@ class Analytics:
         now = self._clock.now()
         since = now - WINDOWS[window]
         chosen = {model.id: self._record(records, model) for model in models.values()}
-        intervals = await self._intervals(chosen, _whole_hours(since, now))
+        intervals = await self._intervals(chosen, _whole_hours(window, now - INTERVAL_LAG))
         entries = [
             _entry(model, chosen[model.id], equity, since, intervals[model.id])
             for model in models.values()
             if (equity := self._equity(model)) is not None
         ]
-        return sorted(entries, key=lambda entry: _sort_key(entry, sort_by))
+        return _marked(sorted(entries, key=lambda entry: _sort_key(entry, sort_by)), sort_by)
 
     async def _intervals(
         self, records: Mapping[str, RunRecord], hours: tuple[datetime, datetime]
@@ -178,10 +198,13 @@ class Analytics:
         """The interval of each model's return. Those not at hand are bootstrapped, in a thread: once an hour each."""
         async with self._interval_lock:
             missing = [record for record in records.values() if hours not in record.intervals]
+            if not missing:
+                return {model_id: record.intervals[hours] for model_id, record in records.items()}
+            self.intervals_made += len(missing)
             series = [_within(record.series, *hours) for record in missing]
             found = await asyncio.to_thread(lambda: [statistics.return_confidence(each) for each in series])
             for record, interval in zip(missing, found, strict=True):
-                record.intervals = {key: kept for key, kept in record.intervals.items() if key[1] == hours[1]}
+                record.intervals = {key: kept for key, kept in record.intervals.items() if hours[1] - key[1] <= _HOUR}
                 record.intervals[hours] = interval
             return {model_id: record.intervals[hours] for model_id, record in records.items()}
 
@@ -226,13 +249,11 @@ def _entry(
 ) -> LeaderboardEntry:
     first = bisect_right(record.hours, since, key=lambda value: value.last_at)
     start = record.hours[first - 1].last if first else record.run.initial_capital
-    drawdown = statistics.max_drawdown([float(start), *(p.value for p in record.series[first:]), float(equity)])
-    assert drawdown is not None, "there are always two values"
     return LeaderboardEntry(
         model=model,
         pnl_percent=statistics.return_percent(float(start), float(equity)),
         pnl_absolute=equity - start,
-        max_drawdown=drawdown.percent,
+        max_drawdown=record.window_drawdown(first, float(start), float(equity)),
         start_value=start,
         end_value=equity,
         trades_count=len(record.trades) - bisect_left(record.trades, since, key=lambda trade: trade.closed_at),
@@ -269,9 +290,37 @@ def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decima
     return first, -entry.pnl_absolute, entry.model.id
 
 
-def _whole_hours(since: datetime, now: datetime) -> tuple[datetime, datetime]:
+def _whole_hours(window: Window, now: datetime) -> tuple[datetime, datetime]:
     """The whole hours of a window: from the first of them to the one that is running, which is not in it."""
-    return since.replace(minute=0, second=0, microsecond=0), now.replace(minute=0, second=0, microsecond=0)
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    return hour - WINDOWS[window], hour
+
+
+def _marked(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
+    """The ordered entries with what is to be known of their order."""
+    figures = [_sort_key(entry, sort_by)[0] for entry in entries]
+    bounds = [None if sort_by == "maxDrawdown" else _bounds(entry, sort_by) for entry in entries]
+    marked = []
+    for place, entry in enumerate(entries):
+        neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(entries)]
+        certain = None
+        if sort_by != "maxDrawdown":
+            certain = bounds[place] is not None and all(_is_apart(bounds[place], bounds[n]) for n in neighbours)
+        tie = any(figures[other] == figures[place] for other in neighbours)
+        marked.append(msgspec.structs.replace(entry, tie=tie, certain=certain))
+    return marked
+
+
+def _bounds(entry: LeaderboardEntry, sort_by: SortKey) -> Confidence95 | None:
+    """The interval of an entry in the unit of the order."""
+    if entry.ci95 is None or sort_by == "pnlPercent":
+        return entry.ci95
+    unit = float(entry.start_value) / 100
+    return Confidence95(entry.ci95.low * unit, entry.ci95.high * unit)
+
+
+def _is_apart(one: Confidence95 | None, other: Confidence95 | None) -> bool:
+    return one is not None and other is not None and (one.low > other.high or other.low > one.high)
 
 
 def _within(series: Sequence[EquityPoint], first: datetime, end: datetime) -> Sequence[EquityPoint]:

@@ -22,6 +22,8 @@ from trader.store.portfolio import HourlyValue
 from trader.store.trades import RunTrade
 
 RUNS_AT_ONCE = 25
+DRAWDOWNS_KEPT = 8
+"""Of a run: one for each window that is asked for."""
 
 
 class TradeFigures(NamedTuple):
@@ -66,6 +68,8 @@ class RunRecord:
         self.series: list[EquityPoint] = []
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
+        self._recovery: tuple[float | None] | None = None
+        self._drawdowns: dict[tuple[int, float], tuple[float, float]] = {}
         self.intervals: dict[tuple[datetime, datetime], Confidence95 | None] = {}
 
     @property
@@ -84,7 +88,7 @@ class RunRecord:
         new = [trade for trade in trades if trade.id not in known]
         if new:
             self.trades += new
-            self._trade_figures = None
+            self._trade_figures = self._recovery = None
 
     @property
     def has_figures(self) -> bool:
@@ -98,7 +102,8 @@ class RunRecord:
         kept = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
         self.hours[kept:] = hours
         self.series[kept:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
-        self._equity_figures = None
+        self._equity_figures = self._recovery = None
+        self._drawdowns.clear()
 
     def make_figures(self) -> TradeFigures:
         self._trade_figures = figures_of_trades(self.trades)
@@ -121,8 +126,28 @@ class RunRecord:
 
     @property
     def recovery_factor(self) -> float | None:
-        pnls = [float(trade.net_pnl) for trade in self.trades]
-        return statistics.recovery_factor(pnls, self.equity_figures.drawdown)
+        if self._recovery is None:
+            pnls = [float(trade.net_pnl) for trade in self.trades]
+            self._recovery = (statistics.recovery_factor(pnls, self.equity_figures.drawdown),)
+        return self._recovery[0]
+
+    def window_drawdown(self, first: int, start: float, last: float) -> float:
+        """The max drawdown, in percent, of `start`, the hours from the `first`-th on, and `last`.
+
+        That of all but `last` changes once a minute, and is kept until then.
+        """
+        key = first, start
+        known = self._drawdowns.get(key)
+        if known is None:
+            values = [start, *(point.value for point in self.series[first:])]
+            fall = statistics.max_drawdown(values)
+            assert fall is not None, "there is a value"
+            if len(self._drawdowns) >= DRAWDOWNS_KEPT:
+                self._drawdowns.clear()
+            known = self._drawdowns[key] = max(values), fall.percent
+        peak, percent = known
+        fallen = statistics.max_drawdown((peak, last))
+        return percent if fallen is None else max(percent, fallen.percent)
 
 
 def _batches(records: Sequence[RunRecord]) -> Iterator[Sequence[RunRecord]]:

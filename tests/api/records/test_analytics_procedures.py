@@ -149,6 +149,8 @@ async def test_leaderboard(call: Call) -> None:
         "startValue": 10_000,
         "endValue": Decimal("10018.75"),
         "tradesCount": 2,
+        "tie": False,
+        "certain": False,
     }
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
     assert 0 < first["ci95"]["low"] <= first["ci95"]["high"] < 1

@@ -194,7 +194,11 @@ class Interval(Wire, kw_only=True):
 
 
 class LeaderboardRow(Wire, kw_only=True):
-    """A model within the window, live at its end. `ci95` is the 95 % interval of `pnlPercent`."""
+    """A model within the window, live at its end. `ci95` is the 95 % interval of `pnlPercent`.
+
+    `tie`: a neighbour in the order has the same figure. `certain`: the intervals of its neighbours do not touch its
+    own, so its place is more than luck; false with less than 48 hours of data, null when ordered by maxDrawdown.
+    """
 
     rank: int
     model_id: str
@@ -207,6 +211,8 @@ class LeaderboardRow(Wire, kw_only=True):
     end_value: Decimal
     trades_count: int
     ci95: Interval | None
+    tie: bool
+    certain: bool | None
 
     @classmethod
     def of(cls, rank: int, entry: LeaderboardEntry) -> "LeaderboardRow":
@@ -222,6 +228,8 @@ class LeaderboardRow(Wire, kw_only=True):
             end_value=trimmed(entry.end_value),
             trades_count=entry.trades_count,
             ci95=None if entry.ci95 is None else Interval(low=entry.ci95.low, high=entry.ci95.high),
+            tie=entry.tie,
+            certain=entry.certain,
         )
 
 

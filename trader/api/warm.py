@@ -1,0 +1,25 @@
+"""What dashboards ask for by default, made before anybody asks.
+
+The first reading of a season takes seconds: records that are kept from then on (`services.histories`,
+`services.runs`) are made when the service begins to lead, and brought up to date after every writing of snapshots.
+"""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from trader.api.procedures.portfolio import DEFAULT_RANGE
+from trader.api.schemas.portfolio import GetPortfolioHistoryInput, records_of
+
+if TYPE_CHECKING:
+    from trader.api.context import Context
+
+
+async def warm(context: "Context", now: datetime) -> None:
+    """Bring up to date what answers are made of. Cheap when it was done a minute ago.
+
+    :raises Unavailable: the database cannot answer now; the next answers take longer
+    """
+    await context.analytics.refresh()
+    await context.portfolio.variant_history("30d", now)
+    points_max = GetPortfolioHistoryInput().max_points
+    await context.portfolio.encoded_history(records_of, start=now - DEFAULT_RANGE, end=now, points_max=points_max)
