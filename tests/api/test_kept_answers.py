@@ -1,0 +1,257 @@
+"""Kept answers are never old ones: random writes and reads over HTTP, beside services that keep nothing."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp.plugin import AiohttpClient
+from support.records import make_model
+from support.scripted import START, ScriptedSource, make_settings, make_tick
+
+from trader.api import rpc
+from trader.api.answers import Answer, AnswerCache
+from trader.api.context import Context
+from trader.api.envelope import Style
+from trader.clock import ManualClock
+from trader.domain.records import VariantId
+from trader.gateways.llm import Providers
+from trader.gateways.rules import RuleProvider
+from trader.services.agents import Agents
+from trader.services.analytics import Analytics
+from trader.services.events import EventBus
+from trader.services.exchange import Exchange
+from trader.services.market import MarketData
+from trader.services.portfolio import Portfolio
+from trader.services.trading import TradingRecords
+from trader.store import agents as agents_store
+from trader.store.pool import Database
+
+READS: list[tuple[str, list[dict[str, object]]]] = [
+    ("trading.getPositions", [{}, {"modelId": "m1"}, {"variant": "Apex"}]),
+    ("trading.getTrades", [{}, {"limit": 3}, {"variant": "Contrarian"}]),
+    ("trading.getCryptoPrices", [{}, {"symbols": ["eth"]}]),
+    ("simulator.getCompletedTradesFromDB", [{}, {"modelId": "m2"}]),
+    ("variants.getVariantHistory", [{}, {"window": "24h"}]),
+    ("analytics.getLeaderboard", [{}, {"window": "24h", "sortBy": "maxDrawdown"}]),
+]
+
+
+class Desk:
+    """A service with kept answers, what changes it, and what its answers must be."""
+
+    def __init__(self, context: Context, database: Database, client: TestClient[web.Request, web.Application]) -> None:
+        self.context = context
+        self.database = database
+        self.client = client
+        self.clock: Any = context.clock
+        self.prices = {"BTC": 94000, "ETH": 3300}
+
+    async def post(self, name: str, asked: dict[str, object]) -> Any:
+        async with self.client.post(f"/api/rpc/{name}", json=asked) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return answer
+
+    async def expected(self, name: str, asked: dict[str, object]) -> Any:
+        """The answer of services that were made just now."""
+        context, database = self.context, self.database
+        fresh = Context(
+            settings=context.settings,
+            clock=context.clock,
+            market=context.market,
+            exchange=context.exchange,
+            trading=TradingRecords(database, context.exchange),
+            portfolio=Portfolio(database, context.exchange, context.clock, context.settings),
+            analytics=Analytics(database, context.exchange, context.clock),
+            agents=context.agents,
+        )
+        target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
+        answer = await rpc.Dispatcher(rpc.REGISTRY, fresh).call(target, json.dumps(asked).encode(), None, "oracle")
+        assert answer.status == HTTPStatus.OK
+        return json.loads(answer.body)
+
+    async def see(self, chance: random.Random) -> None:
+        self.prices = {symbol: max(100, price + chance.randint(-300, 300)) for symbol, price in self.prices.items()}
+        await self.clock.advance(timedelta(seconds=1))
+        tick = make_tick(self.clock.now(), {symbol: str(price) for symbol, price in self.prices.items()})
+        untyped: Any = self.context.market
+        await untyped._take(tick, self.context.exchange.on_tick)
+
+    async def order(self, chance: random.Random) -> None:
+        account, symbol = chance.choice(["m1", "m2", "manual"]), chance.choice(["BTC", "ETH"])
+        asked: dict[str, object] = {"accountId": account, "symbol": symbol, "leverage": chance.randint(1, 5)}
+        asked |= {"side": chance.choice(["buy", "sell"]), "quantity": chance.choice([0.01, 0.02, 0.05])}
+        if chance.random() < 0.3:
+            asked |= {"type": "limit", "limitPrice": self.prices[symbol] + chance.randint(-200, 200)}
+        await self.post("simulator.placeOrder", asked)
+
+    async def reset(self, chance: random.Random) -> None:
+        await self.post("simulator.resetAccount", {"accountId": chance.choice(["m1", "manual"])})
+
+    async def snapshot(self, _: random.Random) -> None:
+        await self.clock.advance(timedelta(minutes=1))
+        await self.context.portfolio.take_snapshots(self.clock.now())
+
+    async def wait(self, chance: random.Random) -> None:
+        await self.clock.advance(timedelta(seconds=chance.choice([1, 40, 4000])))
+
+    async def rename(self, chance: random.Random) -> None:
+        """A script writes a model; the service takes it up with its next cycle."""
+        model = make_model(chance.choice(["m1", "m2", "m3"]), chance.choice(list(VariantId)))
+        async with self.database.connection() as conn:
+            await agents_store.upsert_model(conn, model)
+        await self.context.agents.follow()
+        await self.context.exchange.open_account(model.id)
+
+    async def read(self, chance: random.Random) -> None:
+        name, inputs = chance.choice(READS)
+        asked = chance.choice(inputs)
+        answers = await asyncio.gather(*(self.post(name, asked) for _ in range(2)))
+        wanted = await self.expected(name, asked)
+        assert answers == [wanted, wanted], (name, asked)
+
+
+@pytest.fixture
+async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Desk]:
+    clock, source, settings, events = ManualClock(START), ScriptedSource(), make_settings(), EventBus()
+    market = MarketData(source, clock)
+    exchange = Exchange(database, market, clock, events, settings)
+    await exchange.lead()
+    async with database.connection() as conn:
+        for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):
+            await agents_store.upsert_model(conn, model)
+    agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
+    await agents.start()
+    context = Context(
+        settings=settings,
+        clock=clock,
+        market=market,
+        exchange=exchange,
+        trading=TradingRecords(database, exchange),
+        portfolio=Portfolio(database, exchange, clock, settings),
+        analytics=Analytics(database, exchange, clock),
+        agents=agents,
+    )
+    app = web.Application()
+    rpc.setup(app, context)
+    yield Desk(context, database, await aiohttp_client(app))
+    await exchange.resign()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_who_reads_after_a_write_gets_what_it_left(desk: Desk, seed: int) -> None:
+    chance = random.Random(seed)
+    await desk.see(chance)
+    await desk.snapshot(chance)
+    acts: list[Callable[[random.Random], Awaitable[None]]]
+    acts = [desk.order] * 4 + [desk.see] * 2 + [desk.snapshot, desk.wait, desk.rename, desk.reset]
+    for _ in range(40):
+        act = chance.choice(acts)
+        if act in (desk.order, desk.reset):
+            await desk.see(chance)  # a price to trade on
+            # Readers in the middle of the write may get either; those after it must not get the former.
+            await asyncio.gather(act(chance), *(desk.post(name, {}) for name, _ in READS))
+        else:
+            await act(chance)
+        for _ in range(3):
+            await desk.read(chance)
+
+
+async def test_what_is_asked_twice_is_made_once(desk: Desk) -> None:
+    await desk.see(random.Random(0))
+    made = 0
+    original = desk.context.trading.trades
+
+    async def counted(**asked: Any) -> Any:
+        nonlocal made
+        made += 1
+        return await original(**asked)
+
+    untyped: Any = desk.context.trading
+    untyped.trades = counted
+    await asyncio.gather(*(desk.post("trading.getTrades", {}) for _ in range(10)))
+    await desk.post("trading.getTrades", {})
+    assert made == 1
+    await desk.clock.advance(timedelta(seconds=1))
+    await desk.post("trading.getTrades", {})
+    assert made == 2
+
+
+# -- the cache by itself
+
+
+def answer_of(body: bytes, status: int = 200) -> Callable[[], Awaitable[Answer]]:
+    async def make() -> Answer:
+        return Answer(status, body)
+
+    return make
+
+
+async def test_only_successes_are_kept() -> None:
+    kept = AnswerCache()
+    assert (await kept.make(("a", b""), 1, answer_of(b"no", 503))).status == 503
+    assert kept.find(("a", b""), 1) is None
+    assert len(kept) == 0
+    with pytest.raises(ZeroDivisionError):
+        await kept.make(("a", b""), 1, fail)
+    assert (await kept.make(("a", b""), 1, answer_of(b"yes"))).body == b"yes"
+    assert kept.find(("a", b""), 1) == Answer(200, b"yes")
+    assert kept.find(("a", b""), 2) is None
+
+
+async def fail() -> Answer:
+    raise ZeroDivisionError
+
+
+async def test_who_waited_for_one_that_failed_makes_its_own() -> None:
+    kept, gate, tries = AnswerCache(), asyncio.Event(), 0
+
+    async def make() -> Answer:
+        nonlocal tries
+        tries += 1
+        first = tries == 1
+        await gate.wait()
+        return Answer(503 if first else 200, b"")
+
+    waiting = [asyncio.create_task(kept.make(("a", b""), 1, make)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert tries == 1
+    gate.set()
+    assert sorted(answer.status for answer in await asyncio.gather(*waiting)) == [200] * 4 + [503]
+    assert tries == 2
+
+
+async def test_an_answer_made_for_an_older_token_is_not_kept_for_the_new_one() -> None:
+    kept, gate = AnswerCache(), asyncio.Event()
+
+    async def slow() -> Answer:
+        await gate.wait()
+        return Answer(200, b"old")
+
+    older = asyncio.create_task(kept.make(("a", b""), 1, slow))
+    await asyncio.sleep(0)
+    assert (await kept.make(("a", b""), 2, answer_of(b"new"))).body == b"new"
+    gate.set()
+    assert (await older).body == b"old"
+    assert kept.find(("a", b""), 2) == Answer(200, b"new")
+    assert kept.size == 3
+
+
+async def test_the_cache_has_bounds() -> None:
+    kept = AnswerCache(entries_max=3, bytes_max=100)
+    for number in range(10):
+        await kept.make(("a", b"%d" % number), 1, answer_of(b"x" * 30))
+        assert len(kept) <= 3
+        assert kept.size <= 100
+    assert kept.find(("a", b"9"), 1) is not None
+    assert kept.find(("a", b"0"), 1) is None
+    await kept.make(("b", b""), 1, answer_of(b"x" * 101))
+    assert kept.find(("b", b""), 1) is None
+    assert kept.size == 90 == 30 * len(kept)
