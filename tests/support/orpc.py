@@ -14,20 +14,20 @@ import pytest
 FOLDER = Path(__file__).parent.parent / "api" / "client"
 
 
-def installed_packages() -> Path:
+def installed_packages(folder: Path = FOLDER) -> Path:
     """The folder of the npm packages, which are installed once from the lock file. Skips without npm."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
-    with (FOLDER / "package-lock.json").open("rb") as lock:
+    with (folder / "package-lock.json").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp = FOLDER / "node_modules" / f".installed-{hashlib.sha256(lock.read()).hexdigest()[:16]}"
+        stamp = folder / "node_modules" / f".installed-{hashlib.sha256(lock.read()).hexdigest()[:16]}"
         if not stamp.exists():
             install = ["npm", "ci", "--no-audit", "--no-fund"]
-            done = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=180, check=False)
+            done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
             if done.returncode != 0:
-                pytest.skip(f"npm cannot install the clients: {done.stderr.strip()[-300:]}")
+                pytest.skip(f"npm cannot install the packages: {done.stderr.strip()[-300:]}")
             stamp.touch()
-    return FOLDER / "node_modules"
+    return folder / "node_modules"
 
 
 def installed_client() -> Path:
