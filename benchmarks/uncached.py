@@ -7,9 +7,8 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from trader.api.envelope import Style
 from trader.api.rpc import REGISTRY, load_procedures
-from trader.api.schemas.common import ENCODER
+from trader.api.schemas.common import ENCODER, Checked
 from trader.api.schemas.positions import CryptoPrice, GetCryptoPricesOutput, positions_of
 from trader.clock import SystemClock
 from trader.domain.account import Account
@@ -61,7 +60,6 @@ async def make_app(dsn: str, stack: AsyncExitStack) -> web.Application:
     )
     load_procedures()
     app = web.Application()
-    assert Style.PLAIN
 
     def add(name: str) -> None:
         declared = REGISTRY.procedures[name]
@@ -69,7 +67,8 @@ async def make_app(dsn: str, stack: AsyncExitStack) -> web.Application:
         async def answer(request: web.Request) -> web.Response:
             asked = declared.input_decoder.decode(await request.read())
             untyped: Any = context
-            body = ENCODER.encode(await declared.handler(untyped, asked))
+            made = await declared.handler(untyped, asked)
+            body = made.body if isinstance(made, Checked) else ENCODER.encode(made)
             return web.Response(body=body, content_type="application/json")
 
         app.router.add_post(f"/api/rpc/{name}", answer)
@@ -85,9 +84,7 @@ async def make_app(dsn: str, stack: AsyncExitStack) -> web.Application:
         async with database.connection() as conn:
             marks = await select_last_marks(conn)
         found = [CryptoPrice(symbol=symbol, price=mark) for symbol, mark in marks.items()]
-        return web.Response(
-            body=ENCODER.encode(GetCryptoPricesOutput(prices=found)), content_type="application/json"
-        )
+        return web.Response(body=ENCODER.encode(GetCryptoPricesOutput(prices=found)), content_type="application/json")
 
     for name in PROCEDURES:
         add(name)

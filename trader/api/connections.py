@@ -67,11 +67,12 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._late is not None:
-            if not self.is_idle:
+        waiter = self._waiter
+        if waiter is None or waiter.done():  # a whole head has come, or the body of one
+            if self._late is not None:
                 self._late.cancel()
                 self._late = None
-        elif self.is_idle and self.transport is not None:  # bytes came, and no whole head
+        elif self._late is None and self.transport is not None:  # bytes came, and no whole head
             self._late = self._loop.call_later(self._limits.head_s, self._end_late)
 
     def _end_late(self) -> None:
