@@ -9,7 +9,7 @@ from support.process import ServiceProcess, serving
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TOKEN = "open-sesame-0123456789"
-TIMEOUT_S = 100
+TIMEOUT_S = 150
 
 
 async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
@@ -51,6 +51,6 @@ async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:
 async def test_the_token_guards_what_the_document_says(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0", API_TOKEN=TOKEN) as service:
         names = ("simulator.resetAccount", "simulator.getAccount")
-        only = (*(f"--include-operation-id={name}" for name in names), "--phases", "coverage,fuzzing")
+        only = (*(f"--include-operation-id={name}" for name in names), "--phases", "coverage")
         report = await run(tmp_path, service, *only, "--header", f"Authorization: Bearer {TOKEN}")
         assert counted(report, r"Tested: (\d+)") == 2
