@@ -5,7 +5,7 @@ nonces, summaries, pings, errors, and REST answers with the venue's units.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -108,10 +108,7 @@ class FakeVenue:
 
     async def start(self) -> Self:
         app = web.Application()
-        app.router.add_get("/stream", self._stream)
-        app.router.add_get("/api/v1/orderBookDetails", self._details)
-        app.router.add_get("/api/v1/candles", self._candles)
-        app.router.add_get("/api/v1/fundings", self._fundings)
+        app.router.add_routes(self.routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
@@ -124,6 +121,15 @@ class FakeVenue:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        """What it answers to."""
+        return (
+            web.get("/stream", self._stream),
+            web.get("/api/v1/orderBookDetails", self._details),
+            web.get("/api/v1/candles", self._candles),
+            web.get("/api/v1/fundings", self._fundings),
+        )
 
     # What the test makes it do
 

@@ -117,7 +117,7 @@ class LighterApi:
 
     async def listings(self) -> Mapping[str, Listing]:
         """The perpetual markets by symbol. One whose rules make no sense is left out, and logged."""
-        details = await self._get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
+        details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
         found = {}
         for detail in details.order_book_details:
             symbol = canonical_symbol(detail.symbol)
@@ -142,7 +142,7 @@ class LighterApi:
                 "end_timestamp": (stop - EPOCH) // _MILLISECOND - 1,
                 "count_back": CANDLES_PER_CALL,
             }
-            answer = await self._get("/api/v1/candles", parameters, _CANDLES)
+            answer = await self.get("/api/v1/candles", parameters, _CANDLES)
             for candle in map(_closed_form, answer.c or ()):
                 if candle is not None and start <= candle.open_time < stop:
                     found[candle.open_time] = candle
@@ -161,17 +161,25 @@ class LighterApi:
                 "end_timestamp": epoch_second(stop),
                 "count_back": FUNDINGS_PER_CALL,
             }
-            answer = await self._get("/api/v1/fundings", parameters, _FUNDINGS)
+            answer = await self.get("/api/v1/fundings", parameters, _FUNDINGS)
             for row in answer.fundings or ():
                 found[moment_of(row.timestamp // 3600 * 3600)] = _signed_rate(row)
             start = stop + _HOUR
         return found
 
-    async def _get(self, path: str, parameters: Mapping[str, str | int], decoder: "msgspec.json.Decoder[T]") -> T:
+    async def get(
+        self,
+        path: str,
+        parameters: Mapping[str, str | int],
+        decoder: "msgspec.json.Decoder[T]",
+        *,
+        authorization: str | None = None,
+    ) -> T:
         """One answer, decoded. What is too much for the venue's rate limit is asked again a little later."""
+        headers = {} if authorization is None else {"Authorization": authorization}
         pause_s = self._pause_s
         for last in (False,) * (_TRIES_MAX - 1) + (True,):
-            status, retry_after, body = await self._ask(path, parameters)
+            status, retry_after, body = await self._ask(path, parameters, headers)
             if status != _TOO_MANY or last:
                 break
             await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
@@ -187,9 +195,12 @@ class LighterApi:
             raise MarketDataError(f"{path}: the venue answered with code {code}: {_shown(body)}")
         return answer
 
-    async def _ask(self, path: str, parameters: Mapping[str, str | int]) -> tuple[int, float | None, bytes]:
+    async def _ask(
+        self, path: str, parameters: Mapping[str, str | int], headers: Mapping[str, str]
+    ) -> tuple[int, float | None, bytes]:
+        url = self.base_url + path
         try:
-            async with self.session().get(self.base_url + path, params=parameters, allow_redirects=False) as answer:
+            async with self.session().get(url, params=parameters, headers=headers, allow_redirects=False) as answer:
                 body = await answer.content.read(_ANSWER_BYTES_MAX + 1)
                 while body and len(body) <= _ANSWER_BYTES_MAX and (more := await answer.content.readany()):
                     body += more

@@ -1,0 +1,292 @@
+"""Orders of one account at Lighter: sent once, and never taken for failed because nobody answered.
+
+A transaction carries a nonce that the venue uses up once, in order. That makes a lost answer decidable: when the venue
+shows no such order, the nonce is used up with a harmless transaction; after that the lost one can never be executed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from trader.domain.orders import OrderSide
+from trader.domain.venue_orders import (
+    Outcome,
+    Placed,
+    Refused,
+    Unknown,
+    VenueOrder,
+    VenueOrderState,
+    VenuePosition,
+    signed_quantity,
+)
+from trader.errors import MarketDataError
+from trader.gateways.lighter_signer import LighterSigner, OrderTerms, Signed
+from trader.gateways.market.lighter_api import LighterApi, Listing
+
+logger = logging.getLogger("trader.exchange")
+
+_SEND_LIMIT_S: Final = 10.0
+_PAUSE_S: Final = 0.35
+"""The venue executes within about 350 ms of taking a transaction."""
+
+_TRIES_MAX: Final = 10
+_RESENDS_MAX: Final = 3
+_INVALID_NONCE: Final = 21104
+_INDEX_EXISTS: Final = 21728
+_UNDECIDED: Final = ("in-progress", "pending", "open")
+
+
+class _Order(msgspec.Struct):
+    order_index: int
+    client_order_index: int
+    market_index: int
+    is_ask: bool
+    filled_base_amount: Decimal
+    filled_quote_amount: Decimal
+    status: str
+
+
+class _Orders(msgspec.Struct):
+    orders: list[_Order] | None = None
+    code: int = 200
+
+
+class _NextNonce(msgspec.Struct):
+    nonce: int
+    code: int = 200
+
+
+class _Position(msgspec.Struct):
+    market_id: int
+    sign: int
+    position: Decimal
+    avg_entry_price: Decimal
+
+
+class _Account(msgspec.Struct):
+    positions: list[_Position]
+
+
+class _Accounts(msgspec.Struct):
+    accounts: list[_Account]
+    code: int = 200
+
+
+_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_NEXT_NONCE: Final = msgspec.json.Decoder(_NextNonce)
+_ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What came of sending: taken, not taken (with the venue's code), or nobody knows."""
+
+    is_known: bool
+    is_taken: bool = False
+    code: int = 0
+    reason: str = ""
+
+
+class LighterOrders:
+    """The orders of the signer's account. One transaction is under way at a time, so that nonces arrive in order."""
+
+    def __init__(
+        self,
+        api: LighterApi,
+        signer: LighterSigner,
+        listings: Mapping[str, Listing],
+        *,
+        pause_s: float = _PAUSE_S,
+        send_limit_s: float = _SEND_LIMIT_S,
+    ) -> None:
+        self._api = api
+        self._signer = signer
+        self._listings = listings
+        self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
+        self._pause_s = pause_s
+        self._send_limit_s = send_limit_s
+        self._sending = asyncio.Lock()
+
+    async def place(self, order: VenueOrder) -> Outcome:
+        """Send an order and find out what became of it. The same client index is never executed twice.
+
+        `Unknown` comes only when the venue could not be asked either; `resolve` finds out later, also for an order
+        that an earlier process may have sent.
+        """
+        terms = self._terms(order)
+        async with self._sending:
+            try:
+                # It may have been sent before, by a process that did not live to see the answer.
+                if (state := await self.find(order.client_index)) is not None:
+                    return Placed(state)
+                return await self._place(order, terms)
+            except MarketDataError as error:
+                return Refused(str(error))  # nothing was sent
+
+    async def resolve(self, order: VenueOrder, nonce: int | None) -> Outcome:
+        """Find out what became of an order whose answer was lost, without sending it again.
+
+        `nonce` is that of `Unknown`; None uses up the next one, after which nothing sent before can be executed.
+        """
+        async with self._sending:
+            try:
+                latest = await self._next_nonce() if nonce is None else nonce
+            except MarketDataError as error:
+                return Unknown(str(error))
+            return await self._settle(order, latest, "its answer was lost, and the venue never took it", is_lost=True)
+
+    async def cancel(self, order: VenueOrderState) -> Outcome:
+        """End an order that rests or waits for its trigger. `Placed` tells how it ended, which may be filled."""
+        market_id = self._listings[order.symbol].market_id
+        async with self._sending:
+            try:
+                for _ in range(_RESENDS_MAX):
+                    nonce = await self._next_nonce()
+                    await self._send(self._signer.cancel_order(market_id, order.venue_index, nonce=nonce))
+                    for _ in range(_TRIES_MAX):
+                        state = await self.find(order.client_index)
+                        if state is None or state.is_final:
+                            return Refused("the venue knows no such order") if state is None else Placed(state)
+                        await asyncio.sleep(self._pause_s)
+            except MarketDataError as error:
+                return Unknown(str(error))
+        return Unknown("the venue did not end the order")
+
+    async def find(self, client_index: int) -> VenueOrderState | None:
+        """What the venue says of an order of ours; None when it knows none. Raises `MarketDataError`."""
+        parameters: dict[str, str | int] = {
+            "account_index": self._signer.account_index,
+            "client_order_indexes": str(client_index),
+        }
+        token = self._signer.authorization()
+        answer = await self._api.get("/api/v1/accountOrders", parameters, _ORDERS, authorization=token)
+        found = [order for order in answer.orders or () if order.client_order_index == client_index]
+        return self._state(found[-1]) if found else None
+
+    async def positions(self) -> list[VenuePosition]:
+        """The account's positions. Raises `MarketDataError`, also for one that cannot be."""
+        parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
+        answer = await self._api.get("/api/v1/account", parameters, _ACCOUNTS)
+        held = []
+        for account in answer.accounts:
+            for position in account.positions:
+                symbol = self._symbols.get(position.market_id, f"market {position.market_id}")
+                try:
+                    quantity = signed_quantity(position.sign, position.position)
+                except ValueError as error:
+                    raise MarketDataError(f"{symbol}: {error}") from error
+                if quantity:
+                    held.append(VenuePosition(symbol, quantity, position.avg_entry_price))
+        return held
+
+    # One transaction
+
+    async def _place(self, order: VenueOrder, terms: OrderTerms) -> Outcome:
+        """Raises `MarketDataError` when the venue could not even be asked for a nonce."""
+        for _ in range(_RESENDS_MAX):
+            nonce = await self._next_nonce()
+            answer = await self._send(self._signer.create_order(terms, nonce=nonce))
+            if answer.is_known and not answer.is_taken:
+                if answer.code == _INVALID_NONCE:
+                    continue  # somebody else used this nonce up; our order was not looked at
+                if answer.code != _INDEX_EXISTS:
+                    return Refused(answer.reason)
+            reason = "" if answer.is_taken else answer.reason
+            return await self._settle(order, nonce, reason, is_lost=not answer.is_known)
+        return Refused("the venue took none of the nonces that it gave")
+
+    async def _settle(self, order: VenueOrder, nonce: int, reason: str, *, is_lost: bool) -> Outcome:
+        """Ask for the order until the venue shows it or can no longer execute it, which is seen to if it is lost."""
+        market_id = self._listings[order.symbol].market_id
+        was_gone = False
+        for _ in range(_TRIES_MAX):
+            try:
+                is_gone = await self._next_nonce() > nonce
+                if (state := await self.find(order.client_index)) is not None:
+                    return Placed(state)
+                if is_gone and was_gone:  # looked for twice after it could last appear: reading may lag behind
+                    return Refused(reason or "the venue executed the transaction, and no order came of it")
+                was_gone = is_gone
+                if is_lost and not is_gone:
+                    await self._send(self._signer.cancel_order(market_id, order.client_index, nonce=nonce))
+            except MarketDataError as error:
+                logger.warning("order %d is looked for again: %s", order.client_index, error)
+            await asyncio.sleep(self._pause_s)
+        return Unknown(reason or "the venue took the order and does not show it", nonce)
+
+    async def _send(self, signed: Signed) -> _Answer:
+        """Send with the venue's own client. What is not understood is not known."""
+        try:
+            async with asyncio.timeout(self._send_limit_s):
+                answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)
+        except self._signer.status_error as error:
+            return _answer_of(error)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return _Answer(is_known=False, reason=f"the venue did not answer: {error or type(error).__name__}")
+        except (ValueError, LookupError, TypeError) as error:  # an answer that is none of the venue's
+            return _Answer(is_known=False, reason=f"the venue's answer is not understood: {error}")
+        code = getattr(answer, "code", None)  # the SDK does not check that an answer is whole
+        if not isinstance(code, int):
+            return _Answer(is_known=False, reason=f"the venue's answer is not understood: {answer}")
+        return _Answer(is_known=True, is_taken=code == 200, code=code, reason=str(answer.message or f"code {code}"))
+
+    async def _next_nonce(self) -> int:
+        parameters: dict[str, str | int] = {
+            "account_index": self._signer.account_index,
+            "api_key_index": self._signer.key_index,
+        }
+        return (await self._api.get("/api/v1/nextNonce", parameters, _NEXT_NONCE)).nonce
+
+    # The venue's units
+
+    def _terms(self, order: VenueOrder) -> OrderTerms:
+        listing = self._listings[order.symbol]
+        market = listing.market
+        return OrderTerms(
+            market_id=listing.market_id,
+            client_index=order.client_index,
+            lots=_whole(order.quantity, market.lot),
+            price_ticks=_whole(order.price, market.tick),
+            is_ask=order.side is OrderSide.SELL,
+            type=order.type.value,
+            reduce_only=order.reduce_only,
+            trigger_ticks=0 if order.trigger is None else _whole(order.trigger, market.tick),
+        )
+
+    def _state(self, order: _Order) -> VenueOrderState:
+        return VenueOrderState(
+            client_index=order.client_order_index,
+            venue_index=order.order_index,
+            symbol=self._symbols.get(order.market_index, f"market {order.market_index}"),
+            side=OrderSide.SELL if order.is_ask else OrderSide.BUY,
+            filled=order.filled_base_amount,
+            filled_notional=order.filled_quote_amount,
+            is_final=order.status not in _UNDECIDED,
+            status=order.status,
+        )
+
+
+def _answer_of(error: Exception) -> _Answer:
+    """An error of the SDK: a status of 400 to 499 is the venue's refusal, anything else leaves the question open."""
+    status, body = getattr(error, "status", None), getattr(error, "body", None)
+    reason = f"the venue answered with status {status}: {str(body)[:200]}"
+    if not isinstance(status, int) or not 400 <= status < 500:
+        return _Answer(is_known=False, reason=reason)
+    try:
+        told = msgspec.json.decode(body or "{}")
+    except msgspec.DecodeError:
+        told = {}
+    code = told.get("code", 0) if isinstance(told, dict) else 0
+    return _Answer(is_known=True, code=code if isinstance(code, int) else 0, reason=reason)
+
+
+def _whole(amount: Decimal, unit: Decimal) -> int:
+    """An amount as a number of units. Raises `ValueError` when it is none."""
+    count = amount / unit
+    if count != int(count) or count <= 0:
+        raise ValueError(f"{amount} is no whole number of {unit}")
+    return int(count)

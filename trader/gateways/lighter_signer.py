@@ -1,0 +1,134 @@
+"""Signs for one account at Lighter with the venue's own SDK, which is loaded only when somebody trades live.
+
+The SDK calls a native library whose functions have changed their arguments silently between versions. So the version is
+pinned, and before anything is sent a signer proves that what comes out of it is what went in.
+"""
+
+import importlib
+import json
+import re
+from importlib import metadata
+from typing import Any, Final, NamedTuple
+
+from trader.errors import StartError
+from trader.settings import Secret
+
+SDK_VERSION: Final = "1.1.8"
+
+_TYPES: Final = {"limit": 0, "market": 1, "stop": 2, "target": 4}
+_IMMEDIATE, _GOOD_TILL_TIME = 0, 1
+_NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
+_AUTHORIZED_S: Final = 600
+_KEY: Final = re.compile("(0x)?[0-9a-fA-F]{80}")
+
+
+class Signed(NamedTuple):
+    """A signed transaction: the venue's number for its kind, and its text."""
+
+    kind: int
+    text: str
+
+
+class OrderTerms(NamedTuple):
+    """An order in the venue's units: whole numbers of lots and ticks."""
+
+    market_id: int
+    client_index: int
+    lots: int
+    price_ticks: int
+    is_ask: bool
+    type: str
+    reduce_only: bool
+    trigger_ticks: int
+
+
+class LighterSigner:
+    """The signer of one account with one of its API keys. Needs a running loop; `close` ends its connections."""
+
+    def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
+        """Raises `StartError` when the SDK is missing, is another version, or does not take the key."""
+        self.account_index = account_index
+        self.key_index = key_index
+        if not _KEY.fullmatch(key.reveal()):
+            raise StartError("VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits")
+        self._client: Any = _load_sdk("signer_client").SignerClient(
+            url=base_url, account_index=account_index, api_private_keys={key_index: key.reveal()}
+        )
+        self.sender: Any = self._client.tx_api
+        """The SDK's own client for sending what is signed here."""
+
+        self.status_error: type[Exception] = _load_sdk("exceptions").ApiException
+        """What the SDK raises for an answer that is not 200, with its `status` and `body`."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def check(self) -> None:
+        """Prove on made-up orders that every argument reaches its place. Raises `StartError` if one does not."""
+        order = OrderTerms(11, 281474976710001, 1234567, 654321, True, "stop", True, 765432)
+        signed = self.create_order(order, nonce=987654)
+        cancel = self.cancel_order(12, 281474976710002, nonce=987653)
+        expected = {
+            "AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "MarketIndex": 11,
+            "ClientOrderIndex": 281474976710001, "BaseAmount": 1234567, "Price": 654321, "IsAsk": 1, "Type": 2,
+            "TimeInForce": 0, "ReduceOnly": 1, "TriggerPrice": 765432, "Nonce": 987654,
+        }  # fmt: skip
+        _compare(signed, 14, expected)
+        _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
+
+    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
+        """A new order. Raises `StartError` for one that the SDK does not sign."""
+        rests = order.type == "limit"
+        return _signed(
+            self._client.sign_create_order(
+                order.market_id,
+                order.client_index,
+                order.lots,
+                order.price_ticks,
+                order.is_ask,
+                _TYPES[order.type],
+                _GOOD_TILL_TIME if rests else _IMMEDIATE,
+                order.reduce_only,
+                order.trigger_ticks,
+                _NO_EXPIRY if order.type == "market" else _EXPIRY_28_DAYS,
+                nonce=nonce,
+                api_key_index=self.key_index,
+            )
+        )
+
+    def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
+        """The end of an order, by the venue's index or by ours."""
+        return _signed(self._client.sign_cancel_order(market_id, index, nonce=nonce, api_key_index=self.key_index))
+
+    def authorization(self) -> str:
+        """A token for what only the account may read; good for ten minutes."""
+        token, error = self._client.create_auth_token_with_expiry(_AUTHORIZED_S, api_key_index=self.key_index)
+        if error is not None:
+            raise StartError(f"the venue's SDK made no token: {error}")
+        return str(token)
+
+
+def _load_sdk(name: str) -> Any:
+    try:
+        version = metadata.version("lighter-sdk")
+    except metadata.PackageNotFoundError:
+        raise StartError("TRADING_MODE=live needs the venue's SDK: pip install 'trader[live]'") from None
+    if version != SDK_VERSION:
+        raise StartError(f"TRADING_MODE=live needs lighter-sdk {SDK_VERSION}; {version} is installed")
+    return importlib.import_module(f"lighter.{name}")
+
+
+def _signed(result: tuple[int | None, str | None, str | None, str | None]) -> Signed:
+    kind, text, _, error = result
+    if error is not None or kind is None or text is None:
+        raise StartError(f"the venue's SDK does not sign this: {error}")
+    return Signed(kind, text)
+
+
+def _compare(signed: Signed, kind: int, expected: dict[str, int]) -> None:
+    found = json.loads(signed.text)
+    wrong = {name: found.get(name) for name, value in expected.items() if found.get(name) != value}
+    if signed.kind != kind or wrong or not found.get("Sig"):
+        raise StartError(
+            f"The venue's SDK signs something else than it is given (kind {signed.kind}, {wrong}): nothing is sent"
+        )
