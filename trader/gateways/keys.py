@@ -5,6 +5,10 @@ A key is known by its number, from 1. Its value leaves this module only for the 
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
 
 from trader.gateways.usage import Usage
 from trader.settings import Secret
@@ -13,6 +17,13 @@ REST_S = 30.0
 """How long a key rests after a 429 that does not say; doubled for each further one in a row."""
 
 REST_S_MAX = 600.0
+
+SCRUBBED_MIN = 8
+"""Characters from which on a key is taken for a secret: local servers want words like `ollama`, or any letter."""
+
+HIDDEN = "***"
+NESTED_MAX = 3
+"""How deep texts that are JSON are looked into; the arguments of a tool call are such a text."""
 
 _log = logging.getLogger("trader.agents")
 
@@ -86,8 +97,36 @@ class KeyRing:
         )
 
     def scrub(self, content: bytes) -> bytes:
-        """What a provider said without the value of any key, should it repeat one."""
-        for key in self._keys:
-            if key.secret is not None:
-                content = content.replace(key.secret.reveal().encode(), b"***")
-        return content
+        """What a provider said without the value of any key, should it repeat one, in escapes of JSON too."""
+        secrets = [key.secret.reveal() for key in self._keys if key.secret is not None]
+        secrets = [secret for secret in secrets if len(secret) >= SCRUBBED_MIN]
+        for secret in secrets:
+            content = content.replace(secret.encode(), HIDDEN.encode())
+        if b"\\" not in content or not secrets:
+            return content
+        try:
+            said = orjson.loads(content)
+            cleaned = _scrubbed(said, secrets, NESTED_MAX)
+        except orjson.JSONDecodeError:
+            return content
+        except RecursionError:
+            return HIDDEN.encode()  # nobody nests an answer like this; it is unusable anyway
+        return content if cleaned == said else orjson.dumps(cleaned)
+
+
+def _scrubbed(value: Any, secrets: Sequence[str], depth: int) -> Any:
+    """The JSON value with every secret hidden in its texts, and in those that are JSON themselves."""
+    if isinstance(value, dict):
+        return {_scrubbed(key, secrets, 0): _scrubbed(item, secrets, depth) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_scrubbed(item, secrets, depth) for item in value]
+    if not isinstance(value, str):
+        return value
+    for secret in secrets:
+        value = value.replace(secret, HIDDEN)
+    if depth and "\\" in value:
+        with suppress(orjson.JSONDecodeError):
+            inner = orjson.loads(value)
+            cleaned = _scrubbed(inner, secrets, depth - 1)
+            return value if cleaned == inner else orjson.dumps(cleaned).decode()
+    return value
