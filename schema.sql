@@ -1,4 +1,5 @@
--- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing.
+-- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change of a table that is
+-- here already needs a new version and a step to it in trader/store/migrations.py.
 -- Amounts are in the run's quote currency, quantities in base units, times in UTC.
 -- Invariants that one row, or one index, can hold are held here; `scripts/audit` checks the sums.
 
@@ -7,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (2) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');

@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from trader.errors import StartError, Unavailable
+from trader.store.migrations import MIGRATIONS
 
 if TYPE_CHECKING:
     from asyncpg.pool import Pool, PoolConnectionProxy
@@ -29,10 +30,11 @@ else:
     Connection: TypeAlias = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 OLDEST_VERSION = 15
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ACQUIRE_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
+UPGRADE_TIMEOUT_S = 600.0
 
 # "trader" in ASCII: two processes that start at once apply the schema one after the other.
 SCHEMA_LOCK = 0x747261646572
@@ -220,6 +222,7 @@ def _passing_problem(error: Exception, *, is_lost: bool) -> str | None:
 LOCK_SCHEMA = "SELECT pg_advisory_xact_lock($1)"
 SELECT_HAS_SCHEMA = "SELECT to_regclass('schema_version') IS NOT NULL"
 SELECT_SCHEMA_VERSION = "SELECT version FROM schema_version"
+UPDATE_SCHEMA_VERSION = "UPDATE schema_version SET version = $1, applied_at = now() WHERE version < $1"
 
 
 def schema_path() -> Path:
@@ -230,20 +233,36 @@ def schema_path() -> Path:
 
 
 async def apply_schema(database: Database) -> None:
-    """Make the tables that are missing. Safe to repeat, and for two processes at once.
+    """Make the tables of this version: in an empty database, or out of those of an earlier version, with their data.
+
+    Safe to repeat, and for two processes at once. A database that is of this version already is left alone, without a
+    lock on anything.
 
     :raises StartError: the database was made by a newer version of this program, or the user may not make tables
     """
+    async with database.connection() as conn:
+        if await _schema_version(conn) == SCHEMA_VERSION:
+            return
     async with database.transaction() as conn:
         await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
-        if await conn.fetchval(SELECT_HAS_SCHEMA):
-            found = await conn.fetchval(SELECT_SCHEMA_VERSION)
-            if found is not None and found > SCHEMA_VERSION:
-                raise StartError(
-                    f"The database has schema version {found}, made by a newer version of trader; "
-                    f"this one knows version {SCHEMA_VERSION}. Start the newer version, or use another database."
-                )
+        found = await _schema_version(conn)
+        if found is not None and found > SCHEMA_VERSION:
+            raise StartError(
+                f"The database has schema version {found}, made by a newer version of trader; "
+                f"this one knows version {SCHEMA_VERSION}. Start the newer version, or use another database."
+            )
+        steps = [] if found is None else [MIGRATIONS[step] for step in range(found + 1, SCHEMA_VERSION + 1)]
         try:
-            await conn.execute(schema_path().read_text(encoding="utf-8"))
+            for statements in [*steps, schema_path().read_text(encoding="utf-8")]:
+                await conn.execute(statements, timeout=UPGRADE_TIMEOUT_S)
         except asyncpg.InsufficientPrivilegeError as error:
             raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
+        await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
+
+
+async def _schema_version(conn: Connection) -> int | None:
+    """The version that the tables have; None in an empty database."""
+    if not await conn.fetchval(SELECT_HAS_SCHEMA):
+        return None
+    found: int | None = await conn.fetchval(SELECT_SCHEMA_VERSION)
+    return found

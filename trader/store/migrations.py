@@ -1,0 +1,35 @@
+"""How the tables of an earlier version become those of this one.
+
+Each version of the schema has one step from the version before. A step changes tables that are there already, and
+their data; what is new, and every function and trigger, comes from schema.sql, which is applied after the steps. A
+step may meet what it does done already. All steps and schema.sql are one transaction: an upgrade happens whole, or
+not at all.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+TO_VERSION_2: Final = """
+ALTER TABLE invocation_counts
+    ADD COLUMN IF NOT EXISTS input_tokens bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS output_tokens bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS cost_usd amount;
+UPDATE invocation_counts c
+SET input_tokens = s.input_tokens, output_tokens = s.output_tokens, cost_usd = s.cost_usd
+FROM (
+    SELECT i.model_id, r.number, sum(i.input_tokens) AS input_tokens, sum(i.output_tokens) AS output_tokens,
+           sum(i.cost_usd) AS cost_usd
+    FROM invocations i
+    CROSS JOIN LATERAL (
+        SELECT coalesce(max(number), 0) AS number FROM runs
+        WHERE account_id = i.model_id AND started_at <= i.started_at
+    ) r
+    WHERE i.status <> 'running'
+    GROUP BY i.model_id, r.number
+) s
+WHERE s.model_id = c.model_id AND s.number = c.run_number;
+"""
+"""Tokens and costs of each run."""
+
+MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2}
+"""By the version that a step leads to."""
