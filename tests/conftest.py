@@ -15,12 +15,21 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from trader.store.binaries import Binaries, system_binaries
 from trader.store.embedded import EmbeddedPostgres
 from trader.store.pool import Database, apply_schema
 
 FOLDER_PREFIX = "trader-test-"
+
+
+# HYPOTHESIS_PROFILE=nightly looks twenty times as far. A deadline per example would measure the machine, not the code.
+settings.register_profile(
+    "normal", max_examples=100, deadline=None, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", settings.get_profile("normal"), max_examples=2_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 
 @pytest.fixture(scope="session")
