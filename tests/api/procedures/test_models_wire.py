@@ -81,6 +81,7 @@ async def test_an_invocation_in_full(caller: Caller) -> None:
         "id": str(record.invocation.id), "modelId": "ada", "modelName": "Ada", "modelVariant": "Apex",
         "response": "all in\n\ntold off", "status": "completed", "failureReason": None, "steps": 2, "inputTokens": 200,
         "outputTokens": 200, "durationMs": 0, "timestamp": iso(record.invocation.started_at),
+            "responsePayload": ['{"said": 1}', '{"said": 1}'],
     }  # fmt: skip
     assert [(call["type"], call["status"]) for call in calls] == [("CREATE_POSITION", "rejected"), ("HOLDING", "ok")]
     assert calls[0]["metadata"]["decisions"][0]["leverage"] == 11

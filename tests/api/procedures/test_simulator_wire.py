@@ -350,7 +350,7 @@ async def test_figures_without_a_price_are_null(desk: Desk) -> None:
     await desk.order(leverage=5)
     exchange = desk.context.exchange
     untyped: Any = exchange
-    untyped._marks = {}
+    untyped._reviews.marks = {}
     (position,) = await desk.call("trading.getPositions")
     assert (position["currentPrice"], position["notional"], position["unrealizedPnl"]) == (None, None, None)
     account = await desk.account()
