@@ -97,6 +97,8 @@ class Desk:
 
     async def snapshot(self, _: random.Random) -> None:
         await self.clock.advance(timedelta(minutes=1))
+        for name, inputs in READS:  # kept in the very second of the write
+            await self.post(name, inputs[0])
         await self.context.portfolio.take_snapshots(self.clock.now())
 
     async def wait(self, chance: random.Random) -> None:
