@@ -5,13 +5,16 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
+import orjson
 import pytest
 
 from trader import variants
 from trader.domain.indicators import Indicators
 from trader.domain.market import INTERVALS
+from trader.domain.messages import rules_text
 from trader.domain.orders import ExitPlan, Side
 from trader.domain.records import VariantId
+from trader.domain.tool_schemas import TOOL_SCHEMAS
 from trader.domain.tools import TOOLS
 from trader.domain.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
 from trader.variants import VARIANTS
@@ -122,3 +125,13 @@ def test_a_prompt_covers_role_edge_rules_limits_exits_and_tools(variant: Variant
         assert f"`{tool}`" in prompt
     for word in ("`invalidation`", "`confidence`", "stop"):
         assert word in prompt
+
+
+@every_variant
+def test_everything_that_a_model_reads_names_only_what_exists(variant: VariantId) -> None:
+    """The rules of the guard and the descriptions of the tools, beside the prompt: names in backticks and camelCase."""
+    told = [rules_text(VARIANTS[variant].limits), orjson.dumps(TOOL_SCHEMAS).decode()]
+    for text in told:
+        named = set(re.findall(r"`([^`]*)`", text)) | set(re.findall(r"\b[a-z]+[A-Z]\w*", text))
+        assert named <= KNOWN | {"additionalProperties", "anyOf"}, f"unknown: {sorted(named - KNOWN)}"
+    assert {"leverageMax", "lastAction", "dayOpeningEquity", "stale"} <= set(re.findall(r"`([^`]*)`", told[0]))

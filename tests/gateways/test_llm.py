@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from aiohttp import web
@@ -342,6 +343,47 @@ async def test_client_errors_are_told_without_the_key(fake: tuple[FakeServer, st
         await client_of(KEYS[0]).answer(TURN)
     assert KEYS[0] not in str(caught.value)
     assert len(fake[0].keys) == 1, "a request that is wrong stays wrong"
+
+
+def refusing(field: str) -> Reply:
+    error = {"message": f"'{field}' is not supported with this model.", "code": "unsupported_value", "param": field}
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        if field in orjson.loads(await request.read()):
+            return web.json_response({"error": error}, status=400)
+        return await OK(request)
+
+    return reply
+
+
+async def test_a_model_is_asked_without_the_field_it_does_not_take(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    server, client = fake[0], client_of(KEYS[0])
+    server.script = [refusing("temperature")]
+    assert (await client.answer(TURN)).calls
+    assert ["temperature" in body for body in server.bodies] == [True, False]
+    await client.answer(TURN)
+    assert "temperature" not in server.bodies[2], "it is remembered"
+    server.script = [refusing("max_tokens")]
+    assert (await client.answer(TURN)).calls
+    assert (server.bodies[-1].get("max_completion_tokens"), "max_tokens" in server.bodies[-1]) == (1000, False)
+    other = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, router_model_name="lab/two"))
+    server.script = [OK]
+    await client.answer(other)
+    assert {"temperature", "max_tokens"} <= server.bodies[-1].keys(), "another model takes them"
+
+
+async def test_a_field_that_must_be_or_that_was_left_out_already_fails(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    for field, asked in (("messages", 1), ("temperature", 2)):
+        fake[0].keys.clear()
+        error = {"message": "no", "code": "unsupported_parameter", "param": field}
+        fake[0].script = [answering(400, {"error": error})]
+        with pytest.raises(ProviderError, match="fake answered 400"):
+            await client_of(KEYS[0]).answer(TURN)
+        assert len(fake[0].keys) == asked
 
 
 async def test_redirects_are_not_followed(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:

@@ -54,6 +54,8 @@ async def test_the_loop_is_never_held_for_long(database: Database) -> None:
         assert [record.invocation.status for record in records] == ["completed"] * 2 * MODELS
         assert {call.status for record in records for call in record.tool_calls} == {"ok"}
         assert len(floor.exchange.accounts) == MODELS
+        async with database.connection() as conn:  # real time, though the market's clock stood still meanwhile
+            assert await conn.fetchval("SELECT min(duration_ms) FROM invocation_steps") >= 300
     # Of the thread's own time: what other processes of a busy machine take says nothing about the service.
     assert max(lag.cpu_ms) < HOLD_MS_MAX
 

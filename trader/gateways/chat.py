@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import msgspec
@@ -36,6 +36,12 @@ CALLS_MAX = 16
 REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
 """Given back as they came: models that think between tool calls lose the thread without them."""
 
+LIMIT_FIELDS: Final = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+"""The fields that bound an answer's tokens, and what to try for a model that does not take the one."""
+
+OPTIONAL_FIELDS: Final = ("temperature", "tool_choice", *LIMIT_FIELDS)
+"""What a request can do without: some models refuse every temperature but their own."""
+
 _log = logging.getLogger("trader.agents")
 
 
@@ -54,6 +60,14 @@ class _Transient(ProviderError):
 
 class _KeyUnusable(ProviderError):
     """The key of this attempt rests or is out; the next one may do."""
+
+
+class _FieldRefused(ProviderError):
+    """The model takes no such field in a request; without it the request may do."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ChatClient:
@@ -79,6 +93,7 @@ class ChatClient:
         self._attempt_limit_s = attempt_limit_s
         self._backoff_s = backoff_s
         self._jitter = random.Random()
+        self._left_out: dict[str, set[str]] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -101,6 +116,10 @@ class ChatClient:
                 reply = await self._attempt(key, body)
             except _KeyUnusable:
                 continue
+            except _FieldRefused as error:
+                if not self._leave_out(turn.model.router_model_name, error.field):
+                    raise
+                body = orjson.dumps(self._request(turn))
             except _Transient as error:
                 self.usage.attempts["failed"] += 1
                 failures += 1
@@ -117,16 +136,30 @@ class ChatClient:
                 return msgspec.structs.replace(answer, duration_ms=round((time.monotonic() - began_s) * 1000))
 
     def _request(self, turn: Turn) -> dict[str, Any]:
-        return {
+        left_out = self._left_out.get(turn.model.router_model_name, set())
+        limit_field = self._row.limit_field
+        if limit_field in left_out:
+            limit_field = LIMIT_FIELDS[limit_field]
+        request = {
             "model": turn.model.router_model_name,
             "messages": turn.messages,
             "tools": TOOL_SCHEMAS,
             "tool_choice": "auto",
             "temperature": turn.temperature,
-            self._row.limit_field: turn.answer_tokens_max,
+            limit_field: turn.answer_tokens_max,
             "stream": False,
             **self._row.extra,
         }
+        return {field: value for field, value in request.items() if field not in left_out}
+
+    def _leave_out(self, model: str, field: str) -> bool:
+        """Ask this model without the field from now on. False when it was left out already."""
+        left_out = self._left_out.setdefault(model, set())
+        if field in left_out:
+            return False
+        left_out.add(field)
+        _log.warning("%s: %s takes no %s; it is asked without it", self.name, model, field)
+        return True
 
     async def _attempt(self, key: Key, body: bytes) -> "_Reply":
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -180,8 +213,9 @@ class ChatClient:
         if status >= 500 or status == 408:
             return _Transient(f"{self.name} answered {status}")
         self.usage.attempts["failed"] += 1
-        said = _brief(content.decode(errors="replace"))
-        return ProviderError(f"{self.name} answered {status}: {said}")
+        told = f"{self.name} answered {status}: {_brief(content.decode(errors='replace'))}"
+        field = _refused_field(content)
+        return ProviderError(told) if field is None else _FieldRefused(field, told)
 
     def _read(self, reply: "_Reply", key: Key, turn: Turn, body: bytes) -> Answer:
         message = reply.choices[0].message
@@ -272,6 +306,17 @@ def _status_of(error: Any) -> int:
     """The status that an error inside a 200 stands for; gateways put it in `code`. Without one: a server failure."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code <= 599 else 502
+
+
+def _refused_field(content: bytes) -> str | None:
+    """The field of the request that the model does not take, when that is what the error says."""
+    try:
+        error = orjson.loads(content)["error"]
+        code, field = error["code"], error["param"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    refused = code in {"unsupported_parameter", "unsupported_value"} and field in OPTIONAL_FIELDS
+    return str(field) if refused else None
 
 
 def _text(content: Any) -> str | None:
