@@ -6,7 +6,7 @@ nonces, summaries, pings, errors, and REST answers with the venue's units.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from time import time
@@ -154,8 +154,8 @@ class FakeVenue:
 
     async def say(self, text: str) -> None:
         """Say something to everybody, whatever it is."""
-        for socket in self.sockets:
-            await socket.send_str(text)
+        for socket in list(self.sockets):
+            await _send(socket, text)
 
     async def cut(self) -> None:
         """Cut every connection of the stream."""
@@ -170,7 +170,7 @@ class FakeVenue:
             return
         for socket, subscribed in list(self.subscriptions):
             if subscribed == channel and not socket.closed:
-                await socket.send_str(self._message(channel, kind, body))
+                await _send(socket, self._message(channel, kind, body))
 
     def _message(self, channel: str, kind: str, body: Mapping[str, Any]) -> str:
         now_ms = int(time() * 1000) - self.lag_ms
@@ -180,12 +180,12 @@ class FakeVenue:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         self.sockets.append(socket)
-        await socket.send_str('{"type":"connected","session_id":"3f1c"}')
+        await _send(socket, '{"type":"connected","session_id":"3f1c"}')
         async for message in socket:
             asked = orjson.loads(message.data)
             self.heard.append(asked)
             if asked["type"] == "ping":
-                await socket.send_str('{"type":"pong"}')
+                await _send(socket, '{"type":"pong"}')
             elif not self.is_mute:
                 await self._subscription(socket, asked)
         return socket
@@ -197,13 +197,13 @@ class FakeVenue:
         is_standing = (socket, channel) in self.subscriptions
         if asked["type"] == "unsubscribe" and is_standing:
             self.subscriptions.remove((socket, channel))
-            await socket.send_str(orjson.dumps({"type": "unsubscribed", "channel": f"{kind}:{number}"}).decode())
+            await _send(socket, orjson.dumps({"type": "unsubscribed", "channel": f"{kind}:{number}"}).decode())
         elif asked["type"] == "subscribe" and (market is None or is_standing):
             error = {"type": "error", "code": 30012, "channel": f"{kind}:{number}", "message": "failed to subscribe"}
-            await socket.send_str(orjson.dumps(error).decode())
+            await _send(socket, orjson.dumps(error).decode())
         elif asked["type"] == "subscribe" and market is not None:
             self.subscriptions.append((socket, channel))
-            await socket.send_str(self._message(channel, f"subscribed/{kind}", _first_words(kind, market)))
+            await _send(socket, self._message(channel, f"subscribed/{kind}", _first_words(kind, market)))
 
     async def _details(self, request: web.Request) -> web.Response:
         details = [market.detail() for market in self.markets.values()]
@@ -227,6 +227,11 @@ class FakeVenue:
         if self.answers:
             return self.answers.pop(0)
         return web.Response(body=orjson.dumps({"code": 200, **body}), content_type="application/json")
+
+
+async def _send(socket: web.WebSocketResponse, text: str) -> None:
+    with suppress(ConnectionError):  # whoever has left hears nothing
+        await socket.send_str(text)
 
 
 def _first_words(kind: str, market: FakeMarket) -> dict[str, Any]:
