@@ -146,9 +146,11 @@ def _handler(hub: Broadcaster, timing: Timing) -> Handler:
             while not (first := subscriber.take()) and not subscriber.ended and _is_connected(request):
                 await subscriber.wait(timing.watch_s)
             if not first:
-                reason = subscriber.error or Unavailable("The stream has ended")
-                log.warning("stream %s refused: %s (request %s)", hub.name, reason, request.get(REQUEST_ID))
-                return _refusal(reason)
+                if subscriber.error is not None:
+                    log.warning(
+                        "stream %s refused: %s (request %s)", hub.name, subscriber.error, request.get(REQUEST_ID)
+                    )
+                return _refusal(subscriber.error or Unavailable("The stream has ended"))
             log.info("stream %s opened (request %s)", hub.name, request.get(REQUEST_ID))
             return await _serve(request, subscriber, first, timing)
         finally:
