@@ -1,0 +1,60 @@
+"""Runs of a running service, executed again from outside: on the market as it moved, with the latency of orders."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from support.process import ROOT, serving
+from support.slow_provider import slow_provider
+
+from trader.clock import SystemClock
+from trader.domain.records import Model, VariantId
+from trader.store.agents import upsert_model
+from trader.store.pool import Database
+
+MODELS = 6
+
+
+async def replay(folder: Path, invocation: str, dsn: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "scripts" / "replay_run.py"), invocation,
+        cwd=folder, env={"PATH": os.environ["PATH"], "DATABASE_URL": dsn},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_the_books_come_out_the_same(tmp_path: Path, database: Database, dsn: str) -> None:
+    now = SystemClock().now()
+    async with database.connection() as conn:
+        for number in range(MODELS):
+            model = Model(
+                id=f"m{number}", name=f"M{number}", variant=list(VariantId)[number % 4], provider="openai",
+                router_model_name="slow/one", created_at=now,
+            )  # fmt: skip
+            await upsert_model(conn, model)
+    async with (
+        slow_provider(0.3) as url,
+        serving(tmp_path, DATABASE_URL=dsn, OPENAI_BASE_URL=url, OPENAI_API_KEY="sk-any-0001") as service,
+    ):
+        ended = []
+        for _ in range(300):
+            ended = (await service.call("models.getInvocations"))["conversations"]
+            if len(ended) >= MODELS:
+                break
+            await asyncio.sleep(0.1)
+        assert [each["status"] for each in ended] == ["completed"] * MODELS
+        assert all(each["responsePayload"] for each in ended)
+        assert {each["costUsd"] for each in ended} == {0.004}
+        stats = (await service.call("analytics.getModelStats", mode="advanced"))["advanced"]
+        assert [(each["inputTokens"], each["outputTokens"], each["costUsd"]) for each in stats] == [
+            (18_000, 1_200, 0.004)
+        ] * MODELS
+        found = await asyncio.gather(*(replay(tmp_path, each["id"], dsn) for each in ended[:3]))
+    for code, said in found:
+        assert code == 0, said
+        assert "2. createPosition (ok): same: " in said
+        assert said.endswith("The books come out the same.\n")
