@@ -39,6 +39,10 @@ ACTIVE_MINUTES: Final = 10
 """As `services.portfolio.ACTIVE_AFTER_ORDER`."""
 
 
+ALL_IN_RATE: Final = 0.0006
+"""How often an Apex model stakes nearly all it has, with a stop too far away to help: some of these are liquidated."""
+
+
 class Temper(NamedTuple):
     """How a variant trades: the minutes it looks back, whether it follows (1) or fades (-1) what it sees, its usual
     leverage, the part of its equity in a position's notional, its stop and target, and how long it holds."""
@@ -229,8 +233,12 @@ class Trader:
         if rng.random() < 0.004:
             notional *= 40  # now and then a model forgets what it has
         leverage = max(1, round(temper.leverage * rng.uniform(0.6, 1.4)))
+        is_all_in = self._model.variant is VariantId.APEX and rng.random() < ALL_IN_RATE
+        if is_all_in:
+            leverage = market.markets[symbol].leverage_max
+            notional = equity * leverage * 0.6
         quantity = floor_to(Decimal(repr(notional)) / mark, market.markets[symbol].lot)
-        plan = self._plan(symbol, side, mark, minute)
+        plan = self._plan(symbol, side, mark, minute, distance=30 if is_all_in else 1)
         decision = CreatePosition(
             symbol=symbol, side=side.opens, quantity=float(quantity), leverage=float(leverage),
             stop=float(plan.stop or 0),
@@ -257,10 +265,10 @@ class Trader:
         assert answer is not None, "an order always has an answer"
         return answer
 
-    def _plan(self, symbol: str, side: OrderSide, mark: Decimal, minute: int) -> ExitPlan:
+    def _plan(self, symbol: str, side: OrderSide, mark: Decimal, minute: int, distance: int = 1) -> ExitPlan:
         rng, temper = self._rng, self._temper
         tick = self._market.markets[symbol].tick
-        away = Decimal(repr(round(temper.stop * rng.uniform(0.6, 1.6), 6)))
+        away = Decimal(repr(round(temper.stop * rng.uniform(0.6, 1.6), 6))) * distance
         gain = Decimal(repr(round(temper.target * rng.uniform(0.6, 1.6), 6)))
         until = minute + int(temper.hold_minutes * rng.uniform(4, 9))
         return ExitPlan(

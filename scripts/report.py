@@ -1,0 +1,99 @@
+"""Render a season report: one HTML file with equity curves, drawdowns, trades, costs and the leaderboard.
+
+Without --database-url: DATABASE_URL, or the one database of the embedded PostgreSQL of this folder. Exit code 0: the
+report is written; 1: it cannot be, or the books do not explain the equity (the report says of which accounts).
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from pathlib import Path
+
+from report_page import Season, page
+
+from trader.domain import statistics
+from trader.domain.statistics import Confidence95, EquityPoint
+from trader.errors import StartError, TraderError
+from trader.store import report as store
+from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.pool import Database, place
+from trader.store.report import Account
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/report", description=__doc__)
+    parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL"), help="default: DATABASE_URL")
+    parser.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
+    parser.add_argument("--name", help="of the season, for its title; default: the database")
+    parser.add_argument("output", nargs="?", type=Path, default=Path("season.html"), help="default: season.html")
+    options = parser.parse_args(arguments)
+    try:
+        season = asyncio.run(_read(options))
+    except TraderError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    options.output.write_text(page(season), encoding="utf-8")
+    print(f"{options.output}: {len(season.accounts)} models, {len(season.trades)} trades")
+    if season.unexplained:
+        print(f"report: the books do not explain the equity of {len(season.unexplained)} accounts", file=sys.stderr)
+    return 1 if season.unexplained else 0
+
+
+async def _read(options: argparse.Namespace) -> Season:
+    async with AsyncExitStack() as stack:
+        dsn = options.database_url or await _embedded_dsn(stack, options.database)
+        database = await Database.connect(dsn, size=1)
+        stack.push_async_callback(database.close)
+        async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
+            accounts = await store.select_report_accounts(conn)
+            hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
+            trades = await store.select_report_trades(conn)
+    if not accounts:
+        raise StartError(f"{place(dsn)} has no model with a snapshot: there is nothing to report.")
+    return make_season(options.name or place(dsn).rpartition("/")[2], accounts, hours, trades)
+
+
+async def _embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
+    server = await stack.enter_async_context(EmbeddedPostgres.attached(EMBEDDED_FOLDER))
+    names = [name] if name else await server.databases()
+    if len(names) != 1:
+        raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
+    return server.dsn(names[0])
+
+
+def make_season(
+    name: str,
+    accounts: Sequence[Account],
+    hours: Mapping[str, Sequence[tuple[datetime, float]]],
+    trades: Sequence[store.TradeShape],
+) -> Season:
+    """The figures of a season, its models ordered by their return."""
+    ordered = sorted(accounts, key=lambda account: (-account.change / account.initial_capital, account.model_id))
+    intervals: dict[str, Confidence95 | None] = {}
+    drawdowns = {}
+    for account in ordered:
+        points = [EquityPoint(hour, value) for hour, value in hours.get(account.model_id, ())]
+        intervals[account.model_id] = statistics.return_confidence(points)
+        fall = statistics.max_drawdown([float(account.initial_capital), *(point.value for point in points)])
+        drawdowns[account.model_id] = 0.0 if fall is None else fall.percent
+    return Season(name, ordered, hours, trades, intervals, drawdowns, _certain(ordered, intervals))
+
+
+def _certain(ordered: Sequence[Account], intervals: Mapping[str, Confidence95 | None]) -> dict[str, bool]:
+    """Whether an interval touches neither of those of its neighbours."""
+    found = {}
+    for number, account in enumerate(ordered):
+        own = intervals[account.model_id]
+        beside = [intervals[ordered[other].model_id] for other in (number - 1, number + 1) if 0 <= other < len(ordered)]
+        found[account.model_id] = own is not None and all(
+            other is not None and (own.low > other.high or other.low > own.high) for other in beside
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

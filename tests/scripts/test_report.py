@@ -1,0 +1,93 @@
+"""The season report: one file, whole by itself, whose costs explain every change of equity or say that they do not."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from trader.store import report as store
+from trader.store.pool import Database
+from trader.variants import VARIANTS
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+CHARGE_MORE = """
+UPDATE fills SET fee = fee + 1e-16
+WHERE account_id = $1 AND sequence = (SELECT min(sequence) FROM fills WHERE account_id = $1)
+"""
+
+
+def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+class Outline(HTMLParser):
+    """The tags of a page that are left open, and whatever it would fetch from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in {"meta", "br"} and not tag.startswith("!"):
+            self.open.append(tag)
+        self.fetched += [str(value) for name, value in attrs if name in {"src", "href", "xlink:href", "data"}]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+async def test_a_report_of_a_season(database: Database, dsn: str, tmp_path: Path) -> None:
+    season = ["--demo", "--models", "8", "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
+    seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
+    assert seeded.returncode == 0, seeded.stderr
+    made = _run(tmp_path, "report.py", "--database-url", dsn, "--name", "<Season & one>")
+    assert made.returncode == 0, made.stderr
+    html = (tmp_path / "season.html").read_text(encoding="utf-8")
+    assert "to the last digit" in html
+    assert "&lt;Season &amp; one&gt;" in html
+    outline = Outline()
+    outline.feed(html)
+    assert (outline.open, outline.fetched) == ([], [])
+    assert "url(" not in html
+    for drawing in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        ElementTree.fromstring(drawing)
+    assert html.count("<polyline") > 2 * (len(VARIANTS) * 2 + 8)
+    async with database.connection() as conn:
+        accounts = await store.select_report_accounts(conn)
+        assert len(accounts) == 8
+        for account in accounts:
+            assert account.change == account.explained
+            assert f"{account.equity:,.2f}" in html
+        assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
+    broken = _run(tmp_path, "report.py", "--database-url", dsn)
+    assert broken.returncode == 1
+    assert "do not explain the equity of 1 accounts" in broken.stderr
+    assert "qwen-apex" in (tmp_path / "season.html").read_text(encoding="utf-8").partition("seal bad")[2][:200]
+
+
+async def test_without_models_there_is_nothing_to_report(database: Database, dsn: str, tmp_path: Path) -> None:
+    made = _run(tmp_path, "report.py", "--database-url", dsn)
+    assert made.returncode == 1
+    assert "nothing to report" in made.stderr
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (-3.2, 17.0), (99.9, 100.1), (-1e-9, 1e-9), (5.0, 5.0)])
+def test_scales_hold_their_values(low: float, high: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from report_charts import steps  # noqa: PLC0415 - it is beside the script, not on the path of the tests
+
+    found = steps(low, high)
+    assert found[0] <= low
+    assert found[-1] >= high
+    assert 2 <= len(found) <= 9
