@@ -11,6 +11,7 @@ import pytest
 from support.fake_exchange import ACCOUNT, CREATE, KEY_INDEX, FakeExchange
 
 from trader.domain.orders import OrderSide
+from trader.domain.reconciliation import Books, Leg, Statement, reconcile
 from trader.domain.venue_orders import (
     CLIENT_INDEX_MAX,
     Outcome,
@@ -302,7 +303,34 @@ async def one_schedule(random: Random, venue: FakeExchange, orders: LighterOrder
     assert sum(position.quantity for position in await orders.positions()) == booked
 
 
-# Positions
+# What the venue holds
+
+
+async def test_the_statement_holds_positions_legs_resting_orders_and_the_balance(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    _, orders = venue_and_orders
+    leg = {"side": OrderSide.SELL, "reduce_only": True, "price": D("92000.0"), "trigger": D("93000.5")}
+    await orders.place(order(1))
+    await orders.place(order(2, type=VenueOrderType.STOP, **leg))
+    await orders.place(order(3, type=VenueOrderType.TARGET, **{**leg, "trigger": D(99000)}))
+    await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
+    legs = {
+        order(2).client_index: Leg("BTC", VenueOrderType.STOP, D("93000.5")),
+        order(3).client_index: Leg("BTC", VenueOrderType.TARGET, D(99000)),
+    }
+    statement = await orders.statement()
+    assert statement == Statement(
+        positions={"BTC": D("0.25")}, legs=legs, others=frozenset({order(4).client_index}), balance=D("10000.25")
+    )
+    books = Books(
+        positions={"BTC": D("0.25")},
+        legs=legs,
+        resting=frozenset({order(4).client_index}),
+        unsettled=frozenset(),
+        balance=D("10000.25"),
+    )
+    assert reconcile(books, statement, balance_tolerance=D(0)) == []
 
 
 @pytest.mark.parametrize(

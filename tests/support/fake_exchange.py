@@ -47,6 +47,8 @@ class Standing:
     filled: Decimal = Decimal(0)
     notional: Decimal = Decimal(0)
     status: str = "open"
+    type: str = "limit"
+    trigger: Decimal = Decimal(0)
 
     def shown(self) -> dict[str, Any]:
         return {
@@ -54,6 +56,7 @@ class Standing:
             "market_index": self.market_id, "owner_account_index": ACCOUNT, "is_ask": self.is_ask,
             "initial_base_amount": str(self.quantity), "remaining_base_amount": str(self.quantity - self.filled),
             "filled_base_amount": str(self.filled), "filled_quote_amount": str(self.notional), "status": self.status,
+            "type": self.type, "trigger_price": str(self.trigger),
         }  # fmt: skip
 
 
@@ -83,6 +86,7 @@ class FakeExchange(FakeVenue):
             web.post("/api/v1/sendTx", self._send),
             web.get("/api/v1/nextNonce", self._nonce),
             web.get("/api/v1/accountOrders", self._orders),
+            web.get("/api/v1/accountActiveOrders", self._active_orders),
             web.get("/api/v1/account", self._account),
         )
 
@@ -160,7 +164,8 @@ class FakeExchange(FakeVenue):
             order.notional = order.filled * market.mid
             order.status = "filled" if order.filled == quantity else "canceled-too-much-slippage"
         elif transaction["Type"] in (2, 4):
-            order.status = "pending"
+            order.status, order.type = "pending", {2: "stop-loss", 4: "take-profit"}[transaction["Type"]]
+            order.trigger = Decimal(transaction["TriggerPrice"]).scaleb(-market.price_decimals)
 
     def _by_index(self, index: int) -> Standing | None:
         return next((order for order in self.orders.values() if order.index == index), None)
@@ -176,6 +181,16 @@ class FakeExchange(FakeVenue):
         found = [self.orders[index].shown() for index in asked if index in self.orders]
         return await self._tell_of(request, {"orders": found or None})
 
+    async def _active_orders(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"].split(":")[1:3] == [str(ACCOUNT), str(KEY_INDEX)]
+        market_id = int(request.query["market_id"])
+        standing = [
+            order.shown()
+            for order in self.orders.values()
+            if order.market_id == market_id and order.status in ("open", "pending")
+        ]
+        return await self._tell_of(request, {"orders": standing or None})
+
     async def _account(self, request: web.Request) -> web.StreamResponse:
         shown = self.positions_shown
         if shown is None:
@@ -188,7 +203,9 @@ class FakeExchange(FakeVenue):
                 }
                 for market_id, quantity in self.positions().items()
             ]
-        return await self._tell_of(request, {"accounts": [{"index": ACCOUNT, "positions": shown}]})
+        return await self._tell_of(
+            request, {"accounts": [{"index": ACCOUNT, "collateral": "10000.25", "positions": shown}]}
+        )
 
     async def _tell_of(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         match self.read_faults.pop(0) if self.read_faults else "ok":

@@ -13,7 +13,9 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
+from trader.domain.money import ZERO
 from trader.domain.orders import OrderSide
+from trader.domain.reconciliation import Leg, Statement
 from trader.domain.venue_orders import (
     Outcome,
     Placed,
@@ -21,6 +23,7 @@ from trader.domain.venue_orders import (
     Unknown,
     VenueOrder,
     VenueOrderState,
+    VenueOrderType,
     VenuePosition,
     signed_quantity,
 )
@@ -38,6 +41,7 @@ _TRIES_MAX: Final = 10
 _RESENDS_MAX: Final = 3
 _INVALID_NONCE: Final = 21104
 _INDEX_EXISTS: Final = 21728
+_TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
 _UNDECIDED: Final = ("in-progress", "pending", "open")
 
 
@@ -49,6 +53,8 @@ class _Order(msgspec.Struct):
     filled_base_amount: Decimal
     filled_quote_amount: Decimal
     status: str
+    type: str = ""
+    trigger_price: Decimal = ZERO
 
 
 class _Orders(msgspec.Struct):
@@ -70,6 +76,7 @@ class _Position(msgspec.Struct):
 
 class _Account(msgspec.Struct):
     positions: list[_Position]
+    collateral: Decimal
 
 
 class _Accounts(msgspec.Struct):
@@ -167,20 +174,48 @@ class LighterOrders:
         found = [order for order in answer.orders or () if order.client_order_index == client_index]
         return self._state(found[-1]) if found else None
 
+    async def statement(self) -> Statement:
+        """All that the venue holds for the account. Raises `MarketDataError`, also for a position that cannot be."""
+        account = await self._account()
+        legs: dict[int, Leg] = {}
+        others: set[int] = set()
+        for listing in self._listings.values():
+            for order in await self._standing(listing.market_id):
+                symbol = self._symbols[listing.market_id]
+                if (kind := _TRIGGERS.get(order.type)) is None:
+                    others.add(order.client_order_index)
+                else:
+                    legs[order.client_order_index] = Leg(symbol, kind, order.trigger_price)
+        positions = {one.symbol: one.quantity for one in self._positions(account)}
+        return Statement(positions=positions, legs=legs, others=frozenset(others), balance=account.collateral)
+
     async def positions(self) -> list[VenuePosition]:
         """The account's positions. Raises `MarketDataError`, also for one that cannot be."""
+        return self._positions(await self._account())
+
+    async def _account(self) -> _Account:
         parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
         answer = await self._api.get("/api/v1/account", parameters, _ACCOUNTS)
+        if len(answer.accounts) != 1:
+            raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
+        return answer.accounts[0]
+
+    async def _standing(self, market_id: int) -> list[_Order]:
+        parameters: dict[str, str | int] = {"account_index": self._signer.account_index, "market_id": market_id}
+        token = self._signer.authorization()
+        answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _ORDERS, authorization=token)
+        return answer.orders or []
+
+    def _positions(self, account: _Account) -> list[VenuePosition]:
         held = []
-        for account in answer.accounts:
-            for position in account.positions:
-                symbol = self._symbols.get(position.market_id, f"market {position.market_id}")
-                try:
-                    quantity = signed_quantity(position.sign, position.position)
-                except ValueError as error:
-                    raise MarketDataError(f"{symbol}: {error}") from error
-                if quantity:
-                    held.append(VenuePosition(symbol, quantity, position.avg_entry_price))
+        for position in account.positions:
+            symbol = self._symbols.get(position.market_id, f"market {position.market_id}")
+            try:
+                quantity = signed_quantity(position.sign, position.position)
+            except ValueError as error:
+                raise MarketDataError(f"{symbol}: {error}") from error
+            if quantity:
+                held.append(VenuePosition(symbol, quantity, position.avg_entry_price))
         return held
 
     # One transaction
