@@ -52,7 +52,9 @@ class BooksViolated(TraderError):
 
 
 class ProviderError(TraderError):
-    """An AI provider gave no usable answer."""
+    """An AI provider gave no usable answer. `said` is what it said instead, without secrets, for the record only."""
+
+    said = ""
 
 
 class RequestError(TraderError):

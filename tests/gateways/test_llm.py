@@ -386,6 +386,21 @@ async def test_a_field_that_must_be_or_that_was_left_out_already_fails(
         assert len(fake[0].keys) == asked
 
 
+async def test_what_could_not_be_used_is_told_without_the_key(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    html = f"<html>{KEYS[0]}{'x' * 20_000}".encode()
+    for reply, said in (
+        (raw_answer(html, "text/html"), "<html>***" + "x" * 16_375),
+        (answering(429, {"error": "slow"}), '{"error": "slow"}'),
+        (answering(400, {"error": f"no {KEYS[0]}"}), '{"error": "no ***"}'),
+    ):
+        fake[0].script = [reply]
+        with pytest.raises(ProviderError) as caught:
+            await client_of(KEYS[0]).answer(TURN)
+        assert caught.value.said == said
+
+
 async def test_redirects_are_not_followed(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     fake[0].script = [answering(302, None, Location="http://127.0.0.1:1/")]
     with pytest.raises(ProviderError, match="answered 302"):

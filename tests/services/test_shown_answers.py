@@ -8,6 +8,7 @@ from support.floor import Floor, calling, hold, open_floor
 
 from trader.api.schemas.common import UNSET
 from trader.api.schemas.models import invocation_of
+from trader.errors import ProviderError
 from trader.services.agents import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX
 from trader.store.pool import Database
 
@@ -48,6 +49,17 @@ async def test_long_ones_are_left_out_and_the_latest_come_first(floor: Floor) ->
     shown = [record.model.id for record in records if record.answers is not None]
     assert len(shown) == ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX
     assert shown == [name for name in names if name != "m05"][: len(shown)]
+
+
+async def test_what_could_not_be_used_is_kept_too(floor: Floor) -> None:
+    failure = ProviderError("fake answered 200 with text/html instead of JSON; gave up after 4 attempts")
+    failure.said = "<html>Please log in</html>"
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [calling(("fetchIndicators", {"symbol": "BTC", "interval": "4h"})), failure]
+    await floor.cycle()
+    (record,) = await floor.agents.invocations(with_answers=True)
+    assert record.invocation.status == "failed"
+    assert record.answers == ['{"said": 1}', "<html>Please log in</html>"]
 
 
 async def test_a_rule_agent_has_none(floor: Floor) -> None:

@@ -30,6 +30,9 @@ BACKOFF_S = 0.5
 """Before the first retry; doubled for each further one, and spread by half to one and a half times."""
 
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
+SAID_BYTES_MAX = 16 * 1024
+"""Of an answer that cannot be used, kept for the record."""
+
 CALLS_MAX = 16
 """Tool calls taken from one answer."""
 
@@ -107,15 +110,15 @@ class ChatClient:
         """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
         body = orjson.dumps(self._request(turn))
         began_s = time.monotonic()
-        failures = 0
+        failures, said = 0, ""
         while True:
             key = self._keys.take()
             if key is None:
-                raise ProviderError(self._keys.why_none())
+                raise _told(self._keys.why_none(), said)
             try:
                 reply = await self._attempt(key, body)
-            except _KeyUnusable:
-                continue
+            except _KeyUnusable as error:
+                said = error.said
             except _FieldRefused as error:
                 if not self._leave_out(turn.model.router_model_name, error.field):
                     raise
@@ -124,7 +127,7 @@ class ChatClient:
                 self.usage.attempts["failed"] += 1
                 failures += 1
                 if failures > RETRIES_MAX:
-                    raise ProviderError(f"{error}; gave up after {failures} attempts") from error
+                    raise _told(f"{error}; gave up after {failures} attempts", error.said) from error
                 _log.info("%s (attempt %d, key %s)", error, failures, key.number)
                 await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
@@ -177,9 +180,13 @@ class ChatClient:
             raise ProviderError(f"the address of {self.name} is not usable") from None
         except (aiohttp.ClientError, OSError) as error:
             raise _Transient(f"{self.name} could not be reached or broke off ({type(error).__name__})") from None
-        if response.status == 200:
-            return self._decode(key, response, content)
-        raise self._failure(key, response.status, _retry_after_s(response.headers), content)
+        try:
+            if response.status == 200:
+                return self._decode(key, response, content)
+            raise self._failure(key, response.status, _retry_after_s(response.headers), content)
+        except ProviderError as error:
+            error.said = content[:SAID_BYTES_MAX].decode(errors="replace")
+            raise
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -285,6 +292,12 @@ async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
             raise ProviderError(f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB")
         parts.append(part)
     return b"".join(parts)
+
+
+def _told(message: str, said: str) -> ProviderError:
+    error = ProviderError(message)
+    error.said = said
+    return error
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

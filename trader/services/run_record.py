@@ -147,8 +147,7 @@ class RunRecord:
             created_at=at,
         )
         self._steps.append(step)
-        if answer.raw:
-            self._answers.append(answer.raw)
+        self.add_answer(answer.raw)
         cost = before.cost_usd if answer.cost_usd is None else (before.cost_usd or Decimal(0)) + answer.cost_usd
         self.invocation = msgspec.structs.replace(
             before,
@@ -158,6 +157,11 @@ class RunRecord:
             cost_usd=cost,
         )
         return step
+
+    def add_answer(self, raw: str) -> None:
+        """What a provider said, usable or not."""
+        if raw:
+            self._answers.append(raw)
 
     def add_meeting(self, meeting: Meeting) -> None:
         """What a call met, so that it can be executed again."""

@@ -109,16 +109,19 @@ class Workflow:
     async def _step(
         self, provider: Provider, view: View, messages: list[Message], number: int, tokens_left: int
     ) -> Answer:
-        answer = await provider.answer(
-            Turn(
-                model=self._model,
-                temperature=self._variant.temperature,
-                number=number,
-                view=view,
-                messages=messages,
-                answer_tokens_max=min(ANSWER_TOKENS_MAX, tokens_left),
-            )
+        turn = Turn(
+            model=self._model,
+            temperature=self._variant.temperature,
+            number=number,
+            view=view,
+            messages=messages,
+            answer_tokens_max=min(ANSWER_TOKENS_MAX, tokens_left),
         )
+        try:
+            answer = await provider.answer(turn)
+        except ProviderError as error:
+            self.record.add_answer(error.said)
+            raise
         if answer.text:
             self._texts.append(answer.text)
         messages.append(answer.message)
