@@ -25,13 +25,13 @@ from support.scripted import make_settings
 from trader.clock import ManualClock
 from trader.domain.records import VariantId
 from trader.services.exchange import Exchange
+from trader.services.histories import floor_to_bucket
 from trader.services.portfolio import (
     RESOLUTIONS,
     Point,
     Portfolio,
     average_by_hour,
     choose_resolution,
-    floor_to_bucket,
     is_due,
 )
 from trader.store import portfolio as store
