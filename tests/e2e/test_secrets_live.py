@@ -90,7 +90,7 @@ async def provider() -> AsyncIterator[str]:
 
 async def _produced_by_http(service: ServiceProcess) -> list[str]:
     found = []
-    paths = ["/health", "/health/schedulers", "/api/health", "/openapi.json", "/docs", "/metrics", "/nothing"]
+    paths = ["/health", "/health/schedulers", "/api/health", "/api/openapi.json", "/api/docs", "/metrics", "/nothing"]
     for path in paths:
         async with service.http.get(service.url + path) as response:
             found.append(str(response.headers) + await response.text())
@@ -137,7 +137,7 @@ async def test_no_secret_in_anything_that_is_produced(
                 created_at=now,
             )  # fmt: skip
             await upsert_model(conn, model)
-    environ = {**SECRETS, "OPENAI_BASE_URL": provider, "DATABASE_URL": dsn, "LOG_LEVEL": "debug", "SIM_LATENCY_MS": "0"}
+    environ = {**SECRETS, "OPENAI_BASE_URL": provider, "DATABASE_URL": dsn, "LOG_LEVEL": "debug", "METRICS": "on"}
     async with serving(tmp_path, **environ) as service:
         for _ in range(600):
             ended = (await service.call("models.getInvocations"))["conversations"]
