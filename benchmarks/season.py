@@ -1,92 +1,300 @@
-"""A year of 50 models for benchmarks, made by the database itself: books that balance, in seconds."""
+"""The histories and statistics of a season, beside the plain SQL over its raw rows.
 
-from typing import Final
+  python -m benchmarks.season     100 models, 90 days: 200,000 trades, 1 million invocations, 13 million snapshots
+  python -m benchmarks.season --quick    100 models, 9 days, a tenth of it
+  python -m benchmarks.season --database-url URL        one that is there (scripts/seed_accounts.py --history makes it)
 
+A call is what a request costs behind HTTP when its answer is not kept: decoding, the services, encoding, checking.
+Cold is the first call of new services; what the service makes ready after its start (api/warm.py) is told apart. p50
+and p99 are of `--calls` calls. Exit code 1: a bar is missed.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final, NamedTuple
+
+from benchmarks.uncached import Books
+from trader.api.context import Context
+from trader.api.envelope import Style
+from trader.api.rpc import REGISTRY, Dispatcher, Target, load_procedures
+from trader.api.warm import warm
+from trader.clock import SystemClock
+from trader.domain.records import Snapshot
+from trader.gateways.llm import Providers
+from trader.gateways.market import make_source
+from trader.services.agents import Agents
+from trader.services.analytics import Analytics
+from trader.services.audit import audit
+from trader.services.events import EventBus
+from trader.services.market import MarketData
+from trader.services.portfolio import WINDOWS, Portfolio, Window
+from trader.services.trading import TradingRecords
+from trader.settings import Settings
+from trader.store.embedded import EmbeddedPostgres
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database, apply_schema
+from trader.store.portfolio import insert_snapshots
+from trader.store.trading import select_accounts, select_last_marks
 
-MODELS: Final = 50
-TRADES_PER_MODEL: Final = 2920
-"""One every three hours of a year."""
-RAW_DAYS: Final = 8
+ROOT: Final = Path(__file__).resolve().parents[1]
+STATEMENT_S: Final = 600.0
+RAW_CALLS: Final = 3
+WRITES: Final = 60
+WRITE_RATIO_MAX: Final = 1.10
+VARIANT_SPEEDUP_MIN: Final = 20.0
 
-# One round trip of every three hours, each with its two fills; funding and requests are left out.
-TRADES: Final = """
-CREATE TEMP TABLE season ON COMMIT DROP AS
-SELECT m, n, gen_random_uuid() AS id, format('model-%s', m) AS account_id,
-       CASE WHEN (m + n) % 2 = 0 THEN 'LONG' ELSE 'SHORT' END AS side,
-       round((50000 + (n * 7 + m * 13) % 5000) * 0.01, 4) AS entry,
-       round((50000 + (n * 7 + m * 13) % 5000 + (n * 31 + m * 17) % 201 - 99) * 0.01, 4) AS exit,
-       date_trunc('hour', now()) - n * interval '3 hours' AS opened_at
-FROM generate_series(1, $MODELS) m CROSS JOIN generate_series(1, $TRADES) n;
-
-INSERT INTO models (id, name, variant, provider, router_model_name, active, created_at)
-SELECT format('model-%s', m), format('Model %s', m),
-       (enum_range(NULL::variant_id))[1 + m % 4], 'rules', format('rules/%s', m), false, now() - interval '1 year'
-FROM generate_series(1, $MODELS) m;
-INSERT INTO accounts (id, sequence, created_at, changed_at, last_order_at)
-SELECT id, 2 * $TRADES + 2, created_at, now(), now() FROM models;
-INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
-SELECT gen_random_uuid(), id, 1, 10000, 'USDT', created_at FROM models;
-
-INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin, leveraged,
-                    exit_notional, gross_pnl, fees, funding, net_pnl, close_reason, confidence, opened_at, funded_until,
-                    closed_at)
-SELECT s.id, s.account_id, r.id, 'BTC', s.side, 'CLOSED', 0.01, s.entry, s.entry, true, s.exit,
-       CASE s.side WHEN 'LONG' THEN s.exit - s.entry ELSE s.entry - s.exit END, 0.02, 0,
-       CASE s.side WHEN 'LONG' THEN s.exit - s.entry ELSE s.entry - s.exit END - 0.02,
-       'order', 50 + n % 50, s.opened_at, s.opened_at, s.opened_at + interval '1 hour'
-FROM season s JOIN runs r ON r.account_id = s.account_id;
-INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
-                   cause, created_at)
-SELECT o.account_id, row_number() OVER (PARTITION BY o.account_id ORDER BY o.opened_at, leg), o.run_id, o.id,
-       'BTC', CASE WHEN (o.side = 'LONG') = (leg = 1) THEN 'buy' ELSE 'sell' END, 0.01,
-       (CASE leg WHEN 1 THEN o.entry_notional ELSE o.exit_notional END) * 100, 0.01, 0, false, 'order',
-       CASE leg WHEN 1 THEN o.opened_at ELSE o.closed_at END
-FROM orders o CROSS JOIN generate_series(1, 2) leg
-WHERE o.status = 'CLOSED';
-
-INSERT INTO orders (id, account_id, run_id, symbol, side, status, quantity, entry_notional, margin, leveraged, fees,
-                    funding, confidence, opened_at, funded_until)
-SELECT gen_random_uuid(), r.account_id, r.id, symbol, 'LONG', 'OPEN', 0.001, price * 0.001, price * 0.001, true, 0.01,
-       0, 70, now() - interval '10 minutes', now()
-FROM runs r CROSS JOIN (VALUES ('BTC', 95000), ('ETH', 3300)) p (symbol, price);
-INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
-                   cause, created_at)
-SELECT account_id, 2 * $TRADES + row_number() OVER (PARTITION BY account_id ORDER BY symbol), run_id, id, symbol, 'buy',
-       0.001, entry_notional * 1000, 0.01, 0, false, 'order', opened_at
-FROM orders WHERE status = 'OPEN';
-
-INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
-SELECT account_id, id, 10000 + gain, 10000, gain, t
-FROM (
-    SELECT r.account_id, r.id, t, round((random() * 1000)::numeric, 4) AS gain
-    FROM runs r CROSS JOIN generate_series(date_trunc('minute', now()) - interval '$DAYS days', now(), '1 minute') t
-) s;
-INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
-SELECT account_id, hour, id, 60 * value, 60, value, hour + interval '59 minutes'
-FROM (
-    SELECT r.account_id, r.id, hour, 10000 + round((random() * 1000)::numeric, 4) AS value
-    FROM runs r CROSS JOIN
-         generate_series(date_trunc('hour', now()) - interval '1 year', date_trunc('hour', now()), '1 hour') hour
-) s;
-INSERT INTO variant_hourly (hour, variant, total, count)
-SELECT hour, variant, sum(total), sum(count)
-FROM portfolio_hourly JOIN models ON models.id = account_id GROUP BY hour, variant;
+RAW_VARIANTS: Final = """
+SELECT m.variant, date_trunc('hour', s.created_at, 'UTC') AS hour, avg(s.net_portfolio)
+FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
+WHERE s.created_at >= $1 GROUP BY 1, 2 ORDER BY 2
+"""
+RAW_HISTORY: Final = """
+SELECT DISTINCT ON (account_id, date_bin('15 minutes', created_at, '2000-01-01Z')) account_id, net_portfolio, created_at
+FROM portfolio_snapshots WHERE created_at >= $1
+ORDER BY account_id, date_bin('15 minutes', created_at, '2000-01-01Z'), created_at DESC
+"""
+RAW_BOARD: Final = """
+SELECT account_id, (array_agg(net_portfolio ORDER BY created_at))[1],
+       (array_agg(net_portfolio ORDER BY created_at DESC))[1]
+FROM portfolio_snapshots WHERE created_at >= $1 GROUP BY account_id
+"""
+RAW_TRADES: Final = """
+SELECT account_id, count(*), sum(net_pnl), avg(entry_notional), stddev_samp(net_pnl), corr(confidence, net_pnl)
+FROM orders WHERE status = 'CLOSED' AND closed_at >= $1 GROUP BY account_id
+"""
+RAW_COUNTS: Final = """
+SELECT i.model_id, count(*), count(*) FILTER (WHERE i.status <> 'completed')
+FROM invocations i WHERE i.started_at >= $1 GROUP BY i.model_id
+"""
+RAW_LATEST: Final = "SELECT * FROM orders WHERE status = 'CLOSED' AND closed_at >= $1 ORDER BY closed_at DESC LIMIT 100"
+RAW_INVOCATIONS: Final = """
+SELECT * FROM invocations i JOIN tool_calls c ON c.invocation_id = i.id
+WHERE i.started_at >= $1 ORDER BY i.started_at DESC LIMIT 50
 """
 
 
-async def write_season(dsn: str) -> None:
-    """Make the schema and fill it; the database must be empty."""
-    database = await Database.connect(dsn, size=2, command_timeout_s=300)
-    await apply_schema(database)
+class Case(NamedTuple):
+    """A call, the bar of its p99, and the plain SQL over raw rows that a service without rollups would ask."""
+
+    name: str
+    procedure: str
+    body: bytes
+    bar_ms: float
+    raw: str
+    since: timedelta
+
+
+_VARIANT_BARS_MS: Final[Mapping[Window, float]] = {"24h": 10, "7d": 15, "30d": 30}
+_ALL: Final = timedelta(days=3650)
+CASES: Final = (
+    *(
+        Case(f"variant history {window}", "variants.getVariantHistory", b'{"window":"%b"}' % window.encode(), bar,
+             RAW_VARIANTS, WINDOWS[window])
+        for window, bar in _VARIANT_BARS_MS.items()
+    ),
+    Case("portfolio history", "trading.getPortfolioHistory", b"{}", 50, RAW_HISTORY, timedelta(days=7)),
+    Case("portfolio history, variant", "trading.getPortfolioHistory", b'{"variant":"Apex"}', 50, RAW_HISTORY,
+         timedelta(days=7)),
+    Case("leaderboard 7d", "analytics.getLeaderboard", b"{}", 50, RAW_BOARD, timedelta(days=7)),
+    Case("leaderboard 30d", "analytics.getLeaderboard", b'{"window":"30d"}', 50, RAW_BOARD, timedelta(days=30)),
+    Case("model stats", "analytics.getModelStats", b"{}", 50, RAW_TRADES, _ALL),
+    Case("model stats, advanced", "analytics.getModelStats", b'{"mode":"advanced"}', 50, RAW_TRADES, _ALL),
+    Case("trades", "trading.getTrades", b"{}", 50, RAW_LATEST, _ALL),
+    Case("invocations", "models.getInvocations", b"{}", 50, RAW_INVOCATIONS, _ALL),
+    Case("failures", "analytics.getFailures", b"{}", 50, RAW_COUNTS, _ALL),
+    Case("variant stats", "variants.getVariantStats", b"{}", 50, RAW_TRADES, _ALL),
+)  # fmt: skip
+
+
+async def make_dispatcher(dsn: str, stack: AsyncExitStack) -> tuple[Dispatcher, Context]:
+    """New services over the season, and the endpoint's dispatcher."""
+    settings, clock, events = (
+        Settings.load({"SNAPSHOT_RETENTION_DAYS": "365"}, None, demo=True),
+        SystemClock(),
+        EventBus(),
+    )
+    database = await Database.connect(dsn)
+    stack.push_async_callback(database.close)
     async with database.connection() as conn:
-        now = await conn.fetchval("SELECT now()")
-        oldest = await conn.fetchval(f"SELECT now() - interval '{RAW_DAYS} days'")
-        await ensure_partitions(conn, oldest, now)
-    script = TRADES.replace("$MODELS", str(MODELS)).replace("$TRADES", str(TRADES_PER_MODEL))
-    async with database.transaction() as conn:
-        await conn.execute(script.replace("$DAYS", str(RAW_DAYS)))
+        books: Any = Books(await select_accounts(conn), dict(await select_last_marks(conn)))
+    market = MarketData(make_source(settings), clock)
+    portfolio = Portfolio(database, books, clock, settings)
+    context = Context(
+        settings=settings,
+        clock=clock,
+        market=market,
+        exchange=books,
+        trading=TradingRecords(database, books),
+        portfolio=portfolio,
+        analytics=Analytics(database, books, clock),
+        agents=Agents(database, books, market, clock, events, settings, Providers()),
+    )
+    return Dispatcher(REGISTRY, context), context
+
+
+async def timed(work: Callable[[], Awaitable[object]]) -> float:
+    """Milliseconds."""
+    began_s = time.perf_counter()
+    await work()
+    return (time.perf_counter() - began_s) * 1000
+
+
+async def call(dispatcher: Dispatcher, case: Case) -> int:
+    """One call; the size of its answer."""
+    answer = await dispatcher.call(Target(REGISTRY.procedures[case.procedure], Style.PLAIN), case.body, None, "1")
+    assert answer.status == 200, answer.body[:300]
+    return len(answer.body)
+
+
+async def measure(dsn: str, calls: int) -> bool:
+    """Measure every case. False when a bar is missed."""
+    met = True
+    async with AsyncExitStack() as stack:
+        dispatcher, context = await make_dispatcher(dsn, stack)
+        cold = {}
+        for case in CASES:
+            fresh, _ = await make_dispatcher(dsn, stack)
+            cold[case.name] = await timed(lambda one=fresh, case=case: call(one, case))  # type: ignore[misc]
+        print(f"made ready after the start in {await timed(lambda: warm(context, context.clock.now())):.0f} ms")
+        print(f"{'':28}{'bytes':>11}{'cold':>9}{'p50':>8}{'p99':>8}{'bar':>6}   raw SQL, ms")
+        for case in CASES:
+            size = await call(dispatcher, case)
+            took = [await timed(lambda case=case: call(dispatcher, case)) for _ in range(calls)]  # type: ignore[misc]
+            p99 = quantiles(took, n=100)[98]
+            raw = await raw_ms(dsn, case)
+            is_fast = "variant history" not in case.name or raw >= VARIANT_SPEEDUP_MIN * median(took)
+            is_met = is_fast and p99 < case.bar_ms
+            met &= is_met
+            print(
+                f"{case.name:28}{size:>11,}{cold[case.name]:>9.1f}{median(took):>8.2f}{p99:>8.2f}{case.bar_ms:>6.0f}"
+                f"   {raw:.0f} ({raw / median(took):.0f} x) {'' if is_met else 'MISSED'}",
+                flush=True,
+            )
+    return met
+
+
+async def raw_ms(dsn: str, case: Case) -> float:
+    """What the plain SQL takes, in the median of a few calls, its rows fetched."""
+    database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
     async with database.connection() as conn:
-        await conn.execute("ANALYZE")
+        since = SystemClock().now() - case.since
+        took = [await timed(lambda: conn.fetch(case.raw, since)) for _ in range(RAW_CALLS)]
     await database.close()
+    return median(took)
+
+
+class Undo(Exception):
+    """Ends a transaction that must leave nothing."""
+
+
+async def write_ms(dsn: str, accounts: list[Any]) -> float:
+    """What the writing of one snapshot of every account costs, in the median; all of it is undone."""
+    database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
+    took = []
+    start = SystemClock().now() + timedelta(hours=1)
+    async with database.connection() as conn:
+        await ensure_partitions(conn, start)
+    try:
+        async with database.transaction() as conn:
+            for number in range(WRITES):
+                rows = [_snapshot(account, start + number * timedelta(minutes=1)) for account in accounts]
+                took.append(await timed(lambda rows=rows: insert_snapshots(conn, rows)))  # type: ignore[misc]
+            raise Undo
+    except Undo:
+        pass
+    await database.close()
+    return median(took)
+
+
+def _snapshot(account: Any, at: datetime) -> Snapshot:
+    return Snapshot(
+        account_id=account.id, run_id=account.run.id, net_portfolio=account.cash, cash=account.cash,
+        unrealized_pnl=account.cash - account.cash, created_at=at,
+    )  # fmt: skip
+
+
+COPY_MODELS: Final = """
+INSERT INTO models SELECT * FROM json_populate_recordset(NULL::models, $1)
+"""
+
+
+async def measure_writes(dsn: str, empty_dsn: str) -> bool:
+    """The cost of a snapshot in the season beside that in a database that has the same models and nothing else."""
+    season, empty = await Database.connect(dsn, size=1), await Database.connect(empty_dsn, size=1)
+    await apply_schema(empty)
+    async with season.connection() as conn, empty.transaction() as new:
+        accounts = list((await select_accounts(conn)).values())
+        models = await conn.fetchval("SELECT json_agg(m) FROM models m")
+        await new.execute(COPY_MODELS, models)
+    await season.close()
+    await empty.close()
+    pairs = [(await write_ms(dsn, accounts), await write_ms(empty_dsn, accounts)) for _ in range(3)]
+    here, there = (min(each) for each in zip(*pairs, strict=True))
+    met = bool(here <= WRITE_RATIO_MAX * there)
+    print(
+        f"a snapshot of {len(accounts)} accounts: {here:.2f} ms, in an empty database {there:.2f} ms "
+        f"({here / there:.2f} x) {'' if met else 'MISSED'}"
+    )
+    return met
+
+
+async def check(dsn: str) -> bool:
+    """Whether the books balance."""
+    database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
+    report = await audit(database)
+    await database.close()
+    words = "clean" if report.is_clean else f"NOT clean: {report.problems[:3]}"
+    print(f"audit of {report.runs} runs, {report.orders} orders, {report.entries} ledger entries: {words}")
+    return report.is_clean
+
+
+async def seed(dsn: str, days: int) -> None:
+    """Let the script that operators use write the season."""
+    began_s = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
+        "--history", str(days), "--cycle", "13", "--database-url", dsn,
+        cwd=tempfile.gettempdir(), env={**os.environ, "SNAPSHOT_RETENTION_DAYS": "365"},
+    )  # fmt: skip
+    if await process.wait():
+        raise SystemExit("the season could not be written")
+    print(f"seeded in {time.monotonic() - began_s:.0f} s")
+
+
+async def run(options: argparse.Namespace, folder: Path) -> bool:
+    load_procedures()
+    print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres", durable=False))
+        dsn = options.database_url
+        if dsn is None:
+            dsn = await server.ensure_database("season")
+            await seed(dsn, 9 if options.quick else 90)
+        results = [await check(dsn), await measure(dsn, options.calls)]
+        if options.database_url is None:  # both databases must be of one server to be compared
+            results.append(await measure_writes(dsn, await server.ensure_database("empty")))
+    return all(results)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the data")
+    parser.add_argument("--database-url", help="of a season that is there")
+    parser.add_argument("--calls", type=int, default=100, help="of each case; default: 100")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trader-season-") as folder:
+        Path(folder).chmod(0o755)  # as root the server runs as nobody, who must get in
+        return 0 if asyncio.run(run(options, Path(folder))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import web
 
-from benchmarks.season import write_season
+from benchmarks.year import write_season
 from trader.store.embedded import EmbeddedPostgres
 
 ROOT: Final = Path(__file__).parents[1]

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -269,10 +270,12 @@ def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
     for history in histories:
         for point in history:
             found[point.hour].append(point.value)
-    return [Point(hour, _average(values)) for hour, values in sorted(found.items())]
+    return [Point(hour, _average(tuple(values))) for hour, values in sorted(found.items())]
 
 
-def _average(values: Sequence[Decimal]) -> Decimal:
+@lru_cache(maxsize=4096)
+def _average(values: tuple[Decimal, ...]) -> Decimal:
+    # Most are those of the answer before.
     return round(divide(sum(values, ZERO), Decimal(len(values))), 8)
 
 
