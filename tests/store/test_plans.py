@@ -7,7 +7,7 @@ from typing import Any
 
 from support.records import HOUR, START, id_of
 
-from trader.store import analytics, portfolio, trades
+from trader.store import agents, analytics, portfolio, trades
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Connection, Database
 
@@ -34,6 +34,18 @@ INSERT INTO invocations (id, model_id, status, failure_reason, started_at, finis
 SELECT gen_random_uuid(), m, CASE WHEN extract(hour FROM t) = 3 THEN 'failed' ELSE 'completed' END,
        CASE WHEN extract(hour FROM t) = 3 THEN 'no' END, t, t
 FROM unnest($1::text[]) m, generate_series($2::timestamptz, $3, interval '1 hour') t
+"""
+FILL_CALLS = """
+INSERT INTO tool_calls (invocation_id, number, id, type, status, metadata, created_at)
+SELECT id, 1, gen_random_uuid(), 'HOLDING', 'ok', '{}', started_at FROM invocations
+"""
+FILL_STEPS = """
+INSERT INTO invocation_steps (invocation_id, number, provider, model, tool_names, input_tokens, output_tokens,
+                              duration_ms, created_at)
+SELECT id, 1, 'rules', 'r', '{holding}', 0, 0, 1, started_at FROM invocations
+"""
+FILL_PAYLOADS = """
+INSERT INTO invocation_payloads SELECT id, decode(repeat('00', 800), 'hex'), started_at FROM invocations
 """
 FILL_SNAPSHOTS = """
 INSERT INTO portfolio_snapshots
@@ -68,6 +80,16 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "hourly history": (
         portfolio.SELECT_HOURLY_HISTORY, (["m5"], NOW - 30 * DAY, NOW, HOUR), "portfolio_hourly_pkey",
     ),
+    "hours of variants": (portfolio.SELECT_VARIANT_HOURS, (NOW - HOUR / 2, NOW, NOW), "portfolio_snapshots_"),
+    "history of all": (
+        portfolio.SELECT_RAW_HISTORY, (MODELS, NOW - HOUR / 3, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
+    ),
+    "invocations": (agents.SELECT_INVOCATIONS, (None, None, 50), "invocations_by_time"),
+    "invocations of a model": (agents.SELECT_INVOCATIONS, ("m5", None, 50), "invocations_by_model"),
+    "activity of models": (agents.SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
+    "tool calls": (agents.SELECT_TOOL_CALLS, (RUNS,), "tool_calls_pkey"),
+    "steps": (agents.SELECT_STEPS, (RUNS,), "invocation_steps_pkey"),
+    "payloads": (analytics.SELECT_PAYLOADS, (RUNS, RECENT), "invocation_payloads_"),
     "failures": (analytics.SELECT_FAILURES, (50,), "invocations_failed"),
     "failures of models": (analytics.SELECT_MODEL_FAILURES, (MODELS[:5], 50), "invocations_failed_by_model"),
 }  # fmt: skip
@@ -80,6 +102,9 @@ async def _fill(conn: Connection) -> None:
     await conn.execute(FILL_RUNS, MODELS, RUNS, START)
     await conn.execute(FILL_TRADES, MODELS, RUNS, START, NOW)
     await conn.execute(FILL_INVOCATIONS, MODELS, START, NOW)
+    await conn.execute(FILL_CALLS)
+    await conn.execute(FILL_STEPS)
+    await conn.execute(FILL_PAYLOADS)
     await conn.execute(FILL_SNAPSHOTS, MODELS, RUNS, START, NOW)
     await conn.execute(FILL_HOURS, MODELS, RUNS, START, NOW)
     await conn.execute(FILL_VARIANT_HOURS, START, NOW)

@@ -9,7 +9,7 @@ another name, all of it is made again.
 import asyncio
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -45,14 +45,11 @@ class Bucket(NamedTuple):
     ends: "array[int]"
     body: bytes
 
-    def of(self, chosen: Collection[str], since: datetime) -> bytes:
-        """The records of the chosen models, from `since` on."""
-        first = bisect_left(self.times, since)
-        starts = [0, *(end + 1 for end in self.ends)]
+    def of(self, places: Iterable[int], since: datetime) -> bytes:
+        """The records at these places, from `since` on."""
+        first, body, ends = bisect_left(self.times, since), self.body, self.ends
         return b",".join(
-            self.body[starts[place] : self.ends[place]]
-            for place in range(first, len(self.ids))
-            if self.ids[place] in chosen
+            [body[ends[place - 1] + 1 if place else 0 : ends[place]] for place in places if place >= first]
         )
 
 
@@ -112,11 +109,16 @@ class Histories:
         async with self._lock:
             self._forget_other(models)
             kept = await self._fill(models, first, settled, bucket, encode)
+            places: dict[tuple[str, ...], list[int]] = {}  # buckets mostly hold the same models in the same order
             pieces: list[bytes] = []
             for place in _starts(first, settled, bucket):
                 found = kept[place]
-                is_whole = place > start and len(chosen) == len(models)
-                pieces.append(found.body if is_whole else found.of(chosen, start))
+                if place >= start and len(chosen) == len(models):
+                    pieces.append(found.body)
+                    continue
+                if found.ids not in places:
+                    places[found.ids] = [number for number, model_id in enumerate(found.ids) if model_id in chosen]
+                pieces.append(found.of(places[found.ids], start))
             self._bound(bucket)
         last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)
         pieces += encode(last, models)

@@ -117,7 +117,10 @@ def records_of(values: Sequence[EquityValue], models: Mapping[str, Model]) -> li
 
 def history_of(history: EncodedHistory) -> GetPortfolioHistoryOutput:
     """The output, of records that were checked one by one: a hundred models have 15 MB of them."""
-    body = b'{"history":[%b],"resolution":%b}' % (b",".join(history.pieces), ENCODER.encode(history.resolution))
+    pieces = list(history.pieces) or [b""]
+    pieces[0] = b'{"history":[' + pieces[0]
+    pieces[-1] += b'],"resolution":%b}' % ENCODER.encode(history.resolution)
+    body = b",".join(pieces)  # the one copy that is made of it
     return checked(GetPortfolioHistoryOutput, body)
 
 
