@@ -196,23 +196,22 @@ class Undo(Exception):
     """Ends a transaction that must leave nothing."""
 
 
-async def write_ms(dsn: str, accounts: list[Any]) -> float:
-    """What the writing of one snapshot of every account costs, in the median; all of it is undone."""
-    database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
-    took = []
+async def write_both_ms(databases: tuple[Database, Database], accounts: list[Any]) -> list[float]:
+    """What the writing of one snapshot of every account costs in each, in the median of turns; all of it is undone."""
     start = SystemClock().now() + timedelta(hours=1)
-    async with database.connection() as conn:
-        await ensure_partitions(conn, start)
+    for database in databases:
+        async with database.connection() as conn:
+            await ensure_partitions(conn, start)
+    took: list[list[float]] = [[], []]
     try:
-        async with database.transaction() as conn:
+        async with databases[0].transaction() as here, databases[1].transaction() as there:
             for number in range(WRITES):
                 rows = [_snapshot(account, start + number * timedelta(minutes=1)) for account in accounts]
-                took.append(await timed(lambda rows=rows: insert_snapshots(conn, rows)))  # type: ignore[misc]
+                for conn, times in zip((here, there), took, strict=True):
+                    times.append(await timed(lambda conn=conn, rows=rows: insert_snapshots(conn, rows)))  # type: ignore[misc]
             raise Undo
     except Undo:
-        pass
-    await database.close()
-    return median(took)
+        return [median(times) for times in took]
 
 
 def _snapshot(account: Any, at: datetime) -> Snapshot:
@@ -223,22 +222,21 @@ def _snapshot(account: Any, at: datetime) -> Snapshot:
 
 
 COPY_MODELS: Final = """
-INSERT INTO models SELECT * FROM json_populate_recordset(NULL::models, $1)
+INSERT INTO models SELECT * FROM json_populate_recordset(NULL::models, $1) ON CONFLICT DO NOTHING
 """
 
 
 async def measure_writes(dsn: str, empty_dsn: str) -> bool:
     """The cost of a snapshot in the season beside that in a database that has the same models and nothing else."""
-    season, empty = await Database.connect(dsn, size=1), await Database.connect(empty_dsn, size=1)
+    season, empty = [await Database.connect(each, size=1, command_timeout_s=STATEMENT_S) for each in (dsn, empty_dsn)]
     await apply_schema(empty)
     async with season.connection() as conn, empty.transaction() as new:
         accounts = list((await select_accounts(conn)).values())
         models = await conn.fetchval("SELECT json_agg(m) FROM models m")
         await new.execute(COPY_MODELS, models)
+    here, there = await write_both_ms((season, empty), accounts)
     await season.close()
     await empty.close()
-    pairs = [(await write_ms(dsn, accounts), await write_ms(empty_dsn, accounts)) for _ in range(3)]
-    here, there = (min(each) for each in zip(*pairs, strict=True))
     met = bool(here <= WRITE_RATIO_MAX * there)
     print(
         f"a snapshot of {len(accounts)} accounts: {here:.2f} ms, in an empty database {there:.2f} ms "

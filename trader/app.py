@@ -280,10 +280,11 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
         analytics=Analytics(database, exchange, clock),
         agents=agents,
     )
+    keeper = warm.Keeper(context)
 
     async def take_snapshots(now: datetime) -> None:
         await portfolio.take_snapshots(now)
-        await warm.warm(context, now)
+        await keeper.keep(now)
 
     schedulers = Schedulers(jobs(events, agents.run_batch, take_snapshots), clock)
     hubs = streams.Hubs(feeds.loads(context), events, clock)

@@ -4,14 +4,17 @@ The first reading of a season takes seconds: records that are kept from then on 
 `services.runs`) are made when the service begins to lead, and brought up to date after every writing of snapshots.
 """
 
+import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trader.api.procedures.portfolio import DEFAULT_RANGE
 from trader.api.schemas.portfolio import GetPortfolioHistoryInput, records_of
 
 if TYPE_CHECKING:
     from trader.api.context import Context
+
+EVERY_S: Final = 30.0
 
 
 async def warm(context: "Context", now: datetime) -> None:
@@ -23,3 +26,17 @@ async def warm(context: "Context", now: datetime) -> None:
     await context.portfolio.variant_history("30d", now)
     points_max = GetPortfolioHistoryInput().max_points
     await context.portfolio.encoded_history(records_of, start=now - DEFAULT_RANGE, end=now, points_max=points_max)
+
+
+class Keeper:
+    """Warms at most every `EVERY_S` seconds of real time: a replay lives through a day of snapshots in as long."""
+
+    def __init__(self, context: "Context") -> None:
+        self._context = context
+        self._warmed_s: float | None = None
+
+    async def keep(self, now: datetime) -> None:
+        """As `warm`, when it is time again."""
+        if self._warmed_s is None or time.monotonic() - self._warmed_s >= EVERY_S:
+            await warm(self._context, now)
+            self._warmed_s = time.monotonic()

@@ -1,0 +1,48 @@
+"""What dashboards ask for is made ready after the start, and not again within moments of real time."""
+
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from trader.api import warm
+from trader.clock import ManualClock
+from trader.domain.records import VariantId
+
+NOW = datetime.fromisoformat("2025-01-31T12:00:00Z")
+
+
+class Noted:
+    """Services that note what they are asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.clock = ManualClock(NOW)
+        self.analytics = self.portfolio = self
+
+    async def refresh(self) -> None:
+        self.asked.append("analytics")
+
+    async def variant_history(self, window: str, now: datetime) -> dict[VariantId, object]:
+        assert now == NOW
+        self.asked.append(f"variants {window}")
+        return {}
+
+    async def encoded_history(self, _: object, *, start: datetime, end: datetime, points_max: int) -> None:
+        self.asked.append(f"history {(end - start).days} {points_max}")
+
+
+async def test_the_default_answers_are_made_ready_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: Any = Noted()
+    seconds = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    keeper = warm.Keeper(noted)
+    await keeper.keep(NOW)
+    assert noted.asked == ["analytics", "variants 30d", "history 7 1000"]
+    seconds[0] += warm.EVERY_S - 1
+    await keeper.keep(NOW)
+    assert len(noted.asked) == 3
+    seconds[0] += 1
+    await keeper.keep(NOW)
+    assert len(noted.asked) == 6
