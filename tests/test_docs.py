@@ -1,6 +1,8 @@
 """The documents say what is: procedures, streams, errors, markets, settings and scripts that they name exist."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,12 @@ def test_the_variants_have_their_limits() -> None:
     assert table["max leverage"] == [str(variant.limits.leverage_max) for variant in VARIANTS.values()]
     head = next(line for line in section("## Variants and rule agents").split("\n") if line.startswith("| |"))
     assert [cell.strip() for cell in head.split("|")[2:-1]] == list(VARIANTS)
+
+
+def test_the_picture_of_the_house_shows_every_module() -> None:
+    check = [sys.executable, str(ROOT / "scripts" / "make_module_tree.py"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
