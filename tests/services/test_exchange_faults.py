@@ -124,4 +124,4 @@ async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_onc
         rows = await conn.fetch("SELECT id, client_order_id FROM order_requests WHERE client_order_id <> 'last'")
     assert {row["client_order_id"]: row["id"] for row in rows} == {one: answer.id for one, answer in answers.items()}
     assert len(rows) == 96
-    assert proxy.connections > 20, "the storm must have met cut connections"
+    assert proxy.connections > 8, "the storm must have met cut connections: the pool alone makes no more than 4"
