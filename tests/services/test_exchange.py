@@ -248,6 +248,18 @@ async def test_a_database_of_another_market_is_refused(database: Database) -> No
             pass
 
 
+async def test_a_position_in_a_market_that_is_not_followed_any_more_stops_the_start(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see(QUIET)
+        await venue.buy("0.1", leverage=Decimal(5))
+    with pytest.raises(StartError, match="in BTC, which MARKET_SYMBOLS leaves out"):
+        async with running(database, source, clock, MARKET_SYMBOLS="ETH,SOL"):
+            pass
+    async with running(database, source, clock, MARKET_SYMBOLS="BTC") as venue:
+        assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.1")
+
+
 async def test_books_that_do_not_balance_stop_the_start(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as venue:

@@ -8,7 +8,7 @@ goes through what it has missed.
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
@@ -75,10 +75,11 @@ class Books:
         self._term: int | None = None
         self.reviewed_until: datetime | None = None
 
-    async def lead(self, market_identity: str, trading_mode: str) -> Mapping[str, Decimal]:
+    async def lead(self, market_identity: str, trading_mode: str, symbols: Collection[str]) -> Mapping[str, Decimal]:
         """Begin a term: rebuild every account from its rows and check the books. Gives the last marks noted.
 
-        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
+            holds what is not among the `symbols` that are followed
         """
         async with self._database.transaction() as conn:
             state = await store.upsert_service_state(conn, market_identity, trading_mode)
@@ -88,7 +89,9 @@ class Books:
                     f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
                     "Run scripts/audit for the whole list. Nothing was changed."
                 )
-            self._accounts = await store.select_accounts(conn)
+            accounts = await store.select_accounts(conn)
+            _refuse_unfollowed(accounts, symbols)
+            self._accounts = accounts
             self.version += 1
             marks = await store.select_last_marks(conn)
             self._term = await leadership_store.update_term(conn)
@@ -237,4 +240,15 @@ def _refuse_foreign(state: store.ServiceState, market_identity: str, trading_mod
         raise StartError(
             f"This database holds {state.trading_mode} orders; TRADING_MODE is {trading_mode}. "
             "Use another database (DATABASE_URL)."
+        )
+
+
+def _refuse_unfollowed(accounts: Mapping[str, Account], symbols: Collection[str]) -> None:
+    """A position without a price would have no value, and nothing would ever stop or liquidate it."""
+    held = {symbol for account in accounts.values() for symbol in account.positions}
+    held |= {order.symbol for account in accounts.values() for order in account.resting}
+    if missing := sorted(held - set(symbols)):
+        raise StartError(
+            f"Accounts of this database hold positions or resting orders in {', '.join(missing)}, which MARKET_SYMBOLS "
+            "leaves out. Trade these markets too, or close what is held there first."
         )

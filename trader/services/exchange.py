@@ -55,9 +55,11 @@ class Exchange:
     async def lead(self) -> None:
         """Trade: rebuild every account from its rows, check the books, and go through what was missed while down.
 
-        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        :raises StartError: the database is of another market or trading mode, its books do not balance, or it holds
+            what MARKET_SYMBOLS leaves out
         """
-        await self._reviews.lead(self._market.identity, self._settings.trading_mode)
+        settings = self._settings
+        await self._reviews.lead(self._market.identity, settings.trading_mode, settings.market_symbols)
 
     async def follow(self) -> None:
         """Show what another process trades: read what it has changed since the last time.

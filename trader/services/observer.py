@@ -77,7 +77,7 @@ class Observer:
         self._market = market
         self._supplier = supplier
         self._taker_fee_rate = settings.taker_fee_bps * BASIS_POINT
-        self._rules = Rules(dict(market.markets), self._taker_fee_rate, settings.maker_fee_bps * BASIS_POINT)
+        self._maker_fee_rate = settings.maker_fee_bps * BASIS_POINT
         self._latency_ms = settings.latency_ms
         self._past: dict[str, Past] = {}
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
@@ -130,7 +130,8 @@ class Observer:
 
     def witness(self, situation: Situation) -> Witness:
         """Whoever notes what a call meets from this situation on."""
-        return Witness(self._market, self._rules, self._latency_ms, situation)
+        rules = Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate)  # those of this moment
+        return Witness(self._market, rules, self._latency_ms, situation)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         """The latest closed candles of a market, ascending, and their indicators. Without history both are empty."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -52,12 +52,13 @@ class Reviews:
         self._ask_again_at: datetime | None = None
         self._give_up_at: datetime | None = None
 
-    async def lead(self, market_identity: str, trading_mode: str) -> None:
+    async def lead(self, market_identity: str, trading_mode: str, symbols: Collection[str]) -> None:
         """Begin a term: rebuild the books, and go through what was missed while nobody led.
 
-        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
+            holds what is not among the `symbols` that are followed
         """
-        self.marks = {**await self.books.lead(market_identity, trading_mode), **self.marks}
+        self.marks = {**await self.books.lead(market_identity, trading_mode, symbols), **self.marks}
         since = self.books.reviewed_until
         while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
             try:
