@@ -81,6 +81,14 @@ def test_the_variants_have_their_limits() -> None:
     assert [cell.strip() for cell in head.split("|")[2:-1]] == list(VARIANTS)
 
 
+def test_every_metric_is_in_the_table() -> None:
+    source = (ROOT / "trader" / "api" / "metrics.py").read_text(encoding="utf-8")
+    kinds = re.findall(r"(Counter|Gauge|Histogram|_counters|_gauges)\w*\(\s*\"trader_(\w+)\"", source)
+    told = {f"{name}_total" if kind in {"Counter", "_counters"} else name for kind, name in kinds}
+    assert len(told) == source.count('"trader_')
+    assert {name for row in rows("### Metrics") for name in re.findall(r"`(\w+)`", row[0])} == told
+
+
 def test_the_picture_of_the_house_shows_every_module() -> None:
     check = [sys.executable, str(ROOT / "scripts" / "make_module_tree.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
