@@ -101,11 +101,13 @@ async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_onc
         )
 
     async def client(account_id: str) -> None:
-        for n in range(12):
+        n = 0
+        while n < 12 or not sabotage.done():
             await trade(account_id, n)
+            n += 1
 
     async def saboteur() -> None:
-        for _ in range(60):  # bounded: on a slow machine nothing would ever get through between two cuts
+        for _ in range(40):  # bounded: on a slow machine nothing would ever get through between two cuts
             proxy.cut_after(rng.randrange(1, 20_000))
             await asyncio.sleep(rng.random() * 0.1)
             if rng.random() < 0.2:
@@ -124,5 +126,5 @@ async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_onc
     async with venue.database.connection() as conn:
         rows = await conn.fetch("SELECT id, client_order_id FROM order_requests WHERE client_order_id <> 'last'")
     assert {row["client_order_id"]: row["id"] for row in rows} == {one: answer.id for one, answer in answers.items()}
-    assert len(rows) == 96
+    assert len(rows) == len(answers) >= 96
     assert proxy.connections > 8, "the storm must have met cut connections: the pool alone makes no more than 4"
