@@ -154,7 +154,8 @@ async def test_a_backup_brings_everything_back(dsn: str, database: Database, tmp
     """With `pg_dump` and `pg_restore`, as the README says, while the service may go on writing."""
     await _fill(database)
     wanted = await _rows(database), await _picture(database)
-    folder = _programs()
+    async with database.connection() as conn:
+        folder = _programs(conn.get_server_version().major)
     backup = tmp_path / "trader.dump"
     await _call(folder / "pg_dump", "--format=custom", f"--file={backup}", dsn)
     async with database.connection() as conn:
@@ -168,11 +169,12 @@ async def test_a_backup_brings_everything_back(dsn: str, database: Database, tmp
     assert (await audit(database)).runs == 3
 
 
-def _programs() -> Path:
-    """The folder of the newest PostgreSQL programs there are: they can read what any older server has."""
-    found = max(filter(None, [wheel_binaries(), *system_binaries()]), key=lambda one: one.major, default=None)
-    if found is None or not (found.folder / "pg_dump").exists() or not (found.folder / "pg_restore").exists():
-        pytest.skip("there is no pg_dump on this machine")
+def _programs(major: int) -> Path:
+    """The folder of the server's own version of the programs: what a newer one writes, an older server may not read."""
+    present = filter(None, [wheel_binaries(), *system_binaries()])
+    found = next((one for one in present if one.major == major and (one.folder / "pg_dump").exists()), None)
+    if found is None or not (found.folder / "pg_restore").exists():
+        pytest.skip(f"there is no pg_dump of PostgreSQL {major} on this machine")
     return found.folder
 
 
