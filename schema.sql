@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (2) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (3) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
@@ -19,7 +19,8 @@ DO $$ BEGIN
     CREATE DOMAIN amount AS numeric CHECK (VALUE NOT IN ('NaN', 'Infinity', '-Infinity'));
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
--- What this database is of: rows of two markets or two trading modes never mix in one database.
+-- What this database is of: rows of two markets or two trading modes never mix in one database, nor do those of two
+-- venues or two accounts there (both null when nothing goes to a venue).
 -- Every tick up to processed_until has been seen by every account. Of several processes one leads; each new leader
 -- begins a term, and tells here which of its schedulers run.
 CREATE TABLE IF NOT EXISTS service_state (
@@ -29,7 +30,11 @@ CREATE TABLE IF NOT EXISTS service_state (
     processed_until timestamptz,
     term            bigint NOT NULL DEFAULT 0,
     schedulers      jsonb,
-    heartbeat_at    timestamptz
+    heartbeat_at    timestamptz,
+    venue_url           text,
+    venue_account_index bigint CHECK (venue_account_index >= 0),
+    CONSTRAINT live_has_a_venue CHECK ((trading_mode = 'live') = (venue_url IS NOT NULL)),
+    CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL))
 );
 
 -- The last mark seen of each market, so that accounts have a value before the source speaks again.
@@ -47,7 +52,8 @@ CREATE TABLE IF NOT EXISTS models (
     router_model_name text NOT NULL CHECK (router_model_name <> ''),
     logo              text,
     active            boolean NOT NULL DEFAULT true,
-    created_at        timestamptz NOT NULL
+    created_at        timestamptz NOT NULL,
+    venue_account_index bigint CHECK (venue_account_index >= 0)  -- null: VENUE_ACCOUNT_INDEX
 );
 
 -- The account of a model has the model's id. `sequence` counts the bookings; it is the lock against a second writer.
@@ -341,6 +347,70 @@ CREATE TABLE IF NOT EXISTS insurance_payments (
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id)
 );
 CREATE INDEX IF NOT EXISTS insurance_payments_by_run ON insurance_payments (run_id);
+
+-- Live trading only. Which account of the venue one of ours is, for good, and when the two last agreed.
+CREATE TABLE IF NOT EXISTS venue_accounts (
+    account_id    text PRIMARY KEY REFERENCES accounts,
+    account_index bigint NOT NULL UNIQUE CHECK (account_index >= 0),
+    agreed_at     timestamptz NOT NULL
+);
+
+-- Every order that may have gone to the venue, written before it is sent. SENT: what became of it is not known, and
+-- until it is nothing else is sent in its market. STANDING: it rests or waits for its trigger there. DONE: it is final,
+-- and everything it filled is booked. REFUSED: it does not stand there and never will.
+CREATE TABLE IF NOT EXISTS venue_orders (
+    account_id    text NOT NULL,
+    client_index  bigint NOT NULL CHECK (client_index BETWEEN 1 AND 281474976710655),
+    run_id        uuid NOT NULL,
+    cause         text NOT NULL CHECK (cause IN ('order', 'stop', 'invalidation', 'target', 'time')),
+    status        text NOT NULL CHECK (status IN ('SENT', 'STANDING', 'DONE', 'REFUSED')),
+    symbol        text NOT NULL,
+    side          text NOT NULL CHECK (side IN ('buy', 'sell')),
+    type          text NOT NULL CHECK (type IN ('market', 'limit', 'stop', 'target')),
+    quantity      amount  NOT NULL CHECK (quantity > 0),
+    price         amount  NOT NULL CHECK (price > 0),
+    trigger_price amount  CHECK (trigger_price > 0),
+    reduce_only   boolean NOT NULL,
+    request_id    uuid UNIQUE,
+    request       jsonb,
+    nonce         bigint,
+    expires_at    timestamptz NOT NULL,
+    venue_index   bigint,
+    filled        amount  NOT NULL DEFAULT 0 CHECK (filled BETWEEN 0 AND quantity),
+    reason        text,
+    created_at    timestamptz NOT NULL,
+    changed_at    timestamptz NOT NULL CHECK (changed_at >= created_at),
+    PRIMARY KEY (account_id, client_index),
+    FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id),
+    CHECK ((request_id IS NULL) = (request IS NULL)),
+    CHECK ((request_id IS NOT NULL) = (cause = 'order')),
+    CHECK ((trigger_price IS NOT NULL) = (type IN ('stop', 'target'))),
+    CHECK (reduce_only OR cause = 'order'),
+    CHECK (status <> 'STANDING' OR (type <> 'market' AND venue_index IS NOT NULL)),
+    CHECK (status <> 'REFUSED' OR (filled = 0 AND reason IS NOT NULL))
+);
+CREATE UNIQUE INDEX IF NOT EXISTS venue_orders_one_unknown ON venue_orders (account_id, symbol) WHERE status = 'SENT';
+CREATE INDEX IF NOT EXISTS venue_orders_open ON venue_orders (account_id) WHERE status IN ('SENT', 'STANDING');
+
+-- The venue's trades that are booked, each once, append-only; `client_index` is null for one that no order of ours made.
+CREATE TABLE IF NOT EXISTS venue_trades (
+    account_id   text NOT NULL,
+    trade_id     bigint NOT NULL,
+    run_id       uuid NOT NULL,
+    client_index bigint,
+    kind         text NOT NULL,
+    symbol       text NOT NULL,
+    side         text NOT NULL CHECK (side IN ('buy', 'sell')),
+    quantity     amount  NOT NULL CHECK (quantity > 0),
+    price        amount  NOT NULL CHECK (price > 0),
+    fee_rate     amount  NOT NULL CHECK (fee_rate >= 0),
+    maker        boolean NOT NULL,
+    traded_at    timestamptz NOT NULL,
+    PRIMARY KEY (account_id, trade_id),
+    FOREIGN KEY (account_id, client_index) REFERENCES venue_orders,
+    FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id)
+);
+CREATE INDEX IF NOT EXISTS venue_trades_by_order ON venue_trades (account_id, client_index);
 
 -- Raw snapshots, dropped by partition when they are older than the retention; the hourly rollup stays.
 CREATE TABLE IF NOT EXISTS portfolio_snapshots (

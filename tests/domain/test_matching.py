@@ -38,7 +38,7 @@ def test_walks_take_what_is_shown_and_no_more(
         executions, taken = walk(book, side, wanted, taken, limit)
         prices = [execution.price for execution in executions]
         assert prices == sorted(set(prices), reverse=side is OrderSide.SELL)
-        for price, quantity in executions:
+        for price, quantity, _ in executions:
             assert quantity > 0
             assert limit is None or (limit - price) * side.direction >= 0
             met[side, price] = met.get((side, price), Decimal(0)) + quantity

@@ -23,6 +23,7 @@ from trader.domain.orders import (
     InsurancePayment,
     OrderAnswer,
 )
+from trader.domain.venue_orders import SentOrder, VenueFill
 
 RateOfHour = Callable[[str, datetime], Decimal]
 """The hourly funding rate of a market at an hour boundary."""
@@ -71,7 +72,8 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
     """One change of one account, whole: written in one transaction or not at all.
 
     `sequence_before` is the account's sequence that the change was decided on. `run` is the run to which the rows
-    belong; a reset ends it and starts `account.run`.
+    belong; a reset ends it and starts `account.run`. `sent` and `venue_fills` are of live trading: the venue's trades
+    that are booked here, and what is now known of their orders.
     """
 
     account: Account
@@ -84,6 +86,8 @@ class Booking(msgspec.Struct, frozen=True, kw_only=True):
     insurance: Sequence[InsurancePayment] = ()
     resting: Sequence[RestingChange] = ()
     answer: OrderAnswer | None = None
+    sent: Sequence[SentOrder] = ()
+    venue_fills: Sequence[VenueFill] = ()
 
     @property
     def starts_run(self) -> bool:

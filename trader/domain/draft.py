@@ -150,7 +150,7 @@ class Draft:
     ) -> None:
         rate = self._fee_rate(cause, maker=maker)
         quantity, notional = totals(executions)
-        fees = notional * rate
+        fees = _fees(executions, rate)
         margin = divide(notional, terms.leverage or ONE)
         position = self.positions.get(symbol)
         if position is None:
@@ -201,7 +201,7 @@ class Draft:
         gross = notional - part.entry_notional
         if side is OrderSide.BUY:
             gross = -gross
-        exit_fees = notional * rate
+        exit_fees = _fees(executions, rate)
         self.realized += gross
         self.fees += exit_fees
         if rest is None:
@@ -259,7 +259,7 @@ class Draft:
                 side=side,
                 quantity=execution.quantity,
                 price=execution.price,
-                fee=execution.price * execution.quantity * rate,
+                fee=execution.price * execution.quantity * _rate_of(execution, rate),
                 liquidation_fee=liquidation_fee,
                 maker=maker,
                 cause=cause,
@@ -273,30 +273,35 @@ class Draft:
         for boundary in hours_crossed(position.funded_until, self.at):
             mark, rate = self.marks[symbol], rate_of_hour(symbol, boundary)
             amount = -position.side.direction * position.quantity * mark * rate
-            position = msgspec.structs.replace(position, funding=position.funding + amount, funded_until=boundary)
-            self.funding += amount
-            self.funding_payments.append(
-                FundingPayment(
-                    sequence=self.next_sequence(),
-                    order_id=position.id,
-                    symbol=symbol,
-                    boundary=boundary,
-                    quantity=position.quantity,
-                    mark=mark,
-                    rate=rate,
-                    amount=amount,
-                    at=self.at,
-                )
+            position = self.book_funding(position, boundary, rate, amount)
+
+    def book_funding(self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal) -> Position:
+        """Book what was paid on a position for one hour boundary (negative: by the account). Gives it as it is then."""
+        after = msgspec.structs.replace(position, funding=position.funding + amount, funded_until=boundary)
+        self.positions[position.symbol] = after
+        self.funding += amount
+        self.funding_payments.append(
+            FundingPayment(
+                sequence=self.next_sequence(),
+                order_id=position.id,
+                symbol=position.symbol,
+                boundary=boundary,
+                quantity=position.quantity,
+                mark=self.marks[position.symbol],
+                rate=rate,
+                amount=amount,
+                at=self.at,
             )
-        self.positions[symbol] = position
+        )
+        return after
 
     def rest(self, order: RestingOrder) -> None:
         """Lay a limit order into the book."""
         self.resting[order.id] = order
         self._note_resting(order, "RESTING")
 
-    def fill_resting(self, order: RestingOrder, executions: Sequence[Execution]) -> None:
-        """Book maker fills of a resting order."""
+    def fill_resting(self, order: RestingOrder, executions: Sequence[Execution], *, maker: bool = True) -> None:
+        """Book fills of a resting order."""
         remaining = order.remaining - totals(executions)[0]
         after = msgspec.structs.replace(order, remaining=remaining)
         if remaining:
@@ -311,7 +316,7 @@ class Draft:
             confidence=order.confidence,
             invocation_id=order.invocation_id,
         )
-        self.execute(order.symbol, order.side, executions, Cause.LIMIT, terms, maker=True)
+        self.execute(order.symbol, order.side, executions, Cause.LIMIT, terms, maker=maker)
 
     def cancel(self, order: RestingOrder, reason: str) -> None:
         """Take a resting order out of the book."""
@@ -352,6 +357,15 @@ class Draft:
             self.write_off()
 
 
+def _rate_of(execution: Execution, rate: Decimal) -> Decimal:
+    return rate if execution.fee_rate is None else execution.fee_rate
+
+
+def _fees(executions: Sequence[Execution], rate: Decimal) -> Decimal:
+    """What the executions cost: each at the rate that a venue charged, else at this one."""
+    return sum((e.price * e.quantity * _rate_of(e, rate) for e in executions), ZERO)
+
+
 def _split(executions: Sequence[Execution], quantity: Decimal) -> tuple[list[Execution], list[Execution]]:
     """The executions up to `quantity`, and those beyond it; the one across the border is cut."""
     first: list[Execution] = []
@@ -360,9 +374,9 @@ def _split(executions: Sequence[Execution], quantity: Decimal) -> tuple[list[Exe
         inside = min(execution.quantity, quantity)
         quantity -= inside
         if inside:
-            first.append(Execution(execution.price, inside))
+            first.append(execution._replace(quantity=inside))
         if inside < execution.quantity:
-            second.append(Execution(execution.price, execution.quantity - inside))
+            second.append(execution._replace(quantity=execution.quantity - inside))
     return first, second
 
 

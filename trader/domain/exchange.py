@@ -261,7 +261,7 @@ def is_due(account: Account, moment: Moment, rules: Rules) -> bool:
         if symbol not in updated:
             continue
         touched = True
-        if position.funded_until < hour or _triggered(position, marks[symbol], moment.at) is not None:
+        if position.funded_until < hour or triggered(position, marks[symbol], moment.at) is not None:
             return True
     for order in account.resting:
         if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
@@ -311,7 +311,7 @@ def _affords(draft: Draft, order: RestingOrder, quantity: Decimal) -> bool:
     return free_margin(trial.account(), trial.marks) >= 0
 
 
-def _triggered(position: Position, mark: Decimal, at: datetime) -> Cause | None:
+def triggered(position: Position, mark: Decimal, at: datetime) -> Cause | None:
     """The trigger of the exit plan that fires at this mark: stop and invalidation price, then target, then time."""
     if position.closing is not None:
         return Cause(position.closing)
@@ -332,7 +332,7 @@ def _triggered(position: Position, mark: Decimal, at: datetime) -> Cause | None:
 def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> None:
     """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
     symbol = position.symbol
-    cause = _triggered(position, moment.marks[symbol], draft.at)
+    cause = triggered(position, moment.marks[symbol], draft.at)
     if cause is None:
         return
     side = CLOSING_SIDE[position.side]

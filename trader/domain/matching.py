@@ -11,10 +11,11 @@ from trader.domain.orders import OrderSide
 
 
 class Execution(NamedTuple):
-    """A quantity that changes hands at one price."""
+    """A quantity that changes hands at one price. `fee_rate` is what a venue charged; None: that of the rules."""
 
     price: Decimal
     quantity: Decimal
+    fee_rate: Decimal | None = None
 
 
 def taken_of(book: Book, before: Taken | None) -> Taken:
@@ -50,7 +51,7 @@ def walk(
 def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:
     """Quantity and notional in all."""
     quantity = notional = ZERO
-    for price, amount in executions:
+    for price, amount, _ in executions:
         quantity += amount
         notional += price * amount
     return quantity, notional

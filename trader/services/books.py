@@ -75,15 +75,15 @@ class Books:
         self._term: int | None = None
         self.reviewed_until: datetime | None = None
 
-    async def lead(self, market_identity: str, trading_mode: str, symbols: Collection[str]) -> Mapping[str, Decimal]:
+    async def lead(self, holding: store.Holding, symbols: Collection[str]) -> Mapping[str, Decimal]:
         """Begin a term: rebuild every account from its rows and check the books. Gives the last marks noted.
 
         :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
             holds what is not among the `symbols` that are followed
         """
         async with self._database.transaction() as conn:
-            state = await store.upsert_service_state(conn, market_identity, trading_mode)
-            _refuse_foreign(state, market_identity, trading_mode)
+            state = await store.upsert_service_state(conn, holding)
+            _refuse_foreign(state.holding, holding)
             if differences := await audit_store.select_differences(conn):
                 raise StartError(
                     f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
@@ -107,15 +107,15 @@ class Books:
         )
         return marks
 
-    async def follow(self, market_identity: str, trading_mode: str) -> Mapping[str, Decimal]:
+    async def follow(self, holding: store.Holding) -> Mapping[str, Decimal]:
         """Read what the leader has changed since the last time, for a process that only shows it. Gives the last marks.
 
         :raises StartError: the database is of another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
         async with self._database.connection() as conn:
-            state = await store.upsert_service_state(conn, market_identity, trading_mode)
-            _refuse_foreign(state, market_identity, trading_mode)
+            state = await store.upsert_service_state(conn, holding)
+            _refuse_foreign(state.holding, holding)
             sequences = await leadership_store.select_sequences(conn)
             known = {one: account.sequence for one, account in self._accounts.items()}
             changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
@@ -230,15 +230,21 @@ class Books:
         log.info("account %s is in step with its rows again", account_id)
 
 
-def _refuse_foreign(state: store.ServiceState, market_identity: str, trading_mode: str) -> None:
-    if state.market_identity != market_identity:
+def _refuse_foreign(found: store.Holding, holding: store.Holding) -> None:
+    if found.market_identity != holding.market_identity:
         raise StartError(
-            f"This database holds the books of the market {state.market_identity}; MARKET_SOURCE now gives "
-            f"{market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
+            f"This database holds the books of the market {found.market_identity}; MARKET_SOURCE now gives "
+            f"{holding.market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
         )
-    if state.trading_mode != trading_mode:
+    if found.trading_mode != holding.trading_mode:
         raise StartError(
-            f"This database holds {state.trading_mode} orders; TRADING_MODE is {trading_mode}. "
+            f"This database holds {found.trading_mode} orders; TRADING_MODE is {holding.trading_mode}. "
+            "Use another database (DATABASE_URL)."
+        )
+    if found != holding:
+        raise StartError(
+            f"This database holds the orders of account {found.venue_account_index} at {found.venue_url}; settings "
+            f"name account {holding.venue_account_index} at {holding.venue_url} (VENUE_ACCOUNT_INDEX, VENUE_URL). "
             "Use another database (DATABASE_URL)."
         )
 

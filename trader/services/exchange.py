@@ -48,6 +48,7 @@ class Exchange:
         )
         self._reviews = Reviews(database, market, clock, events, self._rules)
         self._books = self._reviews.books
+        self._holding = store.Holding(market.identity, settings.trading_mode)
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -58,8 +59,7 @@ class Exchange:
         :raises StartError: the database is of another market or trading mode, its books do not balance, or it holds
             what MARKET_SYMBOLS leaves out
         """
-        settings = self._settings
-        await self._reviews.lead(self._market.identity, settings.trading_mode, settings.market_symbols)
+        await self._reviews.lead(self._holding, self._settings.market_symbols)
 
     async def follow(self) -> None:
         """Show what another process trades: read what it has changed since the last time.
@@ -67,7 +67,7 @@ class Exchange:
         :raises StartError: the database is of another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
-        marks = await self._books.follow(self._market.identity, self._settings.trading_mode)
+        marks = await self._books.follow(self._holding)
         self._reviews.marks = {**marks, **self._reviews.marks}
         if not self._market.quotes():
             await self._reviews.prime()

@@ -18,6 +18,7 @@ from trader.services.books import Books
 from trader.services.events import EventBus
 from trader.services.market import MarketData
 from trader.store.pool import Database
+from trader.store.trading import Holding
 
 log = logging.getLogger("trader.exchange")
 
@@ -52,13 +53,13 @@ class Reviews:
         self._ask_again_at: datetime | None = None
         self._give_up_at: datetime | None = None
 
-    async def lead(self, market_identity: str, trading_mode: str, symbols: Collection[str]) -> None:
+    async def lead(self, holding: Holding, symbols: Collection[str]) -> None:
         """Begin a term: rebuild the books, and go through what was missed while nobody led.
 
         :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
             holds what is not among the `symbols` that are followed
         """
-        self.marks = {**await self.books.lead(market_identity, trading_mode, symbols), **self.marks}
+        self.marks = {**await self.books.lead(holding, symbols), **self.marks}
         since = self.books.reviewed_until
         while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
             try:

@@ -15,7 +15,8 @@ import msgspec
 from trader.domain.account import Position, RestingOrder
 from trader.domain.booking import Booking, ClosedTrade, RestingChange
 from trader.domain.money import ZERO
-from trader.domain.orders import ExitPlan, Fill, FundingPayment, InsurancePayment, OrderAnswer
+from trader.domain.orders import ExitPlan, Fill, FundingPayment, InsurancePayment, Order, OrderAnswer
+from trader.domain.venue_orders import SentOrder, VenueFill
 from trader.errors import BooksViolated
 from trader.store.pool import Connection
 
@@ -148,6 +149,45 @@ class InsuranceRow(msgspec.Struct):
     created_at: datetime
 
 
+class VenueOrderRow(msgspec.Struct):
+    account_id: str
+    client_index: int
+    run_id: UUID
+    cause: str
+    status: str
+    symbol: str
+    side: str
+    type: str
+    quantity: Decimal
+    price: Decimal
+    trigger_price: Decimal | None
+    reduce_only: bool
+    request_id: UUID | None
+    request: Order | None
+    nonce: int | None
+    expires_at: datetime
+    venue_index: int | None
+    filled: Decimal
+    reason: str | None
+    created_at: datetime
+    changed_at: datetime
+
+
+class VenueTradeRow(msgspec.Struct):
+    account_id: str
+    trade_id: int
+    run_id: UUID
+    client_index: int | None
+    kind: str
+    symbol: str
+    side: str
+    quantity: Decimal
+    price: Decimal
+    fee_rate: Decimal
+    maker: bool
+    traded_at: datetime
+
+
 # A booking whose account has moved on since it was decided, or whose process leads no more, updates no account row,
 # and with it writes nothing. Of the rows in conflict CLOSED orders and ended runs come first, since the partial unique
 # indexes look at each row in turn.
@@ -193,6 +233,15 @@ WITH booked AS (
 ), written_insurance AS (
     INSERT INTO insurance_payments
     SELECT r.* FROM json_populate_recordset(NULL::insurance_payments, $8) r JOIN booked ON booked.id = r.account_id
+), written_venue_orders AS (
+    INSERT INTO venue_orders
+    SELECT r.* FROM json_populate_recordset(NULL::venue_orders, $10) r JOIN booked ON booked.id = r.account_id
+    ON CONFLICT (account_id, client_index) DO UPDATE SET
+        status = excluded.status, nonce = excluded.nonce, venue_index = excluded.venue_index,
+        filled = excluded.filled, reason = excluded.reason, changed_at = excluded.changed_at
+), written_venue_trades AS (
+    INSERT INTO venue_trades
+    SELECT r.* FROM json_populate_recordset(NULL::venue_trades, $11) r JOIN booked ON booked.id = r.account_id
 )
 SELECT id FROM booked
 """
@@ -224,6 +273,8 @@ async def _write(conn: Connection, bookings: Sequence[Booking], term: int) -> se
         _json(funding_row(b, payment) for b in bookings for payment in b.funding),
         _json(insurance_row(b, payment) for b in bookings for payment in b.insurance),
         term,
+        _json(venue_order_row(sent) for b in bookings for sent in b.sent),
+        _json(venue_trade_row(b, fill) for b in bookings for fill in b.venue_fills),
     )
     return {record["id"] for record in records}
 
@@ -387,4 +438,48 @@ def funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
 def insurance_row(booking: Booking, payment: InsurancePayment) -> InsuranceRow:
     return InsuranceRow(
         booking.account.id, payment.sequence, booking.run.id, payment.order_id, payment.amount, payment.at
+    )
+
+
+def venue_order_row(sent: SentOrder) -> VenueOrderRow:
+    order = sent.order
+    return VenueOrderRow(
+        account_id=sent.account_id,
+        client_index=order.client_index,
+        run_id=sent.run_id,
+        cause=sent.cause,
+        status=sent.status,
+        symbol=order.symbol,
+        side=order.side,
+        type=order.type,
+        quantity=order.quantity,
+        price=order.price,
+        trigger_price=order.trigger,
+        reduce_only=order.reduce_only,
+        request_id=sent.request_id,
+        request=sent.request,
+        nonce=sent.nonce,
+        expires_at=sent.expires_at,
+        venue_index=sent.venue_index,
+        filled=sent.filled,
+        reason=sent.reason,
+        created_at=sent.created_at,
+        changed_at=sent.changed_at,
+    )
+
+
+def venue_trade_row(booking: Booking, fill: VenueFill) -> VenueTradeRow:
+    return VenueTradeRow(
+        account_id=booking.account.id,
+        trade_id=fill.trade_id,
+        run_id=booking.run.id,
+        client_index=fill.client_index,
+        kind=fill.kind,
+        symbol=fill.symbol,
+        side=fill.side,
+        quantity=fill.quantity,
+        price=fill.price,
+        fee_rate=fill.fee_rate,
+        maker=fill.maker,
+        traded_at=fill.at,
     )

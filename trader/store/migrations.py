@@ -31,5 +31,17 @@ WHERE s.model_id = c.model_id AND s.number = c.run_number;
 """
 """Tokens and costs of each run."""
 
-MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2}
+TO_VERSION_3: Final = """
+ALTER TABLE models ADD COLUMN IF NOT EXISTS venue_account_index bigint CHECK (venue_account_index >= 0);
+ALTER TABLE service_state
+    ADD COLUMN IF NOT EXISTS venue_url text,
+    ADD COLUMN IF NOT EXISTS venue_account_index bigint CHECK (venue_account_index >= 0),
+    DROP CONSTRAINT IF EXISTS live_has_a_venue,
+    DROP CONSTRAINT IF EXISTS live_has_an_account,
+    ADD CONSTRAINT live_has_a_venue CHECK ((trading_mode = 'live') = (venue_url IS NOT NULL)),
+    ADD CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL));
+"""
+"""Which account of a venue a model trades, and whose orders a database holds."""
+
+MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2, 3: TO_VERSION_3}
 """By the version that a step leads to."""

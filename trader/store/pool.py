@@ -30,7 +30,7 @@ else:
     Connection: TypeAlias = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 OLDEST_VERSION = 15
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ACQUIRE_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0

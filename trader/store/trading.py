@@ -186,26 +186,35 @@ async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[Answ
 # --- the service itself -----------------------------------------------------------------------------------------------
 
 
-class ServiceState(msgspec.Struct, frozen=True):
-    """What the database is of, and up to which tick every account has been reviewed."""
+class Holding(msgspec.Struct, frozen=True):
+    """Whose books a database holds: of which market, in which mode, and of a live one at which venue and account."""
 
     market_identity: str
     trading_mode: str
+    venue_url: str | None = None
+    venue_account_index: int | None = None
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """What the database is of, and up to which tick every account has been reviewed."""
+
+    holding: Holding
     processed_until: datetime | None
 
 
 UPSERT_SERVICE_STATE = """
-INSERT INTO service_state (market_identity, trading_mode) VALUES ($1, $2)
+INSERT INTO service_state (market_identity, trading_mode, venue_url, venue_account_index) VALUES ($1, $2, $3, $4)
 ON CONFLICT (only_row) DO UPDATE SET only_row = true
-RETURNING market_identity, trading_mode, processed_until
+RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_until
 """
 
 
-async def upsert_service_state(conn: Connection, market_identity: str, trading_mode: str) -> ServiceState:
-    """The state of the database; a new one becomes of this market and trading mode."""
-    record = await conn.fetchrow(UPSERT_SERVICE_STATE, market_identity, trading_mode)
+async def upsert_service_state(conn: Connection, holding: Holding) -> ServiceState:
+    """The state of the database; a new one becomes of this market, mode, venue and account."""
+    record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(holding))
     assert record is not None
-    return ServiceState(record["market_identity"], record["trading_mode"], record["processed_until"])
+    *found, processed_until = record
+    return ServiceState(Holding(*found), processed_until)
 
 
 SELECT_PROCESSED_UNTIL = "SELECT processed_until FROM service_state"
