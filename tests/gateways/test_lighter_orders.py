@@ -272,6 +272,7 @@ async def test_random_faults_never_part_our_fills_from_the_venues(key: Secret, b
 async def one_schedule(random: Random, venue: FakeExchange, orders: LighterOrders, seed: int) -> None:
     """A few orders under random faults. Afterwards what is known of them is what the venue has."""
     venue.orders.clear()
+    venue.ledger.held.clear()
     venue.late.clear()
     ours: dict[int, Outcome] = {}
     asked: dict[int, VenueOrder] = {}
@@ -309,7 +310,8 @@ async def one_schedule(random: Random, venue: FakeExchange, orders: LighterOrder
 async def test_the_statement_holds_positions_legs_resting_orders_and_the_balance(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
-    _, orders = venue_and_orders
+    venue, orders = venue_and_orders
+    venue.taker_fee = 0
     leg = {"side": OrderSide.SELL, "reduce_only": True, "price": D("92000.0"), "trigger": D("93000.5")}
     await orders.place(order(1))
     await orders.place(order(2, type=VenueOrderType.STOP, **leg))

@@ -1,19 +1,25 @@
 """The trading side of the fake venue: takes the transactions of the unmodified SDK, executes them, and fails on demand.
 
+It keeps the accounts' money too: trades with fees, funding, liquidations, what somebody trades by hand, triggers that
+fire and limit orders that are reached when a market moves.
+
 A transaction is executed when its nonce is the account's next one, once; a client order id stands for one order. That
 is what the venue promises; everything else may go wrong: answers are lost before or after, delayed, or nonsense.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
 from random import Random
+from time import time
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
-from support.fake_venue import FakeVenue
+from support.fake_venue import FakeMarket, FakeVenue
 
 ACCOUNT: Final = 7
 KEY_INDEX: Final = 2
@@ -49,11 +55,14 @@ class Standing:
     status: str = "open"
     type: str = "limit"
     trigger: Decimal = Decimal(0)
+    price: Decimal = Decimal(0)
+    reduce_only: bool = False
+    account: int = ACCOUNT
 
     def shown(self) -> dict[str, Any]:
         return {
             "order_index": self.index, "client_order_index": self.client_index, "order_id": str(self.index),
-            "market_index": self.market_id, "owner_account_index": ACCOUNT, "is_ask": self.is_ask,
+            "market_index": self.market_id, "owner_account_index": self.account, "is_ask": self.is_ask,
             "initial_base_amount": str(self.quantity), "remaining_base_amount": str(self.quantity - self.filled),
             "filled_base_amount": str(self.filled), "filled_quote_amount": str(self.notional), "status": self.status,
             "type": self.type, "trigger_price": str(self.trigger),
@@ -61,24 +70,87 @@ class Standing:
 
 
 @dataclass
-class FakeExchange(FakeVenue):
-    """A fake venue that also trades, for one account with one key."""
+class Ledger:
+    """What the fake venue keeps of one account. `deposit` is what was paid in; the rest follows from the trades."""
 
+    index: int
+    deposit: Decimal = Decimal("10000.25")
     next_nonce: int = 40
     orders: dict[int, Standing] = field(default_factory=dict)
-    rejected: set[int] = field(default_factory=set)
-    send_faults: list[str] = field(default_factory=list)
-    """What happens to the transactions to come, one each; `ok` for nothing."""
+    trades: list[dict[str, Any]] = field(default_factory=list)
+    fundings: list[dict[str, Any]] = field(default_factory=list)
+    held: dict[int, tuple[Decimal, Decimal]] = field(default_factory=dict)
+    """By market: the signed quantity, and what it was bought for in all."""
 
-    read_faults: list[str] = field(default_factory=list)
-    late: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    sent: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    fill_share: Decimal = Decimal(1)
-    refusal: tuple[int, str] | None = None
-    positions_shown: list[dict[str, Any]] | None = None
+    gained: Decimal = Decimal(0)
+    """Realized gains and funding, less fees."""
 
-    def __post_init__(self) -> None:
+    @property
+    def collateral(self) -> Decimal:
+        return self.deposit + self.gained
+
+    def positions(self) -> dict[int, Decimal]:
+        return {market_id: quantity for market_id, (quantity, _) in self.held.items() if quantity}
+
+    def standing(self, market_id: int) -> list[Standing]:
+        return [one for one in self.orders.values() if one.market_id == market_id and one.status in ("open", "pending")]
+
+    def take(self, market_id: int, quantity: Decimal, price: Decimal) -> None:
+        """Change a position by a signed quantity: closing realizes the difference to the average entry."""
+        held, cost = self.held.get(market_id, (Decimal(0), Decimal(0)))
+        if held and (held > 0) is not (quantity > 0):
+            closed = min(abs(held), abs(quantity)) * (1 if held > 0 else -1)
+            released = cost * closed / held
+            self.gained += closed * price - released
+            held, cost, quantity = held - closed, cost - released, quantity + closed
+        self.held[market_id] = (held + quantity, cost + quantity * price)
+
+
+class FakeExchange(FakeVenue):
+    """A fake venue that also trades, with one key for all accounts. `orders` and the like are those of `ACCOUNT`."""
+
+    def __init__(self, now: Callable[[], datetime] | None = None) -> None:
         super().__init__()
+        self._now_s = time if now is None else lambda: now().timestamp()
+        self.ledgers: defaultdict[int, Ledger] = defaultdict(lambda: Ledger(-1))
+        self.ledgers[ACCOUNT] = Ledger(ACCOUNT)
+        self.rejected: set[int] = set()
+        self.send_faults: list[str] = []
+        """What happens to the transactions to come, one each; `ok` for nothing."""
+
+        self.read_faults: list[str] = []
+        self.late: list[tuple[int, dict[str, Any]]] = []
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+        self.fill_share = Decimal(1)
+        self.refusal: tuple[int, str] | None = None
+        self.refused_types: set[int] = set()
+        """Kinds of orders that are refused; 2 and 4 are triggers."""
+
+        self.positions_shown: list[dict[str, Any]] | None = None
+        self.is_down = False
+        self.taker_fee, self.maker_fee = 280, 40
+        self.hides_trades = 0
+        """How many of the questions for trades to come are answered without the latest trade: it shows late."""
+
+        self.doubles_trades = False
+        self._trade_id = 7000
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.ledgers[ACCOUNT]
+
+    @property
+    def orders(self) -> dict[int, Standing]:
+        return self.ledger.orders
+
+    @property
+    def next_nonce(self) -> int:
+        return self.ledger.next_nonce
+
+    def open(self, index: int, deposit: str = "10000.25") -> Ledger:
+        """One more account."""
+        self.ledgers[index] = Ledger(index, Decimal(deposit))
+        return self.ledgers[index]
 
     def routes(self) -> Iterable[web.RouteDef]:
         return (
@@ -88,14 +160,13 @@ class FakeExchange(FakeVenue):
             web.get("/api/v1/accountOrders", self._orders),
             web.get("/api/v1/accountActiveOrders", self._active_orders),
             web.get("/api/v1/account", self._account),
+            web.get("/api/v1/trades", self._trades),
+            web.get("/api/v1/positionFunding", self._position_fundings),
         )
 
     def positions(self) -> dict[int, Decimal]:
-        """What all fills come to, by market."""
-        held: dict[int, Decimal] = {}
-        for order in self.orders.values():
-            held[order.market_id] = held.get(order.market_id, Decimal(0)) + (-1 if order.is_ask else 1) * order.filled
-        return {market_id: quantity for market_id, quantity in held.items() if quantity}
+        """What all trades come to, by market."""
+        return self.ledger.positions()
 
     def deliver(self) -> None:
         """Execute, if they still can be, the transactions that are under way."""
@@ -108,12 +179,98 @@ class FakeExchange(FakeVenue):
         self.send_faults = [random.choice(SEND_FAULTS) if random.random() < share else "ok" for _ in range(40)]
         self.read_faults = [random.choice(READ_FAULTS) if random.random() < share / 2 else "ok" for _ in range(400)]
 
+    # What happens at a venue by itself
+
+    def reach(self, symbol: str, mid: str) -> None:
+        """Move a market and execute what it reaches: limit orders at their limit, triggers at the new price."""
+        market = self.markets[symbol]
+        market.place(Decimal(mid))
+        for ledger in self.ledgers.values():
+            for order in ledger.standing(market.market_id):
+                self._reach(ledger, order, market)
+
+    def trade_by_hand(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
+        """Somebody trades the account in the venue's own window."""
+        self._trade(self.ledgers[index], self.markets[symbol], Decimal(quantity), None, client_index=99)
+
+    def liquidate(self, symbol: str, quantity: str, *, index: int = ACCOUNT) -> None:
+        """The venue takes a position away."""
+        market, ledger = self.markets[symbol], self.ledgers[index]
+        self._trade(ledger, market, Decimal(quantity), None, client_index=0, kind="liquidation")
+
+    def pay_funding(self, symbol: str, hour: datetime, rate: str, *, index: int = ACCOUNT) -> None:
+        """Longs pay a positive rate on the mark."""
+        market, ledger = self.markets[symbol], self.ledgers[index]
+        quantity = ledger.positions().get(market.market_id, Decimal(0))
+        if not quantity:
+            return
+        change = -quantity * market.mid * Decimal(rate)
+        ledger.gained += change
+        ledger.fundings.append({
+            "timestamp": int(hour.timestamp()), "market_id": market.market_id, "funding_id": len(ledger.fundings),
+            "change": str(change), "discount": "0", "rate": rate, "position_size": str(abs(quantity)),
+            "position_side": "long" if quantity > 0 else "short",
+        })  # fmt: skip
+
+    def _reach(self, ledger: Ledger, order: Standing, market: FakeMarket) -> None:
+        sign = -1 if order.is_ask else 1
+        if order.status == "open":
+            if sign * (order.price - market.mid) >= 0:
+                self._fill(ledger, order, market, order.price, maker=True)
+            return
+        is_stop = order.type == "stop-loss"
+        fires = sign * (market.mid - order.trigger) >= 0 if is_stop else sign * (order.trigger - market.mid) >= 0
+        if fires:
+            self._fill(ledger, order, market, market.mid, maker=False)
+            if order.status == "pending":
+                order.status = "canceled-too-much-slippage"
+
+    def _fill(self, ledger: Ledger, order: Standing, market: FakeMarket, price: Decimal, *, maker: bool) -> None:
+        """Fill a share of what is left, in two trades when it can be split."""
+        sign, step = (-1 if order.is_ask else 1), Decimal(1).scaleb(-market.size_decimals)
+        wanted = order.quantity - order.filled
+        if order.reduce_only:
+            held = ledger.positions().get(market.market_id, Decimal(0))
+            wanted = min(wanted, max(Decimal(0), -sign * held))
+            if not wanted:
+                order.status = "canceled-reduce-only"
+                return
+        amount = (wanted * self.fill_share / step).to_integral_value() * step
+        first = (amount / 2 / step).to_integral_value() * step
+        for part in filter(None, (first, amount - first)):
+            self._trade(ledger, market, sign * part, price, order=order, maker=maker)
+            order.filled += part
+            order.notional += part * price
+        if order.filled == order.quantity or (order.reduce_only and amount == wanted):
+            order.status = "filled"
+
+    def _trade(
+        self, ledger: Ledger, market: FakeMarket, quantity: Decimal, price: Decimal | None, *,
+        order: Standing | None = None, client_index: int = 0, kind: str = "trade", maker: bool = False,
+    ) -> None:  # fmt: skip
+        price = market.mid if price is None else price
+        fee = self.maker_fee if maker else self.taker_fee
+        ledger.take(market.market_id, quantity, price)
+        ledger.gained -= abs(quantity) * price * fee / 1_000_000
+        self._trade_id += 3
+        is_ask, ours = quantity < 0, order.client_index if order is not None else client_index
+        side, other = ("ask", "bid") if is_ask else ("bid", "ask")
+        ledger.trades.append({
+            "trade_id": self._trade_id, "type": kind, "market_id": market.market_id, "size": str(abs(quantity)),
+            "price": str(price), f"{side}_account_id": ledger.index, f"{other}_account_id": 1,
+            f"{side}_client_id": ours, f"{other}_client_id": 5, "is_maker_ask": is_ask is maker,
+            "timestamp": int(self._now_s() * 1000), f"{side}_id": 0 if order is None else order.index,
+            f"{other}_id": 6, **({"maker_fee" if maker else "taker_fee": fee} if fee else {}),
+        })  # fmt: skip
+
     # Transactions
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
         form = await request.post()
         kind, transaction = int(str(form["tx_type"])), orjson.loads(str(form["tx_info"]))
         self.sent.append((kind, transaction))
+        if self.is_down:
+            return web.Response(status=503, text="maintenance")
         fault = self.send_faults.pop(0) if self.send_faults else "ok"
         if fault == "late":
             self.late.append((kind, transaction))
@@ -134,64 +291,67 @@ class FakeExchange(FakeVenue):
 
     def _execute(self, kind: int, transaction: dict[str, Any]) -> tuple[int, str] | None:
         """Execute a transaction; the venue's code and words when it is refused and its nonce stays."""
-        assert transaction["AccountIndex"] == ACCOUNT
+        assert transaction["AccountIndex"] in self.ledgers
         assert transaction["ApiKeyIndex"] == KEY_INDEX
-        if transaction["Nonce"] != self.next_nonce:
+        ledger = self.ledgers[transaction["AccountIndex"]]
+        if transaction["Nonce"] != ledger.next_nonce:
             return 21104, "invalid nonce"
-        if kind == CREATE and transaction["ClientOrderIndex"] in self.orders:
+        if kind == CREATE and transaction["ClientOrderIndex"] in ledger.orders:
             return 21728, "client order index already exists"
-        if kind == CREATE and self.refusal is not None:
-            return self.refusal
-        self.next_nonce += 1
+        if kind == CREATE and (self.refusal is not None or transaction["Type"] in self.refused_types):
+            return self.refusal or (21735, "invalid trigger price")
+        ledger.next_nonce += 1
         if kind == CREATE:
-            self._create(transaction)
-        elif (order := self.orders.get(transaction["Index"]) or self._by_index(transaction["Index"])) is not None:
+            self._create(ledger, transaction)
+        elif (order := ledger.orders.get(transaction["Index"]) or _by_index(ledger, transaction["Index"])) is not None:
             order.status = "canceled" if order.status in ("open", "pending") else order.status
         return None
 
-    def _create(self, transaction: dict[str, Any]) -> None:
+    def _create(self, ledger: Ledger, transaction: dict[str, Any]) -> None:
         market = next(one for one in self.markets.values() if one.market_id == transaction["MarketIndex"])
         quantity = Decimal(transaction["BaseAmount"]).scaleb(-market.size_decimals)
         client_index = transaction["ClientOrderIndex"]
-        index = 281474976710656 + len(self.orders)
+        index = 281474976710656 + len(ledger.orders)
         order = Standing(index, client_index, market.market_id, bool(transaction["IsAsk"]), quantity)
-        self.orders[client_index] = order
+        order.account, order.reduce_only = ledger.index, bool(transaction["ReduceOnly"])
+        order.price = Decimal(transaction["Price"]).scaleb(-market.price_decimals)
+        ledger.orders[client_index] = order
         if client_index in self.rejected:
             order.status = "canceled-margin-not-allowed"
+        elif transaction["Type"] == 0:
+            if (-1 if order.is_ask else 1) * (order.price - market.mid) >= 0:
+                self._fill(ledger, order, market, market.mid, maker=False)
         elif transaction["Type"] == 1:
-            step = Decimal(1).scaleb(-market.size_decimals)
-            order.filled = (quantity * self.fill_share / step).to_integral_value() * step
-            order.notional = order.filled * market.mid
-            order.status = "filled" if order.filled == quantity else "canceled-too-much-slippage"
+            self._fill(ledger, order, market, market.mid, maker=False)
+            if order.status == "open":
+                order.status = "canceled-too-much-slippage"
         elif transaction["Type"] in (2, 4):
             order.status, order.type = "pending", {2: "stop-loss", 4: "take-profit"}[transaction["Type"]]
             order.trigger = Decimal(transaction["TriggerPrice"]).scaleb(-market.price_decimals)
 
-    def _by_index(self, index: int) -> Standing | None:
-        return next((order for order in self.orders.values() if order.index == index), None)
-
     # Questions
 
+    def _asked_of(self, request: web.Request, *, private: bool = True) -> Ledger:
+        index = request.query["account_index"]
+        if private:
+            assert request.headers["Authorization"].split(":")[1:3] == [index, str(KEY_INDEX)]
+        return self.ledgers[int(index)]
+
     async def _nonce(self, request: web.Request) -> web.StreamResponse:
-        return await self._tell_of(request, {"nonce": self.next_nonce})
+        return await self._tell_of(request, {"nonce": self._asked_of(request, private=False).next_nonce})
 
     async def _orders(self, request: web.Request) -> web.StreamResponse:
-        assert request.headers["Authorization"].split(":")[1:3] == [str(ACCOUNT), str(KEY_INDEX)]
+        orders = self._asked_of(request).orders
         asked = [int(text) for text in request.query["client_order_indexes"].split(",")]
-        found = [self.orders[index].shown() for index in asked if index in self.orders]
+        found = [orders[index].shown() for index in asked if index in orders]
         return await self._tell_of(request, {"orders": found or None})
 
     async def _active_orders(self, request: web.Request) -> web.StreamResponse:
-        assert request.headers["Authorization"].split(":")[1:3] == [str(ACCOUNT), str(KEY_INDEX)]
-        market_id = int(request.query["market_id"])
-        standing = [
-            order.shown()
-            for order in self.orders.values()
-            if order.market_id == market_id and order.status in ("open", "pending")
-        ]
-        return await self._tell_of(request, {"orders": standing or None})
+        standing = self._asked_of(request).standing(int(request.query["market_id"]))
+        return await self._tell_of(request, {"orders": [order.shown() for order in standing] or None})
 
     async def _account(self, request: web.Request) -> web.StreamResponse:
+        ledger = self.ledgers[int(request.query["value"])]
         shown = self.positions_shown
         if shown is None:
             shown = [
@@ -199,15 +359,37 @@ class FakeExchange(FakeVenue):
                     "market_id": market_id,
                     "sign": 1 if quantity > 0 else -1,
                     "position": str(abs(quantity)),
-                    "avg_entry_price": "94000.000000",
+                    "avg_entry_price": f"{cost / quantity:.6f}",
                 }
-                for market_id, quantity in self.positions().items()
+                for market_id, (quantity, cost) in ledger.held.items()
+                if quantity
             ]
+        collateral = f"{ledger.collateral:.6f}"
         return await self._tell_of(
-            request, {"accounts": [{"index": ACCOUNT, "collateral": "10000.25", "positions": shown}]}
+            request, {"accounts": [{"index": ledger.index, "collateral": collateral, "positions": shown}]}
         )
 
+    async def _trades(self, request: web.Request) -> web.StreamResponse:
+        """Newest first, `limit` at a time."""
+        trades = self._asked_of(request).trades
+        if (index := request.query.get("order_index")) is not None:
+            trades = [one for one in trades if int(index) in (one["ask_id"], one["bid_id"])]
+        if self.hides_trades:
+            self.hides_trades -= 1
+            trades = trades[:-1]
+        newest = sorted(trades, key=lambda one: one["trade_id"], reverse=True)
+        if self.doubles_trades:
+            newest = [one for trade in newest for one in (trade, trade)]
+        return await self._tell_of(request, _page(request, "trades", newest))
+
+    async def _position_fundings(self, request: web.Request) -> web.StreamResponse:
+        ledger, since = self._asked_of(request), int(request.query["start_timestamp"])
+        newest = [one for one in reversed(ledger.fundings) if one["timestamp"] >= since]
+        return await self._tell_of(request, _page(request, "position_fundings", newest))
+
     async def _tell_of(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if self.is_down:
+            return web.Response(status=503, text="maintenance")
         match self.read_faults.pop(0) if self.read_faults else "ok":
             case "500":
                 return web.Response(status=500, text="internal")
@@ -218,6 +400,17 @@ class FakeExchange(FakeVenue):
             case "nonsense":
                 return web.Response(text="<html>", content_type="application/json")
         return web.json_response({"code": 200, **body})
+
+
+def _by_index(ledger: Ledger, index: int) -> Standing | None:
+    return next((order for order in ledger.orders.values() if order.index == index), None)
+
+
+def _page(request: web.Request, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    start, limit = int(request.query.get("cursor", "0")), int(request.query["limit"])
+    assert 1 <= limit <= 100
+    more = {"next_cursor": str(start + limit)} if start + limit < len(rows) else {}
+    return {name: rows[start : start + limit] or None, **more}
 
 
 async def _cut(request: web.Request) -> web.StreamResponse:

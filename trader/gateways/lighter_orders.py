@@ -6,7 +6,7 @@ shows no such order, the nonce is used up with a harmless transaction; after tha
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from trader.domain.venue_orders import (
     signed_quantity,
 )
 from trader.errors import MarketDataError
-from trader.gateways.lighter_signer import LighterSigner, OrderTerms, Signed
+from trader.gateways.lighter_signer import OrderTerms, Signed, Signer
 from trader.gateways.market.lighter_api import LighterApi, Listing
 
 logger = logging.getLogger("trader.exchange")
@@ -104,7 +104,7 @@ class LighterOrders:
     def __init__(
         self,
         api: LighterApi,
-        signer: LighterSigner,
+        signer: Signer,
         listings: Mapping[str, Listing],
         *,
         pause_s: float = _PAUSE_S,
@@ -117,6 +117,15 @@ class LighterOrders:
         self._pause_s = pause_s
         self._send_limit_s = send_limit_s
         self._sending = asyncio.Lock()
+        self._is_halted = False
+
+    def halt(self) -> None:
+        """Send nothing more, from this moment on: another process may trade the account."""
+        self._is_halted = True
+
+    async def pause(self) -> None:
+        """Give the venue the time that it takes to execute something."""
+        await asyncio.sleep(self._pause_s)
 
     async def place(self, order: VenueOrder) -> Outcome:
         """Send an order and find out what became of it. The same client index is never executed twice.
@@ -124,7 +133,10 @@ class LighterOrders:
         `Unknown` comes only when the venue could not be asked either; `resolve` finds out later, also for an order
         that an earlier process may have sent.
         """
-        terms = self._terms(order)
+        try:
+            terms = self._terms(order)
+        except ValueError as error:
+            return Refused(f"the venue does not take such an order: {error}")
         async with self._sending:
             try:
                 # It may have been sent before, by a process that did not live to see the answer.
@@ -146,6 +158,17 @@ class LighterOrders:
                 return Unknown(str(error))
             return await self._settle(order, latest, "its answer was lost, and the venue never took it", is_lost=True)
 
+    async def look_for_expired(self, order: VenueOrder) -> Outcome:
+        """Look twice for an order that the venue takes no more: it stands there, or never will."""
+        try:
+            for _ in range(2):
+                if (state := await self.find(order.client_index)) is not None:
+                    return Placed(state)
+                await self.pause()
+        except MarketDataError as error:
+            return Unknown(str(error))
+        return Refused("its answer was lost, and the venue did not take it before it expired")
+
     async def cancel(self, order: VenueOrderState) -> Outcome:
         """End an order that rests or waits for its trigger. `Placed` tells how it ended, which may be filled."""
         market_id = self._listings[order.symbol].market_id
@@ -165,14 +188,21 @@ class LighterOrders:
 
     async def find(self, client_index: int) -> VenueOrderState | None:
         """What the venue says of an order of ours; None when it knows none. Raises `MarketDataError`."""
+        return (await self.find_all([client_index])).get(client_index)
+
+    async def find_all(self, client_indexes: Collection[int]) -> dict[int, VenueOrderState]:
+        """What the venue says of these orders, as far as it knows them. Raises `MarketDataError`."""
         parameters: dict[str, str | int] = {
             "account_index": self._signer.account_index,
-            "client_order_indexes": str(client_index),
+            "client_order_indexes": ",".join(map(str, client_indexes)),
         }
         token = self._signer.authorization()
         answer = await self._api.get("/api/v1/accountOrders", parameters, _ORDERS, authorization=token)
-        found = [order for order in answer.orders or () if order.client_order_index == client_index]
-        return self._state(found[-1]) if found else None
+        return {
+            order.client_order_index: self._state(order)
+            for order in answer.orders or ()
+            if order.client_order_index in client_indexes
+        }
 
     async def statement(self) -> Statement:
         """All that the venue holds for the account. Raises `MarketDataError`, also for a position that cannot be."""
@@ -255,6 +285,8 @@ class LighterOrders:
 
     async def _send(self, signed: Signed) -> _Answer:
         """Send with the venue's own client. What is not understood is not known."""
+        if self._is_halted:
+            return _Answer(is_known=False, reason="this process does not trade any more")
         try:
             async with asyncio.timeout(self._send_limit_s):
                 answer: Any = await self._signer.sender.send_tx(tx_type=signed.kind, tx_info=signed.text)

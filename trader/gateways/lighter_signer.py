@@ -8,7 +8,7 @@ import importlib
 import json
 import re
 from importlib import metadata
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from trader.errors import StartError
 from trader.settings import Secret
@@ -19,6 +19,9 @@ _TYPES: Final = {"limit": 0, "market": 1, "stop": 2, "target": 4}
 _IMMEDIATE, _GOOD_TILL_TIME = 0, 1
 _NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
 _AUTHORIZED_S: Final = 600
+TRANSACTION_EXPIRES_S: Final = 600.0
+"""The SDK signs a transaction so that the venue takes it for ten minutes, less a second, and never after."""
+
 _KEY: Final = re.compile("(0x)?[0-9a-fA-F]{80}")
 
 
@@ -40,6 +43,21 @@ class OrderTerms(NamedTuple):
     type: str
     reduce_only: bool
     trigger_ticks: int
+
+
+class Signer(Protocol):
+    """What signs for one account and knows how to send it. `sender` and `status_error` are the SDK's own."""
+
+    account_index: int
+    key_index: int
+    sender: Any
+    status_error: type[Exception]
+
+    def check(self) -> None: ...
+    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed: ...
+    def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed: ...
+    def authorization(self) -> str: ...
+    async def close(self) -> None: ...
 
 
 class LighterSigner:
