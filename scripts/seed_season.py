@@ -31,7 +31,13 @@ from trader.store.agents import select_models
 from trader.store.leadership import LeaderLock
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
-from trader.store.trading import Holding, select_accounts, select_processed_until, update_processed_until, upsert_service_state
+from trader.store.trading import (
+    Holding,
+    select_accounts,
+    select_processed_until,
+    update_processed_until,
+    upsert_service_state,
+)
 
 DAY_MINUTES: Final = 24 * 60
 MODELS_PER_PROCESS_MIN: Final = 4
@@ -202,7 +208,7 @@ async def _finish(database: Database, settings: Settings, start: datetime, end: 
     marks = {symbol: quote.mark for symbol, quote in source.tick(int(end.timestamp())).quotes.items()}
     async with database.transaction() as conn:
         await bulk.upsert_all_variant_hours(conn)
-        await upsert_service_state(conn, Holding(source.identity, settings.trading_mode))
+        await upsert_service_state(conn, Holding(source.identity, "simulated"))
         await update_processed_until(conn, end, marks)
     async with database.connection() as conn:
         await conn.execute("ANALYZE", timeout=bulk.BULK_TIMEOUT_S)

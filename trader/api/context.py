@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from trader.clock import Clock
 from trader.services.agents import Agents
 from trader.services.analytics import Analytics
-from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.portfolio import Portfolio
 from trader.services.trading import TradingRecords
+from trader.services.venue import Venue
 from trader.settings import Settings
 
 
@@ -17,7 +17,7 @@ class Context:
     settings: Settings
     clock: Clock
     market: MarketData
-    exchange: Exchange
+    exchange: Venue
     trading: TradingRecords
     portfolio: Portfolio
     analytics: Analytics

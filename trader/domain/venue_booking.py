@@ -56,9 +56,7 @@ def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -
     return Booking(account=after, sequence_before=account.sequence, run=account.run, sent=[known])
 
 
-def book_strays(
-    account: Account, fills: Sequence[VenueFill], marks: Marks, rules: Rules, now: datetime
-) -> Booking:
+def book_strays(account: Account, fills: Sequence[VenueFill], marks: Marks, rules: Rules, now: datetime) -> Booking:
     """Book trades of the account that no order of ours made: liquidations, or what somebody traded there by hand."""
     draft = Draft(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     for (symbol, side, is_forced), group in groupby(fills, key=attrgetter("symbol", "side", "is_forced")):

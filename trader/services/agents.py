@@ -17,10 +17,10 @@ from trader.errors import Unavailable
 from trader.gateways.llm import Provider
 from trader.gateways.taapi import Taapi
 from trader.services.events import EventBus, WorkflowProgress
-from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.observer import Observer
 from trader.services.run_record import RunRecord, answers_of, recovered_call
+from trader.services.venue import Venue
 from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
 from trader.settings import Settings
 from trader.store.agents import (
@@ -86,7 +86,7 @@ class Agents:
     def __init__(
         self,
         database: Database,
-        exchange: Exchange,
+        exchange: Venue,
         market: MarketData,
         clock: Clock,
         events: EventBus,

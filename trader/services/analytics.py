@@ -15,10 +15,10 @@ from trader.domain import statistics
 from trader.domain.money import ZERO, divide
 from trader.domain.records import Invocation, Model, Step, ToolCall, VariantId
 from trader.domain.statistics import Confidence95, EquityPoint
-from trader.services.exchange import Exchange
 from trader.services.portfolio import WINDOWS, Window, value_account
 from trader.services.run_record import answers_of
 from trader.services.runs import RunRecord, RunRecords
+from trader.services.venue import Venue
 from trader.store import agents as agents_store
 from trader.store import analytics as store
 from trader.store.analytics import CurrentRun
@@ -129,7 +129,7 @@ class VariantStats(NamedTuple):
 class Analytics:
     """Statistics of models and variants."""
 
-    def __init__(self, database: Database, exchange: Exchange, clock: Clock) -> None:
+    def __init__(self, database: Database, exchange: Venue, clock: Clock) -> None:
         self._database = database
         self._exchange = exchange
         self._clock = clock

@@ -3,27 +3,31 @@
 What becomes of an order or an update is decided by the pure rules of `domain.exchange`; `books` makes it last.
 """
 
-import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from uuid import UUID
 
-import msgspec
-
-from trader.clock import Clock, iso
+from trader.clock import Clock
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking, Rules, row_id
-from trader.domain.market import Market, Quote, Tick, canonical_symbol
-from trader.domain.money import ZERO, divide
-from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
-from trader.errors import BooksViolated, InvalidInput, Issue, MarketUnavailable, NotFound, Unavailable
+from trader.domain.market import Market, Tick
+from trader.domain.orders import ExitPlan, Order, OrderAnswer
+from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
 from trader.services.books import Tally
 from trader.services.events import EventBus
 from trader.services.market import MarketData
+from trader.services.placing import (
+    Placings,
+    checked,
+    order_id_of,
+    present_answer,
+    refusal_by_gates,
+    refusal_of_price,
+)
 from trader.services.reviews import Reviews
+from trader.services.venue import Gate
 from trader.settings import Settings
 from trader.store import trading as store
 from trader.store.pool import Database
@@ -35,7 +39,13 @@ class Exchange:
     """The paper exchange: every account, and all that happens to it."""
 
     def __init__(
-        self, database: Database, market: MarketData, clock: Clock, events: EventBus, settings: Settings
+        self,
+        database: Database,
+        market: MarketData,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+        gates: Sequence[Gate] = (),
     ) -> None:
         self._database = database
         self._market = market
@@ -48,8 +58,9 @@ class Exchange:
         )
         self._reviews = Reviews(database, market, clock, events, self._rules)
         self._books = self._reviews.books
-        self._holding = store.Holding(market.identity, settings.trading_mode)
-        self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._holding = store.Holding(market.identity, "simulated")
+        self._placings = Placings(database)
+        self._gates = gates
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -122,6 +133,11 @@ class Exchange:
         """A number that grows with every change of an account or of its rows."""
         return self._books.version
 
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """None: what is simulated cannot differ from the books."""
+        return {}
+
     def marks(self) -> Mapping[str, Decimal]:
         """The latest mark of each market; before its source has spoken, the last one noted."""
         return self._reviews.marks
@@ -145,59 +161,21 @@ class Exchange:
         :raises Unavailable: the database did not confirm the order; ask again with the same client order id
         """
         self._refuse_unless_trading()
-        order = self._checked(order)
-        if order.client_order_id is None:
-            return await self._place(order)
-        key = (order.account_id, order.client_order_id)
-        while (earlier := self._placing.get(key)) is not None:
-            await asyncio.wait([earlier])
-        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._placing[key] = finished
-        try:
-            return await self._first_answer(*key) or await self._place(order)
-        except BooksViolated:
-            # A placing whose caller was cancelled may have committed between the look-up and now.
-            answer = await self._first_answer(*key)
-            if answer is None:
-                raise
-            return answer
-        finally:
-            del self._placing[key]
-            finished.set_result(None)
+        order = checked(order, self.markets)
+        return await self._placings.once(order, self._place)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order. One that no longer rests is answered as it is.
 
         :raises NotFound: the account has no such order
         """
-        try:
-            wanted = UUID(order_id)
-        except ValueError:
-            raise _no_such_order(account_id, order_id) from None
+        wanted = order_id_of(account_id, order_id)
         self._refuse_unless_trading()
         if account_id in self.accounts:
             await self._books.change(
                 account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._clock.now())
             )
-        async with self._database.connection() as conn:
-            answer = await store.select_answer(conn, account_id, wanted)
-            if answer is None:
-                raise _no_such_order(account_id, order_id)
-            state = await store.select_limit_order_status(conn, account_id, wanted)
-            fills = await store.select_fills_of_request(conn, wanted)
-        if state is None:
-            return answer
-        status, reason = state
-        quantity = sum((fill.quantity for fill in fills), ZERO)
-        return msgspec.structs.replace(
-            answer,
-            status=OrderStatus.FILLED if status == "FILLED" else OrderStatus.CANCELLED,
-            reason=reason,
-            total_quantity=quantity,
-            average_price=divide(sum((f.quantity * f.price for f in fills), ZERO), quantity) if quantity else None,
-            total_fees=sum((fill.fee for fill in fills), ZERO),
-            fills=tuple(fills),
-        )
+        return await present_answer(self._database, account_id, wanted)
 
     async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
         """Replace the exit plan of a position. None when it is set, else why it is refused."""
@@ -249,8 +227,9 @@ class Exchange:
         refusal = await self._wait_for_book(order.symbol)
 
         def decide(account: Account) -> Booking:
-            if refusal is not None:
-                return rules_of_exchange.refuse(account, order, refusal, self._clock.now())
+            now = self._clock.now()
+            if (reason := refusal or refusal_by_gates(self._gates, order, now)) is not None:
+                return rules_of_exchange.refuse(account, order, reason, now)
             return rules_of_exchange.place(
                 account, order, self._reviews.moment(), self._rules, self._market.funding_rate
             )
@@ -272,34 +251,7 @@ class Exchange:
                 return None
         except MarketUnavailable as error:
             return str(error)
-        quote: Quote | None = self._market.quote(symbol)
-        if quote is None:
-            return f"there is no price for {symbol} yet"
-        if (trouble := self._market.trouble(symbol)) is not None:
-            return f"{symbol} is not traded on now: {trouble}"
-        if quote.is_stale(now):
-            return f"the last {symbol} price is of {iso(quote.at)}, too old to trade on"
-        return None
-
-    async def _first_answer(self, account_id: str, client_order_id: str) -> OrderAnswer | None:
-        async with self._database.connection() as conn:
-            return await store.select_answer_of_client(conn, account_id, client_order_id)
-
-    def _checked(self, order: Order) -> Order:
-        symbol = canonical_symbol(order.symbol)
-        market = self.markets.get(symbol)
-        if market is None:
-            known = ", ".join(sorted(self.markets))
-            raise InvalidInput(Issue(("symbol",), f"{order.symbol!r} is not traded here; markets are {known}"))
-        if order.leverage is not None and not 1 <= order.leverage <= market.leverage_max:
-            raise InvalidInput(
-                Issue(
-                    ("leverage",), f"{order.leverage} is not within 1 to {market.leverage_max}, the range of {symbol}"
-                )
-            )
-        if order.type is OrderType.LIMIT and order.limit_price is None:
-            raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
-        return msgspec.structs.replace(order, symbol=symbol)
+        return refusal_of_price(self._market, symbol, now)
 
     def _refuse_unless_trading(self) -> None:
         if self.term is None:
@@ -320,7 +272,3 @@ class Exchange:
             quote_currency=self._settings.quote_currency,
             started_at=self._clock.now(),
         )
-
-
-def _no_such_order(account_id: str, order_id: str) -> NotFound:
-    return NotFound(f"the account {account_id} has no order {order_id}")

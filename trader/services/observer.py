@@ -21,8 +21,8 @@ from trader.domain.statistics import EquityPoint, max_drawdown, sharpe_ratio
 from trader.domain.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
 from trader.errors import MarketUnavailable
 from trader.gateways.taapi import Taapi
-from trader.services.exchange import Exchange
 from trader.services.market import MarketData
+from trader.services.venue import Venue
 from trader.services.witness import Witness
 from trader.settings import Settings
 from trader.store.agent_view import (
@@ -67,7 +67,7 @@ class Observer:
     def __init__(
         self,
         database: Database,
-        exchange: Exchange,
+        exchange: Venue,
         market: MarketData,
         settings: Settings,
         supplier: Taapi | None = None,

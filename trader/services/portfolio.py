@@ -14,8 +14,8 @@ from trader.clock import Clock
 from trader.domain.account import Account, unrealized
 from trader.domain.money import ZERO, divide
 from trader.domain.records import Model, Snapshot, VariantId
-from trader.services.exchange import Exchange
 from trader.services.histories import SETTLED_AFTER, Encode, Histories, VariantHours, floor_to_bucket, select_values
+from trader.services.venue import Venue
 from trader.settings import Settings
 from trader.store import agents as agents_store
 from trader.store import portfolio as store
@@ -95,7 +95,7 @@ class LiveValues(msgspec.Struct, frozen=True):
 class Portfolio:
     """Snapshots of all accounts, and the histories made of them."""
 
-    def __init__(self, database: Database, exchange: Exchange, clock: Clock, settings: Settings) -> None:
+    def __init__(self, database: Database, exchange: Venue, clock: Clock, settings: Settings) -> None:
         self._database = database
         self._exchange = exchange
         self._clock = clock

@@ -1,7 +1,7 @@
 """Completed trades as the rows hold them."""
 
 from trader.domain.records import Trade, VariantId
-from trader.services.exchange import Exchange
+from trader.services.venue import Venue
 from trader.store import agents as agents_store
 from trader.store import trades as store
 from trader.store.pool import Database
@@ -10,7 +10,7 @@ from trader.store.pool import Database
 class TradingRecords:
     """The record of completed trades. Open positions are in the exchange's memory."""
 
-    def __init__(self, database: Database, exchange: Exchange) -> None:
+    def __init__(self, database: Database, exchange: Venue) -> None:
         self._database = database
 
     async def trades(

@@ -26,9 +26,9 @@ from trader.domain.view import View
 from trader.errors import InvalidInput, MarketUnavailable, ProviderError, TraderError, Unavailable
 from trader.gateways.llm import Provider
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
-from trader.services.exchange import Exchange
 from trader.services.observer import Observer
 from trader.services.run_record import PendingOrder, RunRecord
+from trader.services.venue import Venue
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
@@ -49,7 +49,7 @@ class Workflow:
         self,
         record: RunRecord,
         providers: Mapping[str, Provider],
-        exchange: Exchange,
+        exchange: Venue,
         observer: Observer,
         clock: Clock,
         events: EventBus,

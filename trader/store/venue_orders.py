@@ -63,9 +63,7 @@ UPDATE venue_orders SET nonce = $3, expires_at = $4 WHERE account_id = $1 AND cl
 
 async def update_venue_order_nonce(conn: Connection, sent: SentOrder) -> None:
     """Note which transaction's answer was lost, and until when the venue may still take it."""
-    await conn.execute(
-        UPDATE_VENUE_ORDER_NONCE, sent.account_id, sent.client_index, sent.nonce, sent.expires_at
-    )
+    await conn.execute(UPDATE_VENUE_ORDER_NONCE, sent.account_id, sent.client_index, sent.nonce, sent.expires_at)
 
 
 SELECT_OPEN_VENUE_ORDERS = """

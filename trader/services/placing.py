@@ -1,0 +1,122 @@
+"""What placing an order comes with at every venue: its checks, one answer for each client order id, answers by now."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import iso
+from trader.domain.market import Market, canonical_symbol
+from trader.domain.money import ZERO, divide
+from trader.domain.orders import Order, OrderAnswer, OrderStatus, OrderType
+from trader.errors import BooksViolated, InvalidInput, Issue, NotFound
+from trader.services.market import MarketData
+from trader.services.venue import Gate
+from trader.store import trading as store
+from trader.store.pool import Database
+
+
+class Placings:
+    """Sees to it that a client order id is placed once, whoever asks and how often."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
+
+    async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
+        """The first answer that this order's client order id got, else the one that placing it gives now."""
+        if order.client_order_id is None:
+            return await place(order)
+        key = (order.account_id, order.client_order_id)
+        while (earlier := self._placing.get(key)) is not None:
+            await asyncio.wait([earlier])
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._placing[key] = finished
+        try:
+            return await self._first_answer(*key) or await place(order)
+        except BooksViolated:
+            # A placing whose caller was cancelled may have committed between the look-up and now.
+            answer = await self._first_answer(*key)
+            if answer is None:
+                raise
+            return answer
+        finally:
+            del self._placing[key]
+            finished.set_result(None)
+
+    async def _first_answer(self, account_id: str, client_order_id: str) -> OrderAnswer | None:
+        async with self._database.connection() as conn:
+            return await store.select_answer_of_client(conn, account_id, client_order_id)
+
+
+def checked(order: Order, markets: Mapping[str, Market]) -> Order:
+    """The order, its market by our name for it. Raises `InvalidInput` for one that no account could place."""
+    symbol = canonical_symbol(order.symbol)
+    market = markets.get(symbol)
+    if market is None:
+        known = ", ".join(sorted(markets))
+        raise InvalidInput(Issue(("symbol",), f"{order.symbol!r} is not traded here; markets are {known}"))
+    if order.leverage is not None and not 1 <= order.leverage <= market.leverage_max:
+        raise InvalidInput(
+            Issue(("leverage",), f"{order.leverage} is not within 1 to {market.leverage_max}, the range of {symbol}")
+        )
+    if order.type is OrderType.LIMIT and order.limit_price is None:
+        raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
+    return msgspec.structs.replace(order, symbol=symbol)
+
+
+def refusal_by_gates(gates: Iterable[Gate], order: Order, now: datetime) -> str | None:
+    """Why the order may not be placed though everything else is right with it. What only reduces always may."""
+    if order.reduce_only:
+        return None
+    found = (gate.refusal_to_open(order.account_id, now) for gate in gates)
+    return next((refusal for refusal in found if refusal is not None), None)
+
+
+def refusal_of_price(market: MarketData, symbol: str, now: datetime) -> str | None:
+    """Why there is no price to trade on now."""
+    quote = market.quote(symbol)
+    if quote is None:
+        return f"there is no price for {symbol} yet"
+    if (trouble := market.trouble(symbol)) is not None:
+        return f"{symbol} is not traded on now: {trouble}"
+    if quote.is_stale(now):
+        return f"the last {symbol} price is of {iso(quote.at)}, too old to trade on"
+    return None
+
+
+def order_id_of(account_id: str, text: str) -> UUID:
+    """An order's id from its text. Raises `NotFound` for one that is none."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise no_such_order(account_id, text) from None
+
+
+async def present_answer(database: Database, account_id: str, order_id: UUID) -> OrderAnswer:
+    """What has become of an order by now. Raises `NotFound` when the account has no such order."""
+    async with database.connection() as conn:
+        answer = await store.select_answer(conn, account_id, order_id)
+        if answer is None:
+            raise no_such_order(account_id, str(order_id))
+        state = await store.select_limit_order_status(conn, account_id, order_id)
+        fills = await store.select_fills_of_request(conn, order_id)
+    if state is None:
+        return answer
+    status, reason = state
+    quantity = sum((fill.quantity for fill in fills), ZERO)
+    return msgspec.structs.replace(
+        answer,
+        status=OrderStatus.FILLED if status == "FILLED" else OrderStatus.CANCELLED,
+        reason=reason,
+        total_quantity=quantity,
+        average_price=divide(sum((f.quantity * f.price for f in fills), ZERO), quantity) if quantity else None,
+        total_fees=sum((fill.fee for fill in fills), ZERO),
+        fills=tuple(fills),
+    )
+
+
+def no_such_order(account_id: str, order_id: str) -> NotFound:
+    return NotFound(f"the account {account_id} has no order {order_id}")
