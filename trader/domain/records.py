@@ -24,7 +24,10 @@ class VariantId(StrEnum):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """An AI model (or a rule agent) that trades one variant. Its account has the same id."""
+    """An AI model (or a rule agent) that trades one variant. Its account has the same id.
+
+    `venue_account_index` is the account that it trades at a venue; None means VENUE_ACCOUNT_INDEX.
+    """
 
     id: str
     name: str
@@ -34,6 +37,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     logo: str | None = None
     active: bool = True
+    venue_account_index: int | None = None
 
 
 class Trade(msgspec.Struct, frozen=True, kw_only=True):

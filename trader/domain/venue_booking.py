@@ -5,7 +5,7 @@ takes the account under its lock and gives one `Booking`, in which the fills, th
 known of the order are written together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import groupby
@@ -62,28 +62,28 @@ def book_strays(account: Account, fills: Sequence[VenueFill], marks: Marks, rule
     for (symbol, side, is_forced), group in groupby(fills, key=attrgetter("symbol", "side", "is_forced")):
         del symbol
         _execute(draft, side, list(group), Cause.LIQUIDATION if is_forced else Cause.ORDER, NO_TERMS)
-    return msgspec.structs.replace(draft.booking(), venue_fills=list(fills))
+    unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
+    return msgspec.structs.replace(draft.booking(), venue_fills=unnamed)
 
 
 def book_fundings(
-    account: Account, payments: Sequence[VenueFunding], until: datetime, marks: Marks, rules: Rules, now: datetime
-) -> Booking | None:
-    """Book what the venue paid for the whole hours up to `until`, on what is held; None when there is nothing new.
+    account: Account, payments: Sequence[VenueFunding], until: Mapping[str, datetime], marks: Marks, rules: Rules,
+    now: datetime,
+) -> Booking | None:  # fmt: skip
+    """Book what the venue paid on what is held, per market for the whole hours up to `until`; None when nothing is new.
 
     An hour for which the venue names no payment had none.
     """
     draft = Draft(account, rules, marks, now)
-    changed = False
     for symbol, held in account.positions.items():
-        position = held
+        position, last = held, until.get(symbol, held.funded_until)
         for payment in sorted(payments, key=attrgetter("boundary")):
-            if payment.symbol == symbol and position.funded_until < payment.boundary <= until:
+            if payment.symbol == symbol and position.funded_until < payment.boundary <= last:
                 position = draft.book_funding(position, payment.boundary, payment.rate, payment.amount)
-        if position.funded_until < until:
-            draft.positions[symbol] = msgspec.structs.replace(position, funded_until=until)
+        if position.funded_until < last:
+            draft.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
             draft.next_sequence()
-        changed = changed or draft.positions[symbol] is not held
-    return draft.booking() if changed else None
+    return draft.booking() if draft.has_changes else None
 
 
 def _first_answer(

@@ -153,7 +153,7 @@ class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind != "trade"
 
 
-class VenueFunding(msgspec.Struct, frozen=True, kw_only=True):
+class VenueFunding(msgspec.Struct, frozen=True):
     """Funding that the venue paid to the account (negative: took from it) for one position at one whole hour."""
 
     symbol: str

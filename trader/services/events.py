@@ -36,6 +36,15 @@ class ConversationsChanged(msgspec.Struct, frozen=True):
     model_id: str
 
 
+class VenueDiffers(msgspec.Struct, frozen=True):
+    """The books of this account and its venue say different things; told once for each. `text` has the rule too."""
+
+    at: datetime
+    account_id: str
+    kind: str
+    text: str
+
+
 class WorkflowProgress(msgspec.Struct, frozen=True):
     """A step of the trading workflow. `details` holds what the wire adds (`modelId`, `modelIds`, …)."""
 
@@ -44,7 +53,7 @@ class WorkflowProgress(msgspec.Struct, frozen=True):
     details: dict[str, Any]
 
 
-Event = MarketChecked | PositionsChanged | TradesChanged | ConversationsChanged | WorkflowProgress
+Event = MarketChecked | PositionsChanged | TradesChanged | ConversationsChanged | VenueDiffers | WorkflowProgress
 
 
 class EventBus:

@@ -12,7 +12,7 @@ from trader.domain.records import Invocation, Model, Step, ToolCall, VariantId
 from trader.store.pool import Connection
 
 SELECT_MODELS = """
-SELECT id, name, variant::text, provider, router_model_name, logo, active, created_at
+SELECT id, name, variant::text, provider, router_model_name, logo, active, created_at, venue_account_index
 FROM models
 ORDER BY created_at, id
 """
@@ -33,7 +33,16 @@ def _model(row: Any) -> Model:
         logo=row["logo"],
         active=row["active"],
         created_at=row["created_at"],
+        venue_account_index=row["venue_account_index"],
     )
+
+
+UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
+
+
+async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
+    """Say which account of the venue a model trades; None for VENUE_ACCOUNT_INDEX."""
+    await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
 
 
 UPSERT_MODEL = """
@@ -46,7 +55,7 @@ SET name = excluded.name, variant = excluded.variant, provider = excluded.provid
 
 
 async def upsert_model(conn: Connection, model: Model) -> None:
-    """Add a model, or bring an existing one to these values; its `created_at` stays."""
+    """Add a model, or bring an existing one to these values; its `created_at` and its account at the venue stay."""
     await conn.execute(
         UPSERT_MODEL,
         model.id,
