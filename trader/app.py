@@ -16,6 +16,7 @@ from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, 
 from trader.api.context import Context
 from trader.clock import iso
 from trader.errors import StartError, Unavailable
+from trader.gateways.lighter_account import LighterAccounts
 from trader.gateways.llm import make_providers
 from trader.gateways.market import make_source
 from trader.gateways.market.source import MarketSource
@@ -25,9 +26,11 @@ from trader.services.agents import Agents
 from trader.services.analytics import Analytics
 from trader.services.events import EventBus, MarketChecked
 from trader.services.exchange import Exchange
+from trader.services.live import LiveExchange
 from trader.services.market import MarketData
 from trader.services.portfolio import Portfolio
 from trader.services.trading import TradingRecords
+from trader.services.venue import Venue
 from trader.settings import Settings
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
@@ -94,8 +97,10 @@ async def check(settings: Settings) -> list[str]:
         outside = await _open_outside(settings, stack)
         source = outside.source
         latency_ms = await outside.database.ping()
+        accounts = outside.accounts
+        where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
         return [
-            f"settings: valid, {settings.trading_mode}",
+            f"settings: valid, {settings.trading_mode}{where}",
             f"market: {source.identity} with {', '.join(source.markets)}",
             f"database: connected, schema in place, {latency_ms:.1f} ms",
         ]
@@ -213,44 +218,58 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the service stands on. `server` is the embedded PostgreSQL, when the database is there."""
+    """What the service stands on. `server` is the embedded PostgreSQL, when the database is there.
+
+    `accounts` are those of a real venue, when orders go to one.
+    """
 
     source: MarketSource
     database: Database
     dsn: str
     server: EmbeddedPostgres | None
+    accounts: LighterAccounts | None
 
 
 async def _open_outside(settings: Settings, stack: AsyncExitStack) -> Outside:
-    """Open the market source and the database, and bring its schema in place."""
-    _refuse_live(settings)
+    """Open the market source, the venue and the database, and bring its schema in place."""
+    accounts = await _open_accounts(settings, stack)
     source = make_source(settings)
     await source.open()
     stack.push_async_callback(source.close)
     server = None
     if settings.database_url is None:
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
-        dsn = await _embedded_dsn(server, source)
+        live = "" if accounts is None else f":live:{accounts.default_index}"
+        dsn = await _embedded_dsn(server, source.identity + live)
     else:
         dsn = settings.database_url
     database = await Database.connect(dsn)
     stack.push_async_callback(database.close)
     await apply_schema(database)
-    return Outside(source, database, dsn, server)
+    return Outside(source, database, dsn, server, accounts)
 
 
-def _refuse_live(settings: Settings) -> None:
-    """Nothing here sends orders to a venue yet, and paper fills must never pass for real ones."""
-    if settings.trading_mode == "live":
+async def _open_accounts(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:
+    """The accounts at a real venue; None on paper. Here, and only here, it is decided which of the two it is.
+
+    :raises StartError: live trading is not confirmed, or the venue's SDK is missing or does not sign what it is given
+    """
+    if settings.trading_mode != "live":
+        return None
+    if settings.live_confirm != settings.venue_account_index:
         raise StartError(
-            "TRADING_MODE=live: this build sends no orders to a venue. Use TRADING_MODE=simulated, which trades on "
-            "paper; with MARKET_SOURCE=venue on the venue's own prices."
+            "TRADING_MODE=live trades real money. To confirm it set LIVE_CONFIRM to the account that is traded: "
+            f"LIVE_CONFIRM={settings.venue_account_index}"
         )
+    accounts = LighterAccounts(settings)
+    stack.push_async_callback(accounts.close)
+    accounts.prove()
+    return accounts
 
 
-async def _embedded_dsn(server: EmbeddedPostgres, source: MarketSource) -> str:
-    """A database of the embedded server. One per market, so that a demo and a replay can share the folder."""
-    name = database_name(source.identity)
+async def _embedded_dsn(server: EmbeddedPostgres, identity: str) -> str:
+    """A database of the embedded server. One per market and live account, so that all can share the folder."""
+    name = database_name(identity)
     log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
     return await server.ensure_database(name)
 
@@ -262,7 +281,11 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
         await ensure_partitions(conn, clock.now())
     events = EventBus()
     market = MarketData(source, clock)
-    exchange = Exchange(database, market, clock, events, settings)
+    exchange: Venue
+    if outside.accounts is None:
+        exchange = Exchange(database, market, clock, events, settings)
+    else:
+        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts)
     portfolio = Portfolio(database, exchange, clock, settings)
     providers = make_providers(settings)
     stack.push_async_callback(providers.close)
@@ -313,6 +336,7 @@ def build_app(service: Service) -> web.Application:
             schedulers=service.schedulers.status,
             role=lambda: service.role,
             running=service.running_schedulers,
+            troubles=lambda: context.exchange.troubles,
             models_running=context.agents.running,
         ),
     )

@@ -144,9 +144,23 @@ DEFINITIONS: Final = (
         "VENUE_URL", "", forms.web_address, "Its base address, for public market data too.",
         shown_default="the venue's own",
     ),
-    Definition("VENUE_API_KEY_INDEX", "2", forms.whole_number(0, 254), "Index of the API key at the venue (live)."),
-    Definition("VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1), "Index of our account there (live)."),
-    Definition("VENUE_API_KEY", "", _secret, "Private key of that API key (live).", secret=True),
+    Definition(
+        "VENUE_API_KEY_INDEX", "2", forms.whole_number(0, 254),
+        "Index of the API key at the venue, the same for every account there (live).",
+    ),
+    Definition(
+        "VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1),
+        "Index of our account there: of every model whose row names no other (live).",
+    ),
+    Definition(
+        "VENUE_API_KEY", "", _secret,
+        "Private key of that API key; its public key is registered for every account that is traded (live).",
+        secret=True,
+    ),
+    Definition(
+        "LIVE_CONFIRM", "", forms.whole_number(0, 2**48 - 1),
+        "VENUE_ACCOUNT_INDEX again: the word that real money is meant. Without it TRADING_MODE=live does not start.",
+    ),
     Definition("TAAPI_API_KEY", "", _secret, "Key of taapi.io, for supplementary indicators (optional).", secret=True),
     Definition(
         "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
@@ -216,6 +230,7 @@ class Settings:
     venue_api_key_index: int
     venue_account_index: int | None
     venue_api_key: Secret | None
+    live_confirm: int | None
     taapi_api_key: Secret | None
     snapshot_retention_days: int
     http_connections_max: int

@@ -80,6 +80,7 @@ class HealthSources:
     """What the reports are made of. `ping` gives the database's latency in milliseconds.
 
     `schedulers` tells of this process; `running` says which of them run, on the leader when this one is a standby.
+    `troubles` are the accounts whose books and venue disagree, with the reason.
     """
 
     clock: Clock
@@ -92,6 +93,7 @@ class HealthSources:
     running: Callable[[], Mapping[str, bool]]
     role: Callable[[], Literal["leader", "standby"]]
     models_running: Callable[[], Mapping[str, datetime]]
+    troubles: Callable[[], Mapping[str, str]] = dict
 
 
 class _DatabaseProbe:
@@ -136,9 +138,13 @@ def setup(app: web.Application, sources: HealthSources) -> None:
 
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
     running = dict(sources.running())
-    healthy = database.ok and bool(running) and all(running.values())
+    troubles = dict(sources.troubles())
+    healthy = database.ok and bool(running) and all(running.values()) and not troubles
     report = HealthReport(
-        status="healthy" if healthy else "unhealthy", timestamp=iso(sources.clock.now()), schedulers=running
+        status="healthy" if healthy else "unhealthy",
+        timestamp=iso(sources.clock.now()),
+        schedulers=running,
+        reconciliation=troubles or UNSET,
     )
     return json_answer(200 if healthy else 503, report, NOT_STORED)
 

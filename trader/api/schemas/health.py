@@ -8,11 +8,16 @@ from trader.api.schemas.common import Timestamp, Wire
 
 
 class HealthReport(Wire):
-    """`GET /health`. `schedulers` holds whether each of the three is running."""
+    """`GET /health`. `schedulers` holds whether each of the three is running.
+
+    `reconciliation` is there in live trading when the books of accounts and the venue disagree: by account, why nothing
+    is opened for it. The service is then unhealthy: somebody has to look.
+    """
 
     status: Literal["healthy", "unhealthy"]
     timestamp: Timestamp
     schedulers: dict[str, bool]
+    reconciliation: dict[str, str] | UnsetType = UNSET
 
 
 class DatabaseHealth(Wire):
