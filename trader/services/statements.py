@@ -50,7 +50,8 @@ class Statements:
         statement = await self._outbox.venue.orders.statement()
         found = self._differences(statement)
         self._tell(found)
-        if any([await self._act(difference, statement) for difference in found]) or await self._explain(found):
+        acted = [await self._act(difference, statement) for difference in found]
+        if await self._explain(found) or any(acted):
             found = self._differences(await self._outbox.venue.orders.statement())
             self._tell(found)
         self.differences = tuple(found)

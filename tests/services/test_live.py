@@ -1,0 +1,493 @@
+"""Live trading against the fake venue: what is booked is what the venue filled, whatever goes wrong."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from support.fake_exchange import ACCOUNT
+from support.live import Bench, add_model, prepared, trading
+
+from trader.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.errors import NotFound, Precondition, StartError, Unavailable
+from trader.services.events import VenueDiffers
+from trader.store.pool import Database
+
+D = Decimal
+PLAN = ExitPlan(stop=D("90000.04"), target=D(99000))
+
+
+@pytest.fixture
+async def bench(database: Database) -> AsyncIterator[Bench]:
+    async with trading(database) as bench:
+        yield bench
+
+
+# Orders
+
+
+async def test_an_order_is_booked_as_the_venue_filled_and_charged_it(bench: Bench) -> None:
+    answer = await bench.buy("0.25", leverage=D(5), client_order_id="one")
+    assert (answer.status, answer.total_quantity, answer.average_price) == (OrderStatus.FILLED, D("0.25"), D(94000))
+    assert answer.total_fees == D("0.25") * 94000 * 280 / 1_000_000
+    assert [fill.quantity for fill in answer.fills] == [D("0.1250"), D("0.1250")]
+    assert bench.account().positions["BTC"].leverage == 5
+    await bench.exchange.check()
+    await bench.agree()
+    assert await bench.buy("0.25", leverage=D(5), client_order_id="one") == answer
+    assert len(bench.venue.orders) == 1
+
+
+async def test_a_part_that_the_venue_did_not_fill_is_not_booked(bench: Bench) -> None:
+    bench.venue.fill_share = D("0.4")
+    answer = await bench.sell("0.25", leverage=D(5))
+    assert (answer.status, answer.total_quantity) == (OrderStatus.PARTIAL, D("0.1"))
+    assert answer.reason == "the venue ended the rest: canceled-too-much-slippage"
+    await bench.agree()
+
+
+async def test_a_refusal_of_the_venue_is_an_answer(bench: Bench) -> None:
+    bench.venue.refusal = (21739, "not enough margin to create the order")
+    answer = await bench.buy("0.25", leverage=D(5), client_order_id="x")
+    assert answer.status is OrderStatus.REJECTED
+    assert "not enough margin" in (answer.reason or "")
+    bench.venue.refusal = None
+    assert await bench.buy("0.25", leverage=D(5), client_order_id="x") == answer
+    assert bench.venue.orders == {}
+    await bench.agree()
+
+
+async def test_what_the_rules_refuse_is_never_sent(bench: Bench) -> None:
+    for more, reason in (
+        ({"quantity": "50"}, "insufficient margin"),
+        ({"quantity": "0.0001"}, "below the minimum"),
+        ({"quantity": "0.1", "exit_plan": ExitPlan(stop=D(95000))}, "the stop 95000"),
+        ({"quantity": "0.1", "reduce_only": True}, "nothing to reduce"),
+    ):
+        answer = await bench.buy(**{"leverage": D(2), **more})  # type: ignore[arg-type]
+        assert answer.status is OrderStatus.REJECTED
+        assert reason in (answer.reason or "")
+    await bench.clock.advance(timedelta(seconds=31))
+    assert "too old to trade on" in ((await bench.buy("0.1")).reason or "")
+    assert bench.venue.sent == []
+
+
+async def test_a_limit_order_rests_and_is_booked_by_difference(bench: Bench) -> None:
+    answer = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D("93000.07"), leverage=D(10))
+    assert answer.status is OrderStatus.RESTING
+    await bench.agree()
+    bench.venue.fill_share = D("0.25")
+    await bench.see({"BTC": "92990.0"})
+    await bench.exchange.check()
+    assert (bench.account().positions["BTC"].quantity, bench.account().resting[0].remaining) == (D("0.1"), D("0.3"))
+    await bench.agree()
+    bench.venue.fill_share = D(1)
+    await bench.see({"BTC": "92000.0"})
+    await bench.exchange.check()
+    await bench.agree()
+    position = bench.account().positions["BTC"]
+    assert (position.quantity, position.entry_price, bench.account().resting) == (D("0.4"), D(93000), ())
+    assert bench.account().fees == D("0.4") * 93000 * 40 / 1_000_000, "a maker's fee"
+
+
+async def test_a_resting_order_is_cancelled_at_the_venue(bench: Bench) -> None:
+    answer = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.fill_share = D("0.25")
+    await bench.see({"BTC": "93000.0"})
+    ended = await bench.exchange.cancel_order("apex", str(answer.id))
+    assert (ended.status, ended.total_quantity, ended.reason) == (
+        OrderStatus.CANCELLED, D("0.1"), "cancelled by the caller",
+    )  # fmt: skip
+    await bench.agree()
+    assert (await bench.exchange.cancel_order("apex", str(answer.id))).status is OrderStatus.CANCELLED
+    with pytest.raises(NotFound):
+        await bench.exchange.cancel_order("apex", "7d9b6a0e-0000-4000-8000-000000000000")
+
+
+async def test_a_trade_is_closed_with_its_fees(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5))
+    await bench.see({"BTC": "95000.0"})
+    answer = await bench.sell("0.25", reduce_only=True)
+    assert answer.realized_pnl == 250
+    assert bench.account().positions == {}
+    await bench.agree()
+
+
+# Lost answers
+
+
+@pytest.mark.parametrize("fault", ["lose_after", "500_after", "nonsense", "lose_before", "late", "maintenance"])
+async def test_a_lost_answer_is_neither_failure_nor_success(bench: Bench, fault: str) -> None:
+    bench.venue.send_faults = [fault]
+    answer = await bench.buy("0.25", leverage=D(5))
+    bench.venue.deliver()
+    happened = fault in ("lose_after", "500_after", "nonsense")
+    assert answer.status is (OrderStatus.FILLED if happened else OrderStatus.REJECTED)
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_nothing_trades_a_market_whose_order_is_not_known(bench: Bench) -> None:
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+    with pytest.raises(Unavailable, match="What became of this order at the venue is not known yet"):
+        await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    for reduce_only in (False, True):
+        other = await bench.sell("0.1", reduce_only=reduce_only)
+        assert (other.status, "is not decided yet" in (other.reason or "")) == (OrderStatus.REJECTED, True)
+    with pytest.raises(Unavailable):
+        await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    bench.venue.read_faults.clear()
+    assert (await bench.buy("1", symbol="ETH", leverage=D(5))).status is OrderStatus.FILLED
+    await bench.exchange.check()
+    assert bench.account().positions["BTC"].quantity == D("0.25")
+    answer = await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, D("0.25"))
+    await bench.agree()
+
+
+async def test_an_order_that_is_never_shown_is_refused_only_after_it_has_expired(bench: Bench) -> None:
+    """The venue takes no transaction at all, so that the lost one cannot be made impossible."""
+    bench.venue.send_faults = ["lose_before"] * 1000
+    with pytest.raises(Unavailable):
+        await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    for _ in range(3):
+        await bench.exchange.check()
+        assert (await bench.sell("0.1")).status is OrderStatus.REJECTED
+    await bench.clock.advance(timedelta(seconds=650))
+    await bench.tell()
+    await bench.exchange.check()
+    assert (await bench.sell("0.1")).reason == (
+        "an earlier order of BTC is not decided yet; nothing else trades there until it is"
+    )
+    await bench.clock.advance(timedelta(seconds=20))
+    await bench.tell()
+    await bench.exchange.check()
+    bench.venue.send_faults.clear()
+    answer = await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    assert answer.status is OrderStatus.REJECTED
+    assert "did not take it before it expired" in (answer.reason or "")
+    await bench.agree()
+
+
+async def test_trades_that_show_late_or_twice_are_booked_once(bench: Bench) -> None:
+    bench.venue.hides_trades, bench.venue.doubles_trades = 3, True
+    answer = await bench.buy("0.25", leverage=D(5))
+    assert answer.total_quantity == D("0.25")
+    await bench.agree()
+    bench.venue.hides_trades = 100
+    with pytest.raises(Unavailable):
+        await bench.sell("0.25", reduce_only=True, client_order_id="close")
+    bench.venue.hides_trades = 0
+    await bench.exchange.check()
+    assert (await bench.sell("0.25", reduce_only=True, client_order_id="close")).status is OrderStatus.FILLED
+    await bench.agree()
+
+
+async def test_the_next_process_finds_out_what_the_last_one_sent(bench: Bench) -> None:
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 20]
+    with pytest.raises(Unavailable):
+        await bench.buy("0.25", leverage=D(5), client_order_id="lost", exit_plan=PLAN)
+    bench.venue.read_faults.clear()
+    await bench.kill()
+    await bench.start()
+    await bench.tell()
+    await bench.agree()
+    assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).total_quantity == D("0.25")
+    assert len(bench.venue.positions()) == 1
+
+
+async def test_an_order_that_was_noted_and_never_sent_is_refused_by_the_next_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = bench.exchange._desks["apex"]
+
+    async def die(_: object) -> None:
+        raise RuntimeError("power cut")
+
+    await desk._refresh()
+    monkeypatch.setattr(desk._outbox.venue.orders, "place", die)
+    with pytest.raises(RuntimeError, match="power cut"):
+        await bench.buy("0.25", leverage=D(5), client_order_id="cut")
+    await bench.kill()
+    await bench.start()
+    await bench.tell()
+    answer = await bench.buy("0.25", leverage=D(5), client_order_id="cut")
+    assert (answer.status, bench.venue.orders) == (OrderStatus.REJECTED, {})
+    await bench.agree()
+
+
+# Exit plans
+
+
+async def test_stop_and_target_wait_at_the_venue_and_both_go_with_the_position(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    await bench.agree()
+    kinds = sorted((one.type, one.trigger, one.reduce_only) for one in bench.venue.ledger.standing(1))
+    assert kinds == [("stop-loss", D("90000.0"), True), ("take-profit", D("99000.0"), True)]
+    await bench.see({"BTC": "89990.0"})
+    await bench.exchange.check()
+    await bench.agree()
+    assert bench.account().positions == {}
+    async with bench.database.connection() as conn:
+        row = await conn.fetchrow("SELECT close_reason, exit_notional FROM orders WHERE status = 'CLOSED'")
+    assert row is not None
+    assert tuple(row) == ("stop", D("0.25") * D("89990.0"))
+
+
+async def test_a_position_that_grows_gets_legs_of_its_size(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    await bench.buy("0.1", leverage=D(5))
+    await bench.agree()
+    await bench.sell("0.2", reduce_only=True)
+    await bench.agree()
+    assert {one.quantity for one in bench.venue.ledger.standing(1)} == {D("0.15")}
+
+
+async def test_a_new_plan_stands_before_the_old_one_goes(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    before = len(bench.venue.sent)
+    assert await bench.exchange.set_exit_plan("apex", "BTC", ExitPlan(stop=D(91000), target=D(99000))) is None
+    assert [kind for kind, _ in bench.venue.sent[before:]] == [14, 15]
+    assert bench.account().positions["BTC"].exit_plan.stop == 91000
+    await bench.agree()
+
+
+@pytest.mark.parametrize("refused", [2, 4])
+async def test_a_plan_that_the_venue_refuses_leaves_the_old_one(bench: Bench, refused: int) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    bench.venue.refused_types = {refused}
+    refusal = await bench.exchange.set_exit_plan("apex", "BTC", ExitPlan(stop=D(91000), target=D(98000)))
+    assert refusal is not None
+    assert "invalid trigger price" in refusal
+    assert bench.account().positions["BTC"].exit_plan == PLAN
+    await bench.agree()
+
+
+async def test_a_plan_of_which_nobody_knows_leaves_the_old_one(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 20]
+    refusal = await bench.exchange.set_exit_plan("apex", "BTC", ExitPlan(stop=D(91000)))
+    assert refusal == "whether the venue took the stop is not known yet; the plan stays as it was"
+    assert bench.account().positions["BTC"].exit_plan == PLAN
+    bench.venue.read_faults.clear()
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_a_stop_that_the_venue_does_not_take_is_watched_here(bench: Bench) -> None:
+    bench.venue.refused_types = {2, 4}
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    assert bench.venue.ledger.standing(1) == []
+    await bench.see({"BTC": "89990.0"})
+    await bench.exchange.check()
+    assert bench.account().positions == {}
+    await bench.agree()
+
+
+@pytest.mark.parametrize(
+    ("plan", "mid", "after_s", "reason"),
+    [
+        (ExitPlan(stop=D(80000), invalidation_price=D(93000)), "92999.0", 1, "invalidation"),
+        (ExitPlan(stop=D(80000), time_exit=D(0)), "94000.0", 60, "time"),  # type: ignore[arg-type]
+    ],
+)
+async def test_invalidation_and_time_are_executed_here(
+    bench: Bench, plan: ExitPlan, mid: str, after_s: int, reason: str
+) -> None:
+    if plan.time_exit is not None:
+        plan = ExitPlan(stop=plan.stop, time_exit=bench.clock.now() + timedelta(seconds=30))
+    await bench.buy("0.25", leverage=D(5), exit_plan=plan)
+    await bench.see({"BTC": mid}, after_s=after_s)
+    await bench.exchange.check()
+    async with bench.database.connection() as conn:
+        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == reason
+    assert bench.venue.sent[-1][0] == 15, "the stop went with its position"
+    await bench.agree()
+
+
+async def test_an_exit_that_is_filled_in_part_goes_on(bench: Bench) -> None:
+    await bench.buy("0.4", leverage=D(5), exit_plan=PLAN)
+    bench.venue.fill_share = D("0.5")
+    await bench.see({"BTC": "89990.0"})
+    bench.venue.refused_types = {2}
+    await bench.exchange.check()
+    bench.venue.fill_share = D(1)
+    await bench.see({"BTC": "91000.0"})
+    await bench.exchange.check()
+    await bench.exchange.check()
+    assert bench.account().positions == {}, "a stop that fired stays fired, wherever the price goes"
+    await bench.agree()
+
+
+# What the venue does by itself
+
+
+async def test_funding_is_what_the_venue_paid(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5))
+    await bench.see({}, after_s=3600)
+    hour = bench.clock.now().replace(minute=0, second=0, microsecond=0)
+    bench.venue.pay_funding("BTC", hour, "0.0003")
+    await bench.exchange.check()
+    assert bench.account().funding == -D("0.25") * 94000 * D("0.0003")
+    await bench.agree()
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_funding_is_booked_before_the_position_goes(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5))
+    await bench.see({}, after_s=3600)
+    bench.venue.pay_funding("BTC", bench.clock.now().replace(minute=0, second=0, microsecond=0), "0.0003")
+    await bench.sell("0.25", reduce_only=True)
+    async with bench.database.connection() as conn:
+        assert await conn.fetchval("SELECT funding FROM orders WHERE status = 'CLOSED'") == D("-7.05")
+    await bench.agree()
+
+
+async def test_a_liquidation_is_booked_from_the_venues_trades(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(20), exit_plan=PLAN)
+    bench.venue.markets["BTC"].place(D("90500.0"))
+    bench.venue.liquidate("BTC", "-0.25")
+    await bench.exchange.check()
+    async with bench.database.connection() as conn:
+        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "liquidation"
+    await bench.agree()
+
+
+async def test_a_position_opened_by_hand_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5))
+    bench.venue.trade_by_hand("ETH", "2")
+    await bench.exchange.check()
+    await bench.exchange.check()
+    told = [event.kind for event in bench.events if isinstance(event, VenueDiffers)]
+    assert told == ["the venue holds a position that the books do not know"], "told once"
+    assert "ETH: the venue holds a position" in bench.exchange.troubles["apex"]
+    opening = await bench.buy("0.1", leverage=D(5))
+    assert "only reducing is allowed" in (opening.reason or "")
+    assert (await bench.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
+    await bench.see({"ETH": "3310.00"})
+    bench.venue.trade_by_hand("ETH", "-2")
+    await bench.exchange.check()
+    assert "ETH" not in bench.account().positions
+    assert bench.account().realized > 0, "what was gained by hand is in the books"
+    await bench.agree()
+    assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
+
+
+async def test_a_position_that_somebody_made_smaller_is_booked(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    bench.venue.trade_by_hand("BTC", "-0.1")
+    await bench.exchange.check()
+    assert bench.account().positions["BTC"].quantity == D("0.15")
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_money_that_nobody_can_explain_stops_new_orders(bench: Bench) -> None:
+    bench.venue.ledger.deposit += 50
+    await bench.exchange.check()
+    assert "the venue's balance is not that of the books" in bench.exchange.troubles["apex"]
+    bench.venue.ledger.deposit -= 50
+    await bench.exchange.check()
+    await bench.agree()
+
+
+# Start
+
+
+async def test_two_models_never_share_an_account(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "one")
+        await add_model(database, "two", ACCOUNT)
+        with pytest.raises(StartError, match="one and two would trade the venue's account 7 together"):
+            await bench.start()
+        await bench.stop()
+        await add_model(database, "two", 8)
+        await add_model(database, "idle", active=False)
+        bench.venue.open(8, "500")
+        await bench.start()
+        await bench.tell()
+        assert (await bench.buy("0.01", account_id="two", leverage=D(5))).status is OrderStatus.FILLED
+        assert bench.venue.ledgers[ACCOUNT].positions() == {}
+        await bench.agree("two", 8)
+        await bench.agree("one", ACCOUNT)
+        assert bench.account("two").run.initial_capital == 500
+        assert "idle" not in bench.exchange.accounts
+        await bench.stop()
+
+
+async def test_an_account_with_a_past_is_not_taken_over(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        bench.venue.trade_by_hand("BTC", "1")
+        with pytest.raises(StartError, match="holds BTC already"):
+            await bench.start()
+        await bench.stop()
+
+
+async def test_a_model_keeps_its_account(bench: Bench) -> None:
+    await bench.stop()
+    await add_model(bench.database, "apex", 8)
+    bench.venue.open(8)
+    with pytest.raises(StartError, match="The books of apex are those of the venue's account 7"):
+        await bench.start()
+    await bench.stop()
+    await add_model(bench.database, "apex")
+    await bench.start()
+
+
+async def test_a_database_of_another_account_mode_or_venue_is_refused(bench: Bench, database: Database) -> None:
+    await bench.stop()
+    with pytest.raises(StartError, match="holds the orders of account 7 at http"):
+        await bench.start(VENUE_ACCOUNT_INDEX="9")
+    await bench.stop()
+    async with database.connection() as conn:
+        await conn.execute("UPDATE service_state SET venue_url = 'https://elsewhere.example'")
+    with pytest.raises(StartError, match=r"at https://elsewhere\.example"):
+        await bench.start()
+    await bench.stop()
+    async with database.connection() as conn:
+        await conn.execute(
+            "UPDATE service_state SET trading_mode = 'simulated', venue_url = NULL, venue_account_index = NULL"
+        )
+    with pytest.raises(StartError, match="holds simulated orders; TRADING_MODE is live"):
+        await bench.start()
+    await bench.stop()
+    async with database.connection() as conn:
+        await conn.execute("DELETE FROM service_state")
+    await bench.start()
+
+
+async def test_a_restart_while_the_venue_is_away_shows_everything_and_opens_nothing(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    await bench.kill()
+    bench.venue.is_down = True
+    await bench.start()
+    await bench.tell()
+    assert bench.account().positions["BTC"].quantity == D("0.25")
+    assert bench.exchange.troubles == {"apex": "it has not been compared with the venue yet"}
+    refusal = await bench.buy("0.1", leverage=D(5))
+    assert "not been compared with the venue yet" in (refusal.reason or "")
+    bench.venue.is_down = False
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_a_gate_is_asked_before_anything_is_opened(bench: Bench) -> None:
+    class Shut:
+        def refusal_to_open(self, account_id: str, now: Any) -> str | None:
+            return f"{account_id} is halted"
+
+    await bench.buy("0.25", leverage=D(5))
+    bench.gates.append(Shut())
+    assert (await bench.buy("0.1", leverage=D(5))).reason == "apex is halted"
+    assert (await bench.sell("0.25", reduce_only=True)).status is OrderStatus.FILLED
+
+
+async def test_real_money_is_not_reset(bench: Bench) -> None:
+    with pytest.raises(Precondition, match="its money is real"):
+        await bench.exchange.reset_account("apex")

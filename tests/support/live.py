@@ -1,0 +1,239 @@
+"""A live exchange over a real database and the fake venue, whose markets and faults the test decides.
+
+Only signing is replaced: `PlainSigner` writes the transactions that the venue's SDK would sign and sends them over real
+HTTP, so that this runs where the SDK is not installed.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange, Ledger
+from support.fake_venue import IDS
+from support.scripted import START, ScriptedSource, make_book
+from support.venue import without_depth
+
+from trader.clock import ManualClock
+from trader.domain.account import Account
+from trader.domain.market import Market, Quote, Tick
+from trader.domain.orders import Order, OrderAnswer, OrderSide
+from trader.domain.records import Model, VariantId
+from trader.gateways.lighter_account import LighterAccounts
+from trader.gateways.lighter_signer import OrderTerms, Signed
+from trader.services.audit import audit
+from trader.services.events import Event, EventBus
+from trader.services.live import LiveExchange
+from trader.services.market import MarketData
+from trader.settings import Secret, Settings
+from trader.store.agents import update_venue_account_index, upsert_model
+from trader.store.pool import Database
+from trader.store.trading import select_accounts
+
+SYMBOLS: Final = ("BTC", "ETH")
+CENT: Final = Decimal("0.01")
+
+
+class PlainRefusal(Exception):
+    """An answer that is not 200, as the SDK raises it."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(status, body)
+        self.status, self.body = status, body
+
+
+class PlainSigner:
+    """Transactions as the SDK writes them, without a signature; sent as the SDK sends them."""
+
+    def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
+        del key
+        self.account_index, self.key_index = account_index, key_index
+        self.sender: Any = self
+        self.status_error: type[Exception] = PlainRefusal
+        self._url = base_url + "/api/v1/sendTx"
+        self._http = aiohttp.ClientSession()
+
+    def check(self) -> None:
+        pass
+
+    def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
+        kinds = {"limit": 0, "market": 1, "stop": 2, "target": 4}
+        fields = {
+            "MarketIndex": order.market_id, "ClientOrderIndex": order.client_index, "BaseAmount": order.lots,
+            "Price": order.price_ticks, "IsAsk": int(order.is_ask), "Type": kinds[order.type],
+            "ReduceOnly": int(order.reduce_only), "TriggerPrice": order.trigger_ticks,
+        }  # fmt: skip
+        return self._signed(CREATE, fields, nonce)
+
+    def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
+        return self._signed(CANCEL, {"MarketIndex": market_id, "Index": index}, nonce)
+
+    def authorization(self) -> str:
+        return f"1:{self.account_index}:{self.key_index}:token"
+
+    async def send_tx(self, *, tx_type: int, tx_info: str) -> SimpleNamespace:
+        async with self._http.post(self._url, data={"tx_type": str(tx_type), "tx_info": tx_info}) as answer:
+            text = await answer.text()
+            if answer.status != 200:
+                raise PlainRefusal(answer.status, text)
+            told = orjson.loads(text)
+            return SimpleNamespace(code=told.get("code"), message=told.get("message"))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def _signed(self, kind: int, fields: dict[str, int], nonce: int) -> Signed:
+        whole = {"AccountIndex": self.account_index, "ApiKeyIndex": self.key_index, "Nonce": nonce, **fields}
+        return Signed(kind, orjson.dumps(whole).decode())
+
+
+def live_settings(url: str, **more: str) -> Settings:
+    given = {
+        "TRADING_MODE": "live", "VENUE_URL": url, "VENUE_ACCOUNT_INDEX": str(ACCOUNT), "LIVE_CONFIRM": str(ACCOUNT),
+        "VENUE_API_KEY": "ab" * 40, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "MARKET_SYMBOLS": ",".join(SYMBOLS),
+        "OPENAI_BASE_URL": "http://127.0.0.1:9", **more,
+    }  # fmt: skip
+    return Settings.load(given, None, demo=False)
+
+
+class Bench:
+    """A service that trades live, its database and its venue. It can be killed and started again."""
+
+    def __init__(self, database: Database, venue: FakeExchange, clock: ManualClock, source: ScriptedSource) -> None:
+        self.database, self.venue, self.clock, self.source = database, venue, clock, source
+        self.events: list[Event] = []
+        self.gates: list[Any] = []
+        self.market = MarketData(source, clock)
+        self.accounts: LighterAccounts
+        self.exchange: LiveExchange
+
+    async def start(self, **settings: str) -> None:
+        bus = EventBus()
+        bus.subscribe(self.events.append)
+        chosen = live_settings(self.venue.url, **settings)
+        self.accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
+        self.exchange = LiveExchange(
+            self.database, self.market, self.clock, bus, chosen, self.accounts, gates=self.gates
+        )
+        await self.exchange.lead()
+
+    async def kill(self) -> None:
+        """End as a power cut would: nothing more is sent or written, whatever is under way."""
+        self.exchange.suspend()
+        jobs, self.exchange._jobs = self.exchange._jobs, None
+        if jobs is not None:
+            await jobs.close()
+        await self.stop()
+
+    async def stop(self) -> None:
+        await self.exchange.resign()
+        await self.accounts.close()
+
+    async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
+        """Move time and the markets, here and at the venue."""
+        for symbol, mid in mids.items():
+            self.venue.reach(symbol, mid)
+        await self.clock.advance(timedelta(seconds=after_s))
+        await self.tell()
+
+    async def tell(self) -> None:
+        """Tell the service where the venue's markets are."""
+        now = self.clock.now()
+        quotes = {one: Quote.of(make_book(one, self.venue.markets[one].mid, now, size="50")) for one in SYMBOLS}
+        tick = Tick(now, quotes)
+        self.source.script.append(tick)
+        await self.market._take(tick, self.exchange.on_tick)
+
+    async def buy(self, quantity: str, **more: Any) -> OrderAnswer:
+        return await self.place(OrderSide.BUY, quantity, **more)
+
+    async def sell(self, quantity: str, **more: Any) -> OrderAnswer:
+        return await self.place(OrderSide.SELL, quantity, **more)
+
+    async def place(self, side: OrderSide, quantity: str, **more: Any) -> OrderAnswer:
+        fields = {"account_id": "apex", "symbol": "BTC", **more}
+        return await self.exchange.place_order(Order(side=side, quantity=Decimal(quantity), **fields))
+
+    def account(self, account_id: str = "apex") -> Account:
+        return self.exchange.accounts[account_id]
+
+    async def agree(self, account_id: str = "apex", index: int = ACCOUNT) -> None:
+        """Books, rows and venue say the same, and the books balance."""
+        account, ledger = self.account(account_id), self.venue.ledgers[index]
+        held = {IDS[symbol]: one.side.direction * one.quantity for symbol, one in account.positions.items()}
+        assert held == ledger.positions()
+        assert legs_of(account, self.exchange.markets) == standing_legs(ledger)
+        resting = {order.limit_price: order.remaining for order in account.resting}
+        assert resting == {
+            one.price: one.quantity - one.filled for one in ledger.orders.values() if one.status == "open"
+        }
+        assert abs(account.cash - ledger.collateral) < CENT, (account.cash, ledger.collateral)
+        async with self.database.connection() as conn:
+            rows = (await select_accounts(conn))[account_id]
+            unknown = await conn.fetchval("SELECT count(*) FROM venue_orders WHERE status = 'SENT'")
+        assert without_depth(rows) == without_depth(account)
+        assert unknown == 0
+        assert (await audit(self.database)).problems == []
+        assert dict(self.exchange.troubles) == {}
+
+
+def legs_of(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, str, Decimal, Decimal]]:
+    """What the exit plans ask for: market, kind, trigger and quantity."""
+    return {
+        (IDS[symbol], kind, price.quantize(markets[symbol].tick), position.quantity)
+        for symbol, position in account.positions.items()
+        for kind, price in (("stop-loss", position.exit_plan.stop), ("take-profit", position.exit_plan.target))
+        if price is not None and position.closing is None
+    }
+
+
+def standing_legs(ledger: Ledger) -> set[tuple[int, str, Decimal, Decimal]]:
+    return {
+        (one.market_id, one.type, one.trigger, one.quantity)
+        for one in ledger.orders.values()
+        if one.status == "pending"
+    }
+
+
+async def add_model(database: Database, model_id: str, index: int | None = None, *, active: bool = True) -> Model:
+    model = Model(
+        id=model_id, name=model_id, variant=VariantId.APEX, provider="rules", router_model_name="rules/apex",
+        created_at=START, active=active,
+    )  # fmt: skip
+    async with database.transaction() as conn:
+        await upsert_model(conn, model)
+        await update_venue_account_index(conn, model_id, index)
+    return model
+
+
+@asynccontextmanager
+async def prepared(database: Database) -> AsyncIterator[Bench]:
+    """Everything but a running service: `bench.start()` starts it."""
+    clock, source = ManualClock(START), ScriptedSource()
+    venue = FakeExchange(clock.now)
+    await venue.start()
+    probe = LighterAccounts(live_settings(venue.url), make_signer=PlainSigner)
+    listings = await probe._api.listings()
+    await probe.close()
+    source.markets = {symbol: listings[symbol].market for symbol in SYMBOLS}
+    try:
+        yield Bench(database, venue, clock, source)
+    finally:
+        await venue.stop()
+
+
+@asynccontextmanager
+async def trading(database: Database) -> AsyncIterator[Bench]:
+    """A service that trades one model, `apex`, on the venue's first account, with prices."""
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        await bench.start()
+        await bench.tell()
+        try:
+            yield bench
+        finally:
+            await bench.stop()
