@@ -133,6 +133,9 @@ class FakeExchange(FakeVenue):
         """How many of the questions for trades to come are answered without the latest trade: it shows late."""
 
         self.doubles_trades = False
+        self.hides_fundings = False
+        """Whether payments are made and not shown yet."""
+
         self._trade_id = 7000
 
     @property
@@ -328,6 +331,7 @@ class FakeExchange(FakeVenue):
         elif transaction["Type"] in (2, 4):
             order.status, order.type = "pending", {2: "stop-loss", 4: "take-profit"}[transaction["Type"]]
             order.trigger = Decimal(transaction["TriggerPrice"]).scaleb(-market.price_decimals)
+            self._reach(ledger, order, market)
 
     # Questions
 
@@ -384,7 +388,7 @@ class FakeExchange(FakeVenue):
 
     async def _position_fundings(self, request: web.Request) -> web.StreamResponse:
         ledger, since = self._asked_of(request), int(request.query["start_timestamp"])
-        newest = [one for one in reversed(ledger.fundings) if one["timestamp"] >= since]
+        newest = [one for one in reversed(ledger.fundings) if one["timestamp"] >= since and not self.hides_fundings]
         return await self._tell_of(request, _page(request, "position_fundings", newest))
 
     async def _tell_of(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

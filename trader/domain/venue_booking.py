@@ -56,14 +56,33 @@ def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -
     return Booking(account=after, sequence_before=account.sequence, run=account.run, sent=[known])
 
 
-def book_strays(account: Account, fills: Sequence[VenueFill], marks: Marks, rules: Rules, now: datetime) -> Booking:
-    """Book trades of the account that no order of ours made: liquidations, or what somebody traded there by hand."""
+def book_strays(
+    account: Account, fills: Sequence[VenueFill], payments: Sequence[VenueFunding], marks: Marks, rules: Rules,
+    now: datetime,
+) -> Booking:  # fmt: skip
+    """Book trades of the account that no order of ours made: liquidations, or what somebody traded there by hand.
+
+    `payments` are those of the time since; one that was for what these trades held is booked with them.
+    """
     draft = Draft(account, rules, {**_prices(fills), **marks}, _at(fills, now))
-    for (symbol, side, is_forced), group in groupby(fills, key=attrgetter("symbol", "side", "is_forced")):
-        del symbol
-        _execute(draft, side, list(group), Cause.LIQUIDATION if is_forced else Cause.ORDER, NO_TERMS)
+    due = sorted(payments, key=attrgetter("boundary"))
+    for fill in fills:
+        for payment in due:
+            _receive(draft, payment, before=fill.at)
+        held = draft.positions.get(fill.symbol)
+        cause = Cause.LIQUIDATION if fill.is_forced else Cause.ORDER
+        _execute(draft, fill.side, [fill], cause, NO_TERMS)
+        position = draft.positions.get(fill.symbol)
+        if position is not None and (held is None or held.id != position.id):
+            draft.positions[fill.symbol] = msgspec.structs.replace(position, funded_until=fill.at)
     unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
     return msgspec.structs.replace(draft.booking(), venue_fills=unnamed)
+
+
+def _receive(draft: Draft, payment: VenueFunding, *, before: datetime) -> None:
+    position = draft.positions.get(payment.symbol)
+    if position is not None and position.funded_until < payment.boundary <= before:
+        draft.book_funding(position, payment.boundary, payment.rate, payment.amount)
 
 
 def book_fundings(

@@ -23,8 +23,12 @@ from trader.store import venue_orders as store
 log = logging.getLogger("trader.live")
 
 TOLERANCE_LEAST: Final = Decimal("0.10")
-TOLERANCE_SHARE: Final = Decimal("0.0001")
+TOLERANCE_SHARE: Final = Decimal("0.00001")
 """The balances agree when they are no further apart than this amount or this share of the balance: the venue rounds."""
+
+_ROUNDED: Final = Decimal("0.005")
+_GAP_LOOKS_MAX: Final = 5
+"""A gap beyond this is looked into so often, tolerated or not: somebody may have traded by hand."""
 
 _ENDLESS: Final = Decimal("Infinity")
 _LATE: Final = timedelta(hours=1)
@@ -44,6 +48,7 @@ class Statements:
         self._legs = legs
         self._agreed_at = agreed_at
         self._noted_at = agreed_at
+        self._gap, self._gap_looks = ZERO, 0
 
     async def compare(self) -> None:
         """Compare, act by the rules, and compare again where something was done. Raises as `Outbox.refresh` does."""
@@ -51,7 +56,7 @@ class Statements:
         found = self._differences(statement)
         self._tell(found)
         acted = [await self._act(difference, statement) for difference in found]
-        if await self._explain(found) or any(acted):
+        if await self._explain(found, statement) or any(acted):
             found = self._differences(await self._outbox.venue.orders.statement())
             self._tell(found)
         self.differences = tuple(found)
@@ -115,22 +120,30 @@ class Statements:
             await self._outbox.venue.orders.cancel(state)
         return True
 
-    async def _explain(self, found: list[Difference]) -> bool:
+    async def _explain(self, found: list[Difference], statement: Statement) -> bool:
         """Book what the books lack: first of our own orders, then trades that none of them made."""
-        kinds = {one.kind for one in found}
-        booked = [one for one in found if one.action is Action.BOOK]
-        if not booked and kinds != {Kind.BALANCE}:
+        if not any(one.action is Action.BOOK for one in found) and not self._has_new_gap(found, statement):
             return False
         await self._outbox.poll()
         statement = await self._outbox.venue.orders.statement()
         left = self._differences(statement)
         symbols = {one.symbol for one in left if one.action is Action.BOOK and one.symbol is not None}
-        if {one.kind for one in left} == {Kind.BALANCE}:
+        if {one.kind for one in left} <= {Kind.BALANCE}:
             symbols = set(self._floor.rules.markets)
         if symbols and not self._outbox.unsettled & symbols:
             await self._book_strays(symbols, statement)
         await self._legs.sync()
         return True
+
+    def _has_new_gap(self, found: list[Difference], statement: Statement) -> bool:
+        """Whether nothing but the balances differ, and otherwise than at the last look."""
+        gap = self._outbox.account.cash - statement.balance
+        if {one.kind for one in found} - {Kind.BALANCE} or self._outbox.is_funding_awaited:
+            return False
+        if abs(gap - self._gap) > _ROUNDED:
+            self._gap, self._gap_looks = gap, 0
+        self._gap_looks += 1
+        return abs(gap) > _ROUNDED and self._gap_looks <= _GAP_LOOKS_MAX
 
     async def _book_strays(self, symbols: set[str], statement: Statement) -> None:
         """Book the trades that no order of ours made, if with them the books hold what the venue does."""
@@ -138,6 +151,7 @@ class Statements:
         since = max(outbox.account.run.started_at, self._agreed_at - _LATE)
         fills = [one for one in await outbox.venue.history.fills_since(since) if one.symbol in symbols]
         strays = await self._without_ours(await outbox.unbooked(fills))
+        payments = await outbox.venue.history.fundings_since(since) if strays else []
         held = {
             symbol: position.side.direction * position.quantity for symbol, position in outbox.account.positions.items()
         }
@@ -146,7 +160,9 @@ class Statements:
         if not strays or any(held.get(one, ZERO) != statement.positions.get(one, ZERO) for one in symbols):
             return
         log.warning("%s: %d trades that no order of ours made are booked", outbox.account_id, len(strays))
-        await outbox.commit(lambda account: book_strays(account, strays, floor.marks, floor.rules, floor.clock.now()))
+        await outbox.commit(
+            lambda account: book_strays(account, strays, payments, floor.marks, floor.rules, floor.clock.now())
+        )
 
     async def _without_ours(self, fills: list[VenueFill]) -> list[VenueFill]:
         indexes = {fill.client_index for fill in fills if fill.client_index is not None}
