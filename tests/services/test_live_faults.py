@@ -35,6 +35,7 @@ async def test_the_books_equal_the_venues_after_every_fault_schedule(database: D
     async with prepared(database) as bench:
         await add_model(database, "apex")
         bench.venue.ledger.deposit = D(100_000)
+        bench.funding_rate = str(PLAIN_FUNDING_RATE)
         await bench.start()
         await bench.tell()
         for seed in range(block, SCHEDULES, BLOCKS):
@@ -142,11 +143,7 @@ class Schedule:
 
     async def hour(self) -> None:
         """The venue pays funding, and may show it only after a look."""
-        await self.bench.clock.advance(timedelta(seconds=3600))
-        hour = self.bench.clock.now().replace(minute=0, second=0, microsecond=0)
-        for symbol in SYMBOLS:
-            self.venue.pay_funding(symbol, hour, str(PLAIN_FUNDING_RATE))
-        await self.bench.tell()
+        await self.bench.see({}, after_s=3600)
         self.venue.hides_fundings = self.random.random() < 0.3
         try:
             if self.random.random() < 0.5:

@@ -107,6 +107,7 @@ class Bench:
         self.database, self.venue, self.clock, self.source = database, venue, clock, source
         self.events: list[Event] = []
         self.gates: list[Any] = []
+        self.funding_rate: str | None = None
         self.market = MarketData(source, clock)
         self.accounts: LighterAccounts
         self.exchange: LiveExchange
@@ -134,7 +135,12 @@ class Bench:
         await self.accounts.close()
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
-        """Move time and the markets, here and at the venue."""
+        """Move time and the markets, here and at the venue, which pays funding when an hour passes."""
+        now = self.clock.now()
+        hour = (now + timedelta(seconds=after_s)).replace(minute=0, second=0, microsecond=0)
+        for symbol in SYMBOLS:
+            if self.funding_rate is not None and now < hour:
+                self.venue.pay_funding(symbol, hour, self.funding_rate)
         for symbol, mid in mids.items():
             self.venue.reach(symbol, mid)
         await self.clock.advance(timedelta(seconds=after_s))

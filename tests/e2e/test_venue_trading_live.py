@@ -1,0 +1,208 @@
+"""The real process with TRADING_MODE=live and the venue's unmodified SDK: a model trades, the power goes, it goes on.
+
+Needs the extra `live`, which cannot be installed beside the extra `test`: an environment of its own runs it.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange
+from support.fake_venue import IDS, until
+from support.process import ServiceProcess
+
+from trader.domain.records import Model, VariantId
+from trader.services.audit import audit
+from trader.store.agents import upsert_model
+from trader.store.pool import Database
+from trader.store.trading import select_accounts
+
+sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
+
+D = Decimal
+BTC = 1
+RUN_S = 90
+"""The first run of a process may come before the first price; the next one comes with the full minute."""
+
+HOLD = ("holding", {"reason": "enough for now"})
+OPEN = (
+    "createPosition",
+    {
+        "symbol": "BTC", "side": "LONG", "quantity": 0.05, "leverage": 2, "stop": 90000, "target": 99000,
+        "invalidation": "never", "confidence": 50,
+    },
+)  # fmt: skip
+CLOSE = ("closePosition", {"symbol": "BTC"})
+
+
+class ScriptedModel:
+    """A provider whose model calls what the test says, one call a step, and holds when nothing is left."""
+
+    def __init__(self) -> None:
+        self.script: list[tuple[str, dict[str, Any]]] = []
+        self.said: list[list[dict[str, Any]]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.said.append(orjson.loads(await request.read())["messages"])
+        name, arguments = self.script.pop(0) if self.script else HOLD
+        function = {"name": name, "arguments": orjson.dumps(arguments).decode()}
+        calls = [{"id": f"call_{len(self.said)}", "type": "function", "function": function}]
+        message = {"role": "assistant", "content": "as told", "tool_calls": calls}
+        usage = {"prompt_tokens": 10, "completion_tokens": 5}
+        return web.json_response({"model": "scripted", "choices": [{"message": message}], "usage": usage})
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ScriptedModel]:
+    scripted = ScriptedModel()
+    app = web.Application(client_max_size=16 * 1024 * 1024)
+    app.router.add_post("/v1/chat/completions", scripted.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    yield scripted
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def venue() -> AsyncIterator[FakeExchange]:
+    venue = FakeExchange()
+    await venue.start()
+    yield venue
+    await venue.stop()
+
+
+@asynccontextmanager
+async def serving(folder: Path, **environ: str) -> AsyncIterator[ServiceProcess]:
+    async with aiohttp.ClientSession() as http:
+        service = await ServiceProcess.start(folder, http, "trader", command=(sys.executable, "-P", "-m"), **environ)
+        try:
+            yield service
+        finally:
+            if service.process.returncode is None:
+                await service.kill()
+
+
+def environ_of(venue: FakeExchange, model: ScriptedModel, dsn: str) -> dict[str, str]:
+    key, _, error = sdk.create_api_key()
+    assert error is None
+    return {
+        "TRADING_MODE": "live", "LIVE_CONFIRM": str(ACCOUNT), "VENUE_ACCOUNT_INDEX": str(ACCOUNT),
+        "VENUE_API_KEY": key, "VENUE_API_KEY_INDEX": str(KEY_INDEX), "VENUE_URL": venue.url,
+        "MARKET_SYMBOLS": "BTC,ETH", "DATABASE_URL": dsn, "OPENAI_BASE_URL": model.url,
+    }  # fmt: skip
+
+
+async def add_scripted_model(database: Database) -> None:
+    async with database.transaction() as conn:
+        await upsert_model(
+            conn,
+            Model(
+                id="scripted", name="Scripted", variant=VariantId.SOVEREIGN, provider="openai",
+                router_model_name="scripted", created_at=await conn.fetchval("SELECT now()"),
+            ),
+        )  # fmt: skip
+
+
+async def books_equal_the_venues(database: Database, venue: FakeExchange) -> None:
+    async with database.connection() as conn:
+        account = (await select_accounts(conn))["scripted"]
+        unknown = await conn.fetchval("SELECT count(*) FROM venue_orders WHERE status = 'SENT'")
+    held = {IDS[one.symbol]: one.side.direction * one.quantity for one in account.positions.values()}
+    assert (held, unknown) == (venue.positions(), 0)
+    assert abs(account.cash - venue.ledger.collateral) < D("0.01")
+    assert (await audit(database)).problems == []
+
+
+async def becomes(ask: Callable[[], Any], expected: Any, *, within_s: float = 30) -> None:
+    found: Any = None
+    try:
+        async with asyncio.timeout(within_s):
+            while (found := await ask()) != expected:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"expected {expected!r}, found {found!r}")
+
+
+async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order(
+    tmp_path: Path, dsn: str, database: Database, venue: FakeExchange, model: ScriptedModel
+) -> None:
+    await add_scripted_model(database)
+    environ = environ_of(venue, model, dsn)
+
+    # The first run opens a position, with both legs at the venue.
+    model.script = [OPEN]
+    async with serving(tmp_path, **environ) as service:
+        log = b"".join(service.log).decode()
+        assert f"LIVE: orders go to {venue.url}" in log
+        assert f"LIVE: scripted trades account {ACCOUNT} in BTC, ETH; balance 10000.25" in log
+        assert environ["VENUE_API_KEY"] not in log
+        await until(lambda: len(venue.ledger.standing(BTC)) == 2, within_s=RUN_S)
+        assert venue.positions() == {BTC: D("0.0500")}
+        status, answer = await service.try_call("simulator.getAccount")
+        assert (status, answer["code"]) == (412, "PRECONDITION_FAILED")
+
+        async def entry() -> list[Any]:
+            found = await service.call("trading.getPositions")
+            return [(one["symbol"], one["quantity"], one["entryPrice"], one["exitPlan"]["stop"]) for one in found]
+
+        await becomes(entry, [("BTC", "0.05", "94000", 90000)])
+        status, report = await service.get("/health")
+        assert (status, report["status"]) == (200, "healthy")
+        await service.kill()
+    await books_equal_the_venues(database, venue)
+
+    # The second closes it; the answer is lost, the venue can be asked nothing, and the power goes.
+    model.script, before = [CLOSE], len(venue.sent)
+    venue.send_faults = ["lose_after"]
+    async with serving(tmp_path, **environ) as service:
+        await until(lambda: len(venue.sent) > before, within_s=RUN_S)
+        venue.read_faults = ["500"] * 100_000
+        await service.kill()
+    assert venue.positions() == {}
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM orders WHERE status = 'OPEN'") == 1, (
+            "the books do not know yet"
+        )
+
+    # The third finds out before anything else, and its run is told nothing but the truth.
+    venue.read_faults.clear()
+    async with serving(tmp_path, **environ) as service:
+        await until(lambda: not venue.ledger.standing(BTC), within_s=RUN_S)
+        await books_equal_the_venues(database, venue)
+        trades = (await service.call("trading.getTrades"))["trades"]
+        assert [(one["symbol"], one["quantity"], one["closeReason"]) for one in trades] == [("BTC", 0.05, "order")]
+        assert service.traceback() == ""
+        assert await service.stop() == 0
+    assert {kind for kind, _ in venue.sent} == {CREATE, CANCEL}
+    assert len([sent for kind, sent in venue.sent if kind == CREATE and sent["Type"] == 1]) == 2, (
+        "one to open, one to close"
+    )
+
+
+async def test_what_cannot_be_explained_is_seen_by_those_who_watch(
+    tmp_path: Path, dsn: str, database: Database, venue: FakeExchange, model: ScriptedModel
+) -> None:
+    await add_scripted_model(database)
+    async with serving(tmp_path, **environ_of(venue, model, dsn)) as service:
+        assert (await service.get("/health"))[0] in (200, 503)
+        venue.trade_by_hand("ETH", "2")
+
+        async def seen() -> tuple[int, list[str]]:
+            status, report = await service.get("/health")
+            return status, list(report.get("reconciliation", {}))
+
+        await becomes(seen, (503, ["scripted"]))
+        venue.trade_by_hand("ETH", "-2")
+        await becomes(seen, (200, []))
+    await books_equal_the_venues(database, venue)
