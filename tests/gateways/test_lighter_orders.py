@@ -323,14 +323,17 @@ async def test_the_statement_holds_positions_legs_resting_orders_and_the_balance
     }
     statement = await orders.statement()
     assert statement == Statement(
-        positions={"BTC": D("0.25")}, legs=legs, others=frozenset({order(4).client_index}), balance=D("10000.25")
+        positions={"BTC": D("0.25")},
+        legs=legs,
+        others=frozenset({order(4).client_index}),
+        balance=D("10000.25") - D("0.25") * 94000,
     )
     books = Books(
         positions={"BTC": D("0.25")},
         legs=legs,
         resting=frozenset({order(4).client_index}),
         unsettled=frozenset(),
-        balance=D("10000.25"),
+        balance=D("10000.25") - D("0.25") * 94000,
     )
     assert reconcile(books, statement, balance_tolerance=D(0)) == []
 

@@ -144,7 +144,7 @@ class Schedule:
     async def hour(self) -> None:
         """The venue pays funding, and may show it only after a look."""
         await self.bench.see({}, after_s=3600)
-        self.venue.hides_fundings = self.random.random() < 0.3
+        self.venue.hides_fundings = self.random.random() < 0.3 and self.bench.clock.now().minute < 10
         try:
             if self.random.random() < 0.5:
                 await self.bench.exchange.check()

@@ -177,7 +177,9 @@ class Bench:
         assert resting == {
             one.price: one.quantity - one.filled for one in ledger.orders.values() if one.status == "open"
         }
-        assert abs(account.cash - ledger.collateral) < CENT, (account.cash, ledger.collateral)
+        paid = sum((one.side.direction * one.entry_notional for one in account.positions.values()), Decimal(0))
+        theirs = ledger.collateral - sum((cost for _, cost in ledger.held.values()), Decimal(0))
+        assert abs(account.cash - paid - theirs) < CENT, (account.cash - paid, theirs)
         async with self.database.connection() as conn:
             rows = (await select_accounts(conn))[account_id]
             unknown = await conn.fetchval("SELECT count(*) FROM venue_orders WHERE status = 'SENT'")

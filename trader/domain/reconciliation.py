@@ -71,7 +71,11 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """What the books say. Positions are signed; `unsettled` are the markets with an order that is not final."""
+    """What the books say. Positions are signed; `unsettled` are the markets with an order that is not final.
+
+    `balance` is money with positions at what they cost: cash − Σ quantity × entry. So it does not depend on which part
+    of a position counts as closed when somebody else traded in between.
+    """
 
     positions: Mapping[str, Decimal]
     legs: Mapping[int, Leg]

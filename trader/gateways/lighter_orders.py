@@ -216,8 +216,10 @@ class LighterOrders:
                     others.add(order.client_order_index)
                 else:
                     legs[order.client_order_index] = Leg(symbol, kind, order.trigger_price)
-        positions = {one.symbol: one.quantity for one in self._positions(account)}
-        return Statement(positions=positions, legs=legs, others=frozenset(others), balance=account.collateral)
+        held = self._positions(account)
+        positions = {one.symbol: one.quantity for one in held}
+        balance = account.collateral - sum((one.quantity * one.entry_price for one in held), ZERO)
+        return Statement(positions=positions, legs=legs, others=frozenset(others), balance=balance)
 
     async def positions(self) -> list[VenuePosition]:
         """The account's positions. Raises `MarketDataError`, also for one that cannot be."""

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
+from trader.domain.account import Account
 from trader.domain.legs import LegTerms
 from trader.domain.money import ZERO
 from trader.domain.reconciliation import Action, Books, Difference, Kind, Leg, Statement, reconcile
@@ -68,7 +69,7 @@ class Statements:
     # What differs
 
     def _differences(self, statement: Statement) -> list[Difference]:
-        books, share = self._books(), abs(statement.balance) * TOLERANCE_SHARE
+        books, share = self._books(), abs(self._outbox.account.cash) * TOLERANCE_SHARE
         tolerance = _ENDLESS if self._outbox.is_funding_awaited else max(TOLERANCE_LEAST, share)
         # An order whose answer was lost may stand there or not: its market is left alone.
         unknown = {index for index, sent in self._outbox.rows.items() if sent.status is SentStatus.SENT}
@@ -93,7 +94,7 @@ class Statements:
                 index for index, sent in outbox.rows.items() if sent.status is SentStatus.STANDING and not sent.is_leg
             ),
             unsettled=outbox.unsettled,
-            balance=account.cash,
+            balance=_balance(account),
         )
 
     def _tell(self, found: Iterable[Difference]) -> None:
@@ -137,7 +138,7 @@ class Statements:
 
     def _has_new_gap(self, found: list[Difference], statement: Statement) -> bool:
         """Whether nothing but the balances differ, and otherwise than at the last look."""
-        gap = self._outbox.account.cash - statement.balance
+        gap = _balance(self._outbox.account) - statement.balance
         if {one.kind for one in found} - {Kind.BALANCE} or self._outbox.is_funding_awaited:
             return False
         if abs(gap - self._gap) > _ROUNDED:
@@ -177,6 +178,11 @@ class Statements:
             async with self._floor.database.connection() as conn:
                 await store.update_agreed_at(conn, self._outbox.account_id, now)
             self._noted_at = now
+
+
+def _balance(account: Account) -> Decimal:
+    """Cash, with positions at what they cost."""
+    return account.cash - sum((one.side.direction * one.entry_notional for one in account.positions.values()), ZERO)
 
 
 def _leg(terms: LegTerms) -> Leg:
