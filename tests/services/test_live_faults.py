@@ -38,16 +38,22 @@ async def test_the_books_equal_the_venues_after_every_fault_schedule(database: D
         bench.funding_rate = str(PLAIN_FUNDING_RATE)
         await bench.start()
         await bench.tell()
-        for seed in range(block, SCHEDULES, BLOCKS):
-            schedule = Schedule(bench, seed)
-            await schedule.run()
-            await schedule.settle()
-            try:
-                await bench.agree()
-                await schedule.answers_are_true()
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}: {schedule.told}") from error
-        await bench.stop()
+        try:
+            for seed in range(block, SCHEDULES, BLOCKS):
+                await one_schedule(bench, seed)
+        finally:
+            await bench.stop()
+
+
+async def one_schedule(bench: Bench, seed: int) -> None:
+    schedule = Schedule(bench, seed)
+    await schedule.run()
+    await schedule.settle()
+    try:
+        await bench.agree()
+        await schedule.answers_are_true()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {schedule.told}") from error
 
 
 class Schedule:

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import msgspec
 
-from trader.domain.account import Account, Marks, RestingOrder
+from trader.domain.account import Account, Marks, Position, RestingOrder
 from trader.domain.booking import NO_TERMS, Booking, Rules, Terms
 from trader.domain.draft import Draft
 from trader.domain.exchange import refuse
@@ -69,12 +69,8 @@ def book_strays(
     for fill in fills:
         for payment in due:
             _receive(draft, payment, before=fill.at)
-        held = draft.positions.get(fill.symbol)
         cause = Cause.LIQUIDATION if fill.is_forced else Cause.ORDER
         _execute(draft, fill.side, [fill], cause, NO_TERMS)
-        position = draft.positions.get(fill.symbol)
-        if position is not None and (held is None or held.id != position.id):
-            draft.positions[fill.symbol] = msgspec.structs.replace(position, funded_until=fill.at)
     unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
     return msgspec.structs.replace(draft.booking(), venue_fills=unnamed)
 
@@ -143,6 +139,7 @@ def _follow(draft: Draft, sent: SentOrder, state: VenueOrderState, fills: Sequen
     """Book what became of an order that rested."""
     assert sent.request_id is not None
     assert sent.request is not None
+    held = draft.positions.get(sent.symbol)
     for maker, group in groupby(fills, key=attrgetter("maker")):
         executions = _executions(list(group))
         resting = draft.resting.get(sent.request_id)
@@ -151,6 +148,7 @@ def _follow(draft: Draft, sent: SentOrder, state: VenueOrderState, fills: Sequen
         else:
             terms = _terms(sent, sent.request)
             draft.execute(sent.symbol, sent.order.side, executions, Cause.LIMIT, terms, maker=maker)
+    _fund_from_opening(draft, held, fills)
     resting = draft.resting.get(sent.request_id)
     if state.is_final and resting is not None:
         draft.cancel(resting, sent.reason or f"the venue ended it: {state.status}")
@@ -165,7 +163,17 @@ def _go_on_closing(draft: Draft, sent: SentOrder) -> None:
 
 def _execute(draft: Draft, side: OrderSide, fills: Sequence[VenueFill], cause: Cause, terms: Terms) -> None:
     for (symbol, maker), group in groupby(fills, key=attrgetter("symbol", "maker")):
-        draft.execute(symbol, side, _executions(list(group)), cause, terms, maker=maker)
+        some, held = list(group), draft.positions.get(symbol)
+        draft.execute(symbol, side, _executions(some), cause, terms, maker=maker)
+        _fund_from_opening(draft, held, some)
+
+
+def _fund_from_opening(draft: Draft, held: Position | None, fills: Sequence[VenueFill]) -> None:
+    """A position that is booked late has been funded since the venue filled it."""
+    position = draft.positions.get(fills[0].symbol) if fills else None
+    if position is not None and (held is None or held.id != position.id):
+        since = min(position.funded_until, *(fill.at for fill in fills))
+        draft.positions[position.symbol] = msgspec.structs.replace(position, funded_until=since)
 
 
 def _executions(fills: Sequence[VenueFill]) -> list[Execution]:

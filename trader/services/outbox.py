@@ -182,11 +182,21 @@ class Outbox:
         behind = [one.funded_until for one in self.account.positions.values() if one.funded_until < hour]
         if not behind:
             return
-        payments = await self.venue.history.fundings_since(min(behind))
+        payments = await self.unbooked_fundings(min(behind))
         until = {symbol: hour for symbol in self.account.positions if now - hour > _FUNDING_SHOWN_WITHIN}
         for payment in payments:
             until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
         await self._book_fundings(payments, until)
+
+    async def unbooked_fundings(self, since: datetime) -> list[VenueFunding]:
+        """What the venue paid from this moment on, and the books do not have. Raises as `refresh` does."""
+        payments = await self.venue.history.fundings_since(since)
+        return await self._without_booked(payments, since)
+
+    async def _without_booked(self, payments: Sequence[VenueFunding], since: datetime) -> list[VenueFunding]:
+        async with self._floor.database.connection() as conn:
+            booked = await store.select_funded_hours(conn, self.account.run.id, since)
+        return [payment for payment in payments if (payment.symbol, payment.boundary) not in booked]
 
     @property
     def is_funding_awaited(self) -> bool:
@@ -208,7 +218,7 @@ class Outbox:
             amount = -position.side.direction * position.quantity * self._floor.marks[symbol] * rate
             made.append(VenueFunding(symbol, boundary, position.quantity, rate, amount))
             boundary += _HOUR
-        await self._book_fundings(made, {symbol: hour})
+        await self._book_fundings(await self._without_booked(made, position.funded_until), {symbol: hour})
 
     async def _book_fundings(self, payments: Sequence[VenueFunding], until: dict[str, datetime]) -> None:
         floor = self._floor

@@ -152,7 +152,7 @@ class Statements:
         since = max(outbox.account.run.started_at, self._agreed_at - _LATE)
         fills = [one for one in await outbox.venue.history.fills_since(since) if one.symbol in symbols]
         strays = await self._without_ours(await outbox.unbooked(fills))
-        payments = await outbox.venue.history.fundings_since(since) if strays else []
+        payments = await outbox.unbooked_fundings(since) if strays else []
         held = {
             symbol: position.side.direction * position.quantity for symbol, position in outbox.account.positions.items()
         }

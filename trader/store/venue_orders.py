@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -92,6 +93,14 @@ SELECT_VENUE_TRADES = "SELECT trade_id FROM venue_trades WHERE account_id = $1 A
 async def select_venue_trades(conn: Connection, account_id: str, trade_ids: Iterable[int]) -> set[int]:
     """Those of the venue's trades that are booked already."""
     return {record["trade_id"] for record in await conn.fetch(SELECT_VENUE_TRADES, account_id, list(trade_ids))}
+
+
+SELECT_FUNDED_HOURS = "SELECT symbol, boundary FROM funding_payments WHERE run_id = $1 AND boundary >= $2"
+
+
+async def select_funded_hours(conn: Connection, run_id: UUID, since: datetime) -> set[tuple[str, datetime]]:
+    """The markets and whole hours from `since` on for which funding is booked."""
+    return {(r["symbol"], r["boundary"]) for r in await conn.fetch(SELECT_FUNDED_HOURS, run_id, since)}
 
 
 def _sent(record: Any) -> SentOrder:
