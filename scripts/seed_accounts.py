@@ -22,6 +22,7 @@ service takes new models up within a minute. In the file:
   logo = "https://example.org/logo.svg"     # optional
   active = true                             # optional
   initial_capital = 10000                   # optional; only for an account that is not open yet
+  venue_account_index = 12                  # optional; live: the account at the venue (default: VENUE_ACCOUNT_INDEX)
 """
 
 import importlib.util
@@ -61,7 +62,7 @@ from trader.errors import SettingsError, StartError, TraderError
 from trader.gateways.market import make_source
 from trader.logs import configure_logs
 from trader.settings import PROVIDERS, Settings
-from trader.store.agents import select_models, upsert_model
+from trader.store.agents import select_models, update_venue_account_index, upsert_model
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.pool import Connection, Database, apply_schema, database_name, place
 from trader.store.trading import insert_account, select_accounts, select_processed_until
@@ -86,6 +87,7 @@ class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logo: Words | None = None
     active: bool = True
     initial_capital: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    venue_account_index: Annotated[int, msgspec.Meta(ge=0, lt=2**48)] | None = None
 
     def problem(self) -> str | None:
         if self.provider not in (*PROVIDERS, "rules"):
@@ -298,12 +300,21 @@ async def create(conn: Connection, entries: Sequence[Entry], at: datetime, setti
                 created_at=at,
             ),
         )
+        if entry.venue_account_index is not None:
+            await update_venue_account_index(conn, entry.id, entry.venue_account_index)
+        if _is_live(settings):
+            continue  # the service opens it with the balance that the venue shows
         capital = settings.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)
         await insert_account(conn, entry.id, _first_run(entry.id, capital, settings.quote_currency, at))
         account = accounts.get(entry.id)
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
             print(f"{entry.id} is open with {text(account.run.initial_capital)} already; its capital stays.")
-    return sum(entry.id not in known for entry in entries), sum(entry.id not in accounts for entry in entries)
+    opened = 0 if _is_live(settings) else sum(entry.id not in accounts for entry in entries)
+    return sum(entry.id not in known for entry in entries), opened
+
+
+def _is_live(settings: Settings) -> bool:
+    return settings.trading_mode == "live"
 
 
 def _first_run(account_id: str, capital: Decimal, quote_currency: str, at: datetime) -> Run:
@@ -316,7 +327,7 @@ async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
     """The database of the service's own PostgreSQL, of a service at work too."""
     source = make_source(settings)
     await source.open()
-    name = database_name(source.identity)
+    name = database_name(source.identity, settings.venue_account_index if _is_live(settings) else None)
     await source.close()
     try:
         server = await stack.enter_async_context(EmbeddedPostgres.attached(EMBEDDED_FOLDER))

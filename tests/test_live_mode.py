@@ -1,23 +1,55 @@
-"""TRADING_MODE=live: never paper fills that pass for real ones."""
+"""TRADING_MODE=live starts only when it is meant, with all that it needs."""
+
+import importlib.util
 
 import pytest
 
 from trader.__main__ import main
 
+SECRET = "5ec3e7" * 13 + "ab"
+LIVE = {
+    "TRADING_MODE": "live",
+    "VENUE_ACCOUNT_INDEX": "7",
+    "VENUE_API_KEY": SECRET,
+    "VENUE_URL": "http://127.0.0.1:9",
+    "OPENAI_BASE_URL": "http://127.0.0.1:9",
+}
 
-def test_live_refuses_to_start_as_long_as_nothing_sends_orders(
+
+@pytest.mark.parametrize("confirmed", [{}, {"LIVE_CONFIRM": "8"}, {"LIVE_CONFIRM": "0"}])
+@pytest.mark.parametrize("arguments", [[], ["--check"]])
+def test_live_does_not_start_unless_the_account_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dsn: str,
+    confirmed: dict[str, str],
+    arguments: list[str],
+) -> None:
+    for name, value in {**LIVE, "DATABASE_URL": dsn, **confirmed}.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == 1
+    shown = capsys.readouterr().err
+    assert "TRADING_MODE=live trades real money" in shown
+    assert "LIVE_CONFIRM=7" in shown
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize("missing", ["VENUE_ACCOUNT_INDEX", "VENUE_API_KEY"])
+def test_live_needs_every_credential(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dsn: str, missing: str
+) -> None:
+    for name, value in {**LIVE, "DATABASE_URL": dsn, "LIVE_CONFIRM": "7"}.items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+    assert main([]) == 2
+    assert f"{missing}: expected a value, which TRADING_MODE=live needs" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lighter") is not None, reason="the extra `live` is installed")
+def test_live_needs_the_venues_sdk(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dsn: str
 ) -> None:
-    for name, value in {
-        "TRADING_MODE": "live",
-        "VENUE_ACCOUNT_INDEX": "7",
-        "VENUE_API_KEY": "0xs3cr3t",
-        "OPENAI_BASE_URL": "http://127.0.0.1:9",
-        "DATABASE_URL": dsn,
-    }.items():
+    for name, value in {**LIVE, "DATABASE_URL": dsn, "LIVE_CONFIRM": "7"}.items():
         monkeypatch.setenv(name, value)
-    for arguments in ([], ["--check"]):
-        assert main(arguments) == 1
-        shown = capsys.readouterr().err
-        assert "TRADING_MODE=live: this build sends no orders to a venue" in shown
-        assert "s3cr3t" not in shown
+    assert main([]) == 1
+    assert "TRADING_MODE=live needs the venue's SDK: pip install 'trader[live]'" in capsys.readouterr().err

@@ -239,8 +239,8 @@ async def _open_outside(settings: Settings, stack: AsyncExitStack) -> Outside:
     server = None
     if settings.database_url is None:
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
-        live = "" if accounts is None else f":live:{accounts.default_index}"
-        dsn = await _embedded_dsn(server, source.identity + live)
+        name = database_name(source.identity, None if accounts is None else accounts.default_index)
+        dsn = await _embedded_dsn(server, name)
     else:
         dsn = settings.database_url
     database = await Database.connect(dsn)
@@ -267,9 +267,8 @@ async def _open_accounts(settings: Settings, stack: AsyncExitStack) -> LighterAc
     return accounts
 
 
-async def _embedded_dsn(server: EmbeddedPostgres, identity: str) -> str:
+async def _embedded_dsn(server: EmbeddedPostgres, name: str) -> str:
     """A database of the embedded server. One per market and live account, so that all can share the folder."""
-    name = database_name(identity)
     log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
     return await server.ensure_database(name)
 

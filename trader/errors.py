@@ -15,6 +15,7 @@
         ├── PayloadTooLarge  the body or the batch is over its limit
         ├── Precondition     a setting of the service rules the request out
         └── Unavailable      the database (or another part) cannot answer now; try again
+            └── OrderUndecided   what became of an order at the venue is not known yet
 
 A refusal of an order is a value of the domain (`rejected`), never an exception.
 """
@@ -105,3 +106,7 @@ class Unavailable(RequestError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class OrderUndecided(Unavailable):
+    """What became of an order at the venue is not known yet: it may have been filled. It is found out about."""

@@ -57,6 +57,7 @@ class House:
         self.market = FakeMarket()
         self.error: Exception | None = None
         self.models_running: dict[str, datetime] = {}
+        self.troubles: dict[str, str] = {}
         self.hub = Broadcaster("positions")
         runs = dict.fromkeys(NAMES, self.run)
         self.schedulers = Schedulers([Job(n, timedelta(seconds=10), run) for n, run in runs.items()], self.clock)
@@ -77,6 +78,7 @@ class House:
             running=lambda: {name: status.running for name, status in self.schedulers.status().items()},
             role=lambda: "leader",
             models_running=lambda: self.models_running,
+            troubles=lambda: self.troubles,
         )
 
 
@@ -120,6 +122,17 @@ async def test_a_database_that_is_away_is_unhealthy_and_recovers(monkeypatch: py
         assert (status, report["database"]) == (200, {"ok": False, "latencyMs": None})
         house.database.error = None
         assert (await get(client, "/health"))[0] == 200
+
+
+async def test_books_that_the_venue_contradicts_are_unhealthy_and_say_why() -> None:
+    house = House()
+    house.troubles = {"apex": "ETH: the venue holds a position that the books do not know"}
+    async with serving(house) as client:
+        status, report = await get(client, "/health")
+        assert (status, report["status"], report["reconciliation"]) == (503, "unhealthy", house.troubles)
+        house.troubles = {}
+        status, report = await get(client, "/health")
+        assert (status, "reconciliation" in report) == (200, False)
 
 
 async def test_a_database_that_hangs_is_unhealthy_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,14 +104,14 @@ def environ_of(venue: FakeExchange, model: ScriptedModel, dsn: str) -> dict[str,
 
 
 async def add_scripted_model(database: Database) -> None:
+    """The model that trades, and one that is not active: it needs no account at the venue."""
     async with database.transaction() as conn:
-        await upsert_model(
-            conn,
-            Model(
-                id="scripted", name="Scripted", variant=VariantId.SOVEREIGN, provider="openai",
-                router_model_name="scripted", created_at=await conn.fetchval("SELECT now()"),
-            ),
-        )  # fmt: skip
+        for model_id, is_active in (("scripted", True), ("idle", False)):
+            made = Model(
+                id=model_id, name=model_id.title(), variant=VariantId.SOVEREIGN, provider="openai",
+                router_model_name="scripted", created_at=await conn.fetchval("SELECT now()"), active=is_active,
+            )  # fmt: skip
+            await upsert_model(conn, made)
 
 
 async def books_equal_the_venues(database: Database, venue: FakeExchange) -> None:
@@ -195,7 +195,12 @@ async def test_what_cannot_be_explained_is_seen_by_those_who_watch(
 ) -> None:
     await add_scripted_model(database)
     async with serving(tmp_path, **environ_of(venue, model, dsn)) as service:
-        assert (await service.get("/health"))[0] in (200, 503)
+        for procedure in (
+            "models.getModels", "analytics.getModelStats", "analytics.getLeaderboard", "analytics.getRunInfo",
+            "variants.getVariantStats", "variants.getVariantHistory", "trading.getPortfolioHistory",
+            "trading.getPositions", "analytics.getFailures", "models.getInvocations",
+        ):  # fmt: skip
+            assert (await service.try_call(procedure))[0] == 200, procedure
         venue.trade_by_hand("ETH", "2")
 
         async def seen() -> tuple[int, list[str]]:

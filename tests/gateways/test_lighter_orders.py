@@ -1,6 +1,7 @@
 """Live orders through the venue's unmodified SDK, against a server on loopback: none lost, none doubled."""
 
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
@@ -26,7 +27,7 @@ from trader.domain.venue_orders import (
 )
 from trader.errors import MarketDataError, StartError
 from trader.gateways.lighter_orders import LighterOrders
-from trader.gateways.lighter_signer import LighterSigner
+from trader.gateways.lighter_signer import TRANSACTION_EXPIRES_S, LighterSigner
 from trader.gateways.market.lighter_api import LighterApi
 from trader.settings import Secret
 
@@ -105,6 +106,30 @@ def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.
     monkeypatch.setattr("trader.gateways.lighter_signer.metadata.version", lambda _: "1.1.9")
     with pytest.raises(StartError, match=r"needs lighter-sdk 1\.1\.8; 1\.1\.9 is installed"):
         LighterSigner("http://127.0.0.1:1", ACCOUNT, KEY_INDEX, key)
+
+
+async def test_a_transaction_expires_when_it_is_waited_for_no_more(key: Secret) -> None:
+    async with trading(key) as (venue, orders, _):
+        await orders.place(order())
+        lasts_s = venue.sent[0][1]["ExpiredAt"] / 1000 - time.time()
+        assert TRANSACTION_EXPIRES_S - 30 < lasts_s < TRANSACTION_EXPIRES_S
+
+
+async def test_a_halted_account_sends_nothing_more(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+    venue, orders = venue_and_orders
+    orders.halt()
+    assert isinstance(await orders.place(order()), Unknown)
+    assert venue.sent == []
+
+
+async def test_what_is_no_whole_number_of_lots_is_refused_before_it_is_sent(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    outcome = await orders.place(order(quantity=D("0.00001")))
+    assert isinstance(outcome, Refused)
+    assert "no whole number of" in outcome.reason
+    assert venue.sent == []
 
 
 # Orders

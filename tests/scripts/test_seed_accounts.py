@@ -89,6 +89,25 @@ async def test_a_file_of_models_is_brought_in_and_repeated(
     assert (await audit(database)).is_clean
 
 
+async def test_a_live_model_gets_its_account_at_the_venue_and_no_capital_of_ours(
+    seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "7", "VENUE_API_KEY": "ab" * 40,
+        "OPENAI_BASE_URL": "http://127.0.0.1:9",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    Path("models.toml").write_text(FILE + "venue_account_index = 12\n", encoding="utf-8")
+    assert _run(seed, "models.toml", "--database-url", dsn) == 0
+    assert "2 of 2 models are new, 0 accounts were opened" in capsys.readouterr().out
+    Path("models.toml").write_text(FILE, encoding="utf-8")
+    assert _run(seed, "models.toml", "--database-url", dsn) == 0
+    async with database.connection() as conn:
+        indexes = {model.id: model.venue_account_index for model in await select_models(conn)}
+        assert await select_accounts(conn) == {}
+    assert indexes == {"deepseek-apex": None, "rules-c": 12}, "a file that does not name it leaves it"
+
+
 async def test_one_model_by_arguments(seed: ModuleType, database: Database, dsn: str) -> None:
     asked = ["--variant", "Sovereign", "--provider", "nim", "--router-model", "meta/llama-4", "--capital", "77"]
     assert _run(seed, *asked, "--demo", "--database-url", dsn) == 0

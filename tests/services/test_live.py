@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from support.fake_exchange import ACCOUNT
 from support.live import Bench, add_model, prepared, trading
+from support.records import add_run, make_run
 
 from trader.domain.orders import ExitPlan, OrderStatus, OrderType
-from trader.errors import NotFound, Precondition, StartError, Unavailable
+from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
 from trader.services.events import VenueDiffers
 from trader.store.pool import Database
 
@@ -131,7 +132,7 @@ async def test_a_lost_answer_is_neither_failure_nor_success(bench: Bench, fault:
 async def test_nothing_trades_a_market_whose_order_is_not_known(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
-    with pytest.raises(Unavailable, match="What became of this order at the venue is not known yet"):
+    with pytest.raises(OrderUndecided, match="What became of this order at the venue is not known yet"):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     for reduce_only in (False, True):
         other = await bench.sell("0.1", reduce_only=reduce_only)
@@ -207,7 +208,7 @@ async def test_an_order_that_was_noted_and_never_sent_is_refused_by_the_next_pro
     async def die(_: object) -> None:
         raise RuntimeError("power cut")
 
-    await desk._refresh()
+    assert await desk._unready() is None
     monkeypatch.setattr(desk._outbox.venue.orders, "place", die)
     with pytest.raises(RuntimeError, match="power cut"):
         await bench.buy("0.25", leverage=D(5), client_order_id="cut")
@@ -429,6 +430,16 @@ async def test_an_account_with_a_past_is_not_taken_over(database: Database) -> N
         await add_model(database, "apex")
         bench.venue.trade_by_hand("BTC", "1")
         with pytest.raises(StartError, match="holds BTC already"):
+            await bench.start()
+        await bench.stop()
+
+
+async def test_an_account_with_made_up_capital_is_not_traded_live(database: Database) -> None:
+    async with prepared(database) as bench:
+        await add_model(database, "apex")
+        async with database.connection() as conn:
+            await add_run(conn, "apex", make_run("apex", capital="10000"))
+        with pytest.raises(StartError, match=r"apex is open in this database with 10000, and .* has 10000\.25"):
             await bench.start()
         await bench.stop()
 

@@ -67,18 +67,20 @@ def book_strays(
     draft = Draft(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     due = sorted(payments, key=attrgetter("boundary"))
     for fill in fills:
-        for payment in due:
-            _receive(draft, payment, before=fill.at)
+        due = [payment for payment in due if not _receive(draft, payment, before=fill.at)]
         cause = Cause.LIQUIDATION if fill.is_forced else Cause.ORDER
         _execute(draft, fill.side, [fill], cause, NO_TERMS)
     unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
     return msgspec.structs.replace(draft.booking(), venue_fills=unnamed)
 
 
-def _receive(draft: Draft, payment: VenueFunding, *, before: datetime) -> None:
+def _receive(draft: Draft, payment: VenueFunding, *, before: datetime) -> bool:
+    """Book a payment for what is held. Whether it was for that."""
     position = draft.positions.get(payment.symbol)
-    if position is not None and position.funded_until < payment.boundary <= before:
-        draft.book_funding(position, payment.boundary, payment.rate, payment.amount)
+    if position is None or not position.funded_until < payment.boundary <= before:
+        return False
+    draft.book_funding(position, payment.boundary, payment.rate, payment.amount)
+    return True
 
 
 def book_fundings(

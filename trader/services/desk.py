@@ -18,7 +18,7 @@ from trader.domain.exchange import Moment, triggered
 from trader.domain.legs import reachable_price
 from trader.domain.orders import CLOSING_SIDE, Cause, ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.domain.venue_orders import SentOrder, VenueOrder, VenueOrderType
-from trader.errors import MarketDataError, TraderError, Unavailable
+from trader.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
 from trader.services.legs import Legs
 from trader.services.outbox import Floor, Outbox
 from trader.services.placing import refusal_by_gates, refusal_of_price
@@ -66,11 +66,11 @@ class Desk:
     # What callers ask for
 
     async def place(self, order: Order) -> OrderAnswer:
-        """Place an order. Raises `Unavailable` when what became of it is not known now."""
+        """Place an order. Raises `OrderUndecided` when what became of it is not known now."""
         async with self._lock:
-            await self._refresh()
+            unready = await self._unready()
             self._refuse_to_send_again(order)
-            if (refusal := self._refusal(order)) is not None:
+            if (refusal := unready or self._refusal(order)) is not None:
                 return await self._refuse(order, refusal)
             concluded = await self._outbox.send(self._venue_order(order), Cause.ORDER, order)
             if concluded.answer is None:
@@ -81,7 +81,8 @@ class Desk:
     async def cancel(self, order_id: str) -> None:
         """End a resting order at the venue. One that does not rest is left alone. Raises `Unavailable`."""
         async with self._lock:
-            await self._refresh()
+            if (unready := await self._unready()) is not None:
+                raise Unavailable(unready, _ASK_AGAIN_S)
             for sent in self.sent:
                 if str(sent.request_id) != order_id:
                     continue
@@ -93,13 +94,14 @@ class Desk:
                     raise self._not_known(sent.symbol)
 
     async def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
-        """Replace an exit plan. None when it is set, else why not."""
+        """Replace an exit plan. None when it is set, else why not: then the old one stays."""
         async with self._lock:
-            await self._refresh()
+            if (unready := await self._unready()) is not None:
+                return unready
             try:
                 return await self._legs.set_plan(symbol, plan)
             except MarketDataError as error:
-                raise Unavailable(f"The venue cannot be asked now: {error}", _ASK_AGAIN_S) from error
+                return f"the venue cannot be asked now: {error}"
 
     # What it does by itself
 
@@ -241,16 +243,18 @@ class Desk:
         ):
             raise self._not_known(order.symbol)
 
-    def _not_known(self, symbol: str) -> Unavailable:
+    def _not_known(self, symbol: str) -> OrderUndecided:
         self.wake()
-        return Unavailable(
+        return OrderUndecided(
             "What became of this order at the venue is not known yet: its answer was lost, and the venue is asked "
             f"until it is certain. Until then nothing else trades {symbol} for the account {self.account_id}.",
             _ASK_AGAIN_S,
         )
 
-    async def _refresh(self) -> None:
+    async def _unready(self) -> str | None:
+        """Why nothing can be sent now; None when what is known is what the rows say, and the venue can be asked."""
         try:
             await self._outbox.refresh()
         except MarketDataError as error:
-            raise Unavailable(f"The venue cannot be asked now: {error}", _ASK_AGAIN_S) from error
+            return f"the venue cannot be asked now: {error}"
+        return None

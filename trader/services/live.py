@@ -212,7 +212,8 @@ class LiveExchange:
         """Place an order at the venue; the answer is what it filled, after the commit.
 
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price
-        :raises Unavailable: what became of the order is not known now; ask again with the same client order id
+        :raises OrderUndecided: what became of the order is not known yet; ask again with the same client order id
+        :raises Unavailable: the database did not confirm the order; the same
         """
         order = checked(order, self.markets)
         desk = self._desk(order.account_id)
@@ -293,6 +294,12 @@ class LiveExchange:
             )
         if statement.balance <= 0:
             raise StartError(f"The venue's account {index}, which {account_id} is to trade, has no money")
+        existing = self.accounts.get(account_id)
+        if existing is not None and existing.run.initial_capital != statement.balance:
+            raise StartError(
+                f"{account_id} is open in this database with {text(existing.run.initial_capital)}, and the venue's "
+                f"account {index} has {text(statement.balance)}. Use another database (DATABASE_URL)."
+            )
         await self._books.open(account_id, self._first_run(account_id, statement.balance))
         at = self._clock.now()
         async with self._database.connection() as conn:

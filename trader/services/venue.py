@@ -97,7 +97,8 @@ class Venue(Protocol):
         """Place an order; a refusal is an answer with status `rejected`. A client order id gets one answer for good.
 
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price
-        :raises Unavailable: what became of the order is not known now; ask again with the same client order id
+        :raises OrderUndecided: what became of the order is not known yet; ask again with the same client order id
+        :raises Unavailable: the database did not confirm the order; the same
         """
         ...
 

@@ -23,7 +23,14 @@ from trader.domain.rerun import Change, judge
 from trader.domain.tool_calls import BadCall, decode
 from trader.domain.tools import Decision, FetchIndicators, Holding
 from trader.domain.view import View
-from trader.errors import InvalidInput, MarketUnavailable, ProviderError, TraderError, Unavailable
+from trader.errors import (
+    InvalidInput,
+    MarketUnavailable,
+    OrderUndecided,
+    ProviderError,
+    TraderError,
+    Unavailable,
+)
 from trader.gateways.llm import Provider
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
 from trader.services.observer import Observer
@@ -157,7 +164,7 @@ class Workflow:
         pending = PendingOrder(number, request, decision, f"{self.record.id}:{number}", self._clock.now())
         try:
             status, result = await self._outcome(decision, pending)
-        except InvalidInput as error:
+        except (InvalidInput, OrderUndecided) as error:
             status, result = failed(str(error))
         except TraderError as error:
             if not self.record.has_pending_order:  # else the books say later what became of the order

@@ -174,9 +174,10 @@ def place(dsn: str) -> str:
     return f"{hosts}/{name}"
 
 
-def database_name(market_identity: str) -> str:
-    """The name of the database that holds the books of a market, where the name is ours to choose."""
-    return "trader_" + re.sub(r"[^a-z0-9]+", "_", market_identity.lower()).strip("_")
+def database_name(market_identity: str, live_account: int | None = None) -> str:
+    """The name of the database of a market's books, or of a live account's, where the name is ours to choose."""
+    whose = market_identity if live_account is None else f"{market_identity}:live:{live_account}"
+    return "trader_" + re.sub(r"[^a-z0-9]+", "_", whose.lower()).strip("_")
 
 
 def _start_problem(dsn: str, error: Exception) -> str:
