@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -232,7 +233,7 @@ class _Writer:
     def _put(self, message: bytes) -> None:
         transport = self._request.transport
         if transport is not None:
-            transport.write(b"%x\r\n%b\r\n" % (len(message), message) if self._response.chunked else message)
+            transport.write(_chunk(message) if self._response.chunked else message)
 
     def _is_behind(self) -> bool:
         return self._request.protocol.writing_paused
@@ -256,6 +257,12 @@ class _Writer:
     def _abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+@lru_cache(maxsize=8)
+def _chunk(message: bytes) -> bytes:
+    """A message as a chunk of HTTP/1.1, made once for all the subscribers who get it within a moment."""
+    return b"%x\r\n%b\r\n" % (len(message), message)
 
 
 def _is_connected(request: web.Request) -> bool:
