@@ -74,11 +74,12 @@ class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
-    """The run has ended well."""
+    """The run has ended well: by the model (`holding`, an `answer` without a call) or a limit (`steps`, `tokens`)."""
 
     status: Literal["completed"]
     steps: int
     tool_calls: int
+    ended_by: Literal["holding", "answer", "steps", "tokens"]
 
 
 class WorkflowFailed(RunEvent, kw_only=True, tag="workflow:failed"):
