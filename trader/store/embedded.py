@@ -72,6 +72,11 @@ class EmbeddedPostgres:
         """The data folder, which is not always in the folder asked for."""
         return self._folder / "data"
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has started the server; else a service at work has."""
+        return self._process is not None
+
     def dsn(self, database: str) -> str:
         """The connection string of a database of this server."""
         assert self._sockets is not None, "known once started"
