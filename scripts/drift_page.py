@@ -53,7 +53,7 @@ def page(name: str, groups: Sequence[Group], thin: int, unsimulated: int) -> str
     ]
     body = (
         f"<h1>Paper against the venue</h1><p>{escape(name)}: each fill of the venue, simulated on the book of the "
-        "moment its order was sent. Errors are in basis points of the paper price; right of zero the venue was dearer.</p>"
+        "moment its order was sent. Errors are in basis points of paper's price; right of zero the venue is dearer.</p>"
         f'<div class="tiles">{shown}</div>'
         "<section><h2>Errors</h2><p>A dot is a fill. The thick mark is the median, the line spans the middle 90 %; "
         f'what lies beyond the scale is drawn at its end.</p><div class="card">{chart(groups)}</div></section>'

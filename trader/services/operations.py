@@ -238,7 +238,7 @@ class Operations:
         except TraderError as error:
             return str(error)
         if answer.average_price is not None:
-            work.closed[order.client_order_id or ""] = Closed(
+            work.closed[account_id, position.symbol, attempt] = Closed(
                 account_id=account_id,
                 symbol=position.symbol,
                 side=position.side,
@@ -250,11 +250,11 @@ class Operations:
 
 
 class _Work:
-    """What was done of a command so far, kept while it is begun again. A fill is named by the order that made it."""
+    """What was done of a command so far, kept while it is begun again. A fill is named by the try that made it."""
 
     def __init__(self) -> None:
         self.cancelled: list[Cancelled] = []
-        self.closed: dict[str, Closed] = {}
+        self.closed: dict[tuple[str, str, int], Closed] = {}
         self._left: dict[tuple[str, str], Left] = {}
 
     def begin(self) -> None:
