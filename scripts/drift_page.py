@@ -17,7 +17,7 @@ SHOWN = 0.98
 """The share of errors that the scale spans; what lies beyond is drawn at its ends."""
 
 MORE_STYLE = """
-.dot { fill: var(--accent); opacity: .3 } .span { stroke: var(--ink); stroke-width: 1.5 }
+.dot { fill: var(--accent); opacity: .4 } .span { stroke: var(--ink); stroke-width: 1.5 }
 .middle { stroke: var(--ink); stroke-width: 3 } svg text.name { fill: var(--ink); font-size: 12.5px }
 """
 
@@ -109,11 +109,10 @@ def chart(groups: Sequence[Group]) -> str:
 
 
 def _table(groups: Sequence[Group]) -> str:
-    heads = "".join(
-        f"<th>{name}</th>" for name in ("market", "side", "size", "fills", "mean", "median", "p95", "worst")
-    )
+    names = ("market", "side", "size", "fills", "mean", "median", "p95", "worst")
+    heads = "".join(f'<th class="{"text" if place < 3 else ""}">{name}</th>' for place, name in enumerate(names))
     rows = "".join(
-        f'<tr><td>{escape(group.symbol)}</td><td class="text">{escape(group.side)}</td><td>{escape(group.size)}</td>'
+        f'<tr><td>{escape(group.symbol)}</td><td class="text">{escape(group.side)}</td><td class="text">{escape(group.size)}</td>'
         f"<td>{one.fills:,}</td><td>{_minus(f'{one.mean:+.2f}')}</td><td>{_minus(f'{one.median:+.2f}')}</td>"
         f"<td>{one.p95:.2f}</td><td>{_minus(f'{one.worst:+.2f}')}</td></tr>"
         for group in groups
