@@ -112,7 +112,8 @@ def _table(groups: Sequence[Group]) -> str:
     names = ("market", "side", "size", "fills", "mean", "median", "p95", "worst")
     heads = "".join(f'<th class="{"text" if place < 3 else ""}">{name}</th>' for place, name in enumerate(names))
     rows = "".join(
-        f'<tr><td>{escape(group.symbol)}</td><td class="text">{escape(group.side)}</td><td class="text">{escape(group.size)}</td>'
+        f'<tr><td>{escape(group.symbol)}</td><td class="text">{escape(group.side)}</td>'
+        f'<td class="text">{escape(group.size)}</td>'
         f"<td>{one.fills:,}</td><td>{_minus(f'{one.mean:+.2f}')}</td><td>{_minus(f'{one.median:+.2f}')}</td>"
         f"<td>{one.p95:.2f}</td><td>{_minus(f'{one.worst:+.2f}')}</td></tr>"
         for group in groups

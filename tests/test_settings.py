@@ -124,7 +124,8 @@ BAD = [
     ("SIM_MAKER_FEE_BPS", "1001"), ("SIM_LATENCY_MS", "-1"), ("SIM_SEED", "-1"), ("SIM_SEED", "0x10"),
     ("SIM_MAX_ACCOUNTS", "0"), ("API_TOKEN", "two words"), ("API_TOKEN", "schlüssel"),
     ("MAX_PARALLEL_MODELS", "0"), ("MAX_DRAWDOWN_PERCENT", "0"), ("MAX_DAILY_LOSS_PERCENT", "100.1"),
-    ("MAX_TOTAL_DRAWDOWN_PERCENT", "none"), ("FLATTEN_ON_LIMIT", "yes"), ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"),
+    ("MAX_TOTAL_DRAWDOWN_PERCENT", "none"), ("FLATTEN_ON_LIMIT", "yes"),
+    ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"),
     ("VENUE_ACCOUNT_INDEX", "-1"), ("SNAPSHOT_RETENTION_DAYS", "0"), ("LOG_LEVEL", "loud"), ("LOG_FORMAT", "xml"),
     ("OPENAI_API_KEY_2", "a b"), ("NIM_BASE_URL", "localhost"),
 ]  # fmt: skip
@@ -252,7 +253,7 @@ def test_the_database_address_is_read_alone(tmp_path: Path) -> None:
     file.write_text("PORT=nonsense\nDATABASE_URL=postgresql://file@h/d\n")
     assert read_database_url({}, file) == "postgresql://file@h/d"
     assert read_database_url({"DATABASE_URL": "postgresql://env@h/d"}, file) == "postgresql://env@h/d"
-    with pytest.raises(SettingsError, match="^DATABASE_URL: expected postgresql://user") as caught:
+    with pytest.raises(SettingsError, match=r"^DATABASE_URL: expected postgresql://user") as caught:
         read_database_url({"DATABASE_URL": "mysql://s3cr3t@h/d"}, file)
     assert "s3cr3t" not in str(caught.value)
 
