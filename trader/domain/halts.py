@@ -25,6 +25,8 @@ class HaltCause(StrEnum):
     RECONCILIATION = "reconciliation"
 
 
+_HALTED: Final = "trading is halted"
+
 LIMITS: Final = frozenset({HaltCause.DAILY_LOSS, HaltCause.DRAWDOWN})
 """The causes that are limits of losses."""
 
@@ -114,7 +116,12 @@ def refusal_to_open(halts: Iterable[Halt], account_id: str) -> str | None:
     found = next((halt for halt in halts if halt.covers(account_id)), None)
     if found is None:
         return None
-    return f"trading is halted for {scope(found.account_id)} ({found.cause}: {found.reason}); only reducing is allowed"
+    return f"{_HALTED} for {scope(found.account_id)} ({found.cause}: {found.reason}); only reducing is allowed"
+
+
+def is_of_halt(reason: str | None) -> bool:
+    """Whether an order was refused for a halt: that is not decided by the market and the account alone."""
+    return reason is not None and reason.startswith(_HALTED)
 
 
 def may_open(account: Account, order: Order) -> bool:
