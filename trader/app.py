@@ -204,6 +204,7 @@ class Service:
             await self.context.exchange.lead()
             await self.context.agents.start()
             await self.schedulers.start()
+            self.operations.start()
             undo.pop_all()
         log.info("leading, term %d", self.context.exchange.term)
 

@@ -29,10 +29,14 @@ _LOOK_S: Final = 0.2
 _GRACE_S: Final = 5.0
 """How long a command waits for a service that is just starting, or taking over."""
 
+_RESTART_S: Final = 60.0
+"""How long, when it has begun, it waits for the service to be there again."""
+
 _LIMIT_S: Final = 120.0
 """How long it waits for its outcome; the service goes on with it all the same."""
 
 _LINES_MAX: Final = 200
+_REASON_MAX: Final = 500
 _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 
 
@@ -59,9 +63,25 @@ def parser() -> argparse.ArgumentParser:
     ):
         one = verbs.add_parser(verb.value, help=meaning, description=meaning)
         one.add_argument("--account", metavar="ID", help="one account; default: all")
-        one.add_argument("--reason", default="asked by an operator", help="for the record, and for whoever is refused")
+        reason = "for the record, and for whoever is refused"
+        one.add_argument("--reason", type=_reason, default="asked by an operator", help=reason)
         one.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
     return found
+
+
+def _reason(given: str) -> str:
+    if not 0 < len(words := given.strip()) <= _REASON_MAX:
+        raise argparse.ArgumentTypeError(f"expected 1 to {_REASON_MAX} characters")
+    return words
+
+
+def _operator() -> str:
+    """Who asks, and where."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user has no name
+        name = f"user {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -79,7 +99,8 @@ async def run(options: argparse.Namespace) -> int:
             return 1
         is_served, outcome = (False, None) if is_alone else await _wait(database, asked.command.id)
         if outcome is None and (is_served or not await _withdraw(database, asked.command)):
-            print("It is not finished; the service goes on with it. Its log and `commands` will tell what came of it.")
+            when = "the service goes on with it" if is_served else "a service that starts soon goes on with it"
+            print(f"It is NOT finished; {when}. The log and the table `commands` will tell what came of it.")
             return 1
         if outcome is None:
             done = await _say_unserved(database, asked.command)
@@ -128,7 +149,7 @@ async def _connected(dsn: str) -> AsyncIterator[Database]:
 
 
 async def _ask(database: Database, verb: Verb, account_id: str | None, reason: str) -> Asked:
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    by = _operator()
     command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by=by)
     lifted: list[HaltCause] = []
     is_new = True
@@ -151,22 +172,25 @@ async def _ask(database: Database, verb: Verb, account_id: str | None, reason: s
 async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | None]:
     """Wait for the outcome, saying how far it is. False when no service is there; None when it is not finished."""
     started_s = alive_s = time.monotonic()
-    told: str | None = None
+    said, taken = "", False
     while (now_s := time.monotonic()) - started_s < _LIMIT_S:
         try:
             async with database.connection() as conn:
                 state = await store.select_command_state(conn, command_id)
-                if await store.select_has_leader(conn):
-                    alive_s = now_s
+                alive_s = now_s if await store.select_has_leader(conn) else alive_s
         except Unavailable as error:
-            print(f"  waiting: {error}", flush=True)
-            state = None
-        if state is not None and state.outcome is not None:
-            return True, state.outcome
-        if state is not None and state.progress not in (None, told):
-            told = state.progress
-            print(f"  {told}", flush=True)
-        if now_s - alive_s > _GRACE_S:
+            news = f"waiting: {error}"
+        else:
+            assert state is not None, "nobody deletes commands"
+            if state.outcome is not None:
+                return True, state.outcome
+            taken, news = state.taken, state.progress or ""
+            if taken and now_s - alive_s > _GRACE_S:
+                news = "the service is gone; waiting for it to be there again and go on"
+        if news not in ("", said):
+            said = news
+            print(f"  {news}", flush=True)
+        if now_s - alive_s > (_RESTART_S if taken else _GRACE_S):
             return False, None
         await asyncio.sleep(_LOOK_S)
     return True, None

@@ -163,6 +163,7 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
         (("halt", "--account", "nobody"), 1, "There is no account 'nobody'. Nothing was changed."),
         (("resume",), 1, "No halt of all accounts."),
         (("flatten", "me"), 2, "unrecognized arguments: me"),
+        (("halt", "--reason", " "), 2, "argument --reason: expected 1 to 500 characters"),
         (("halt", "--help"), 0, "open nothing more"),
     ],
 )

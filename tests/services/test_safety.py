@@ -13,7 +13,7 @@ from support.scripted import START, ScriptedSource
 from support.venue import agree_with_rows
 
 from trader.clock import ManualClock
-from trader.domain.halts import HaltCause, Verb
+from trader.domain.halts import HaltCause, Outcome, Verb
 from trader.domain.orders import Cause, ExitPlan, OrderStatus, OrderType
 from trader.errors import Unavailable
 from trader.services import operations
@@ -134,12 +134,31 @@ async def test_a_halt_survives_a_restart_and_cancels_what_was_left_resting(datab
         await guarded.ask(Verb.HALT)  # the service ends before it has seen it
     async with guarding(database, source, clock) as guarded:
         assert (await guarded.venue.buy("0.01")).status is OrderStatus.REJECTED
-        await guarded.operations.poll()
-        await guarded.operations.close()
-        await guarded.operations.poll()
         async with asyncio.timeout(10):
             while guarded.venue.exchange.accounts["a"].resting:
+                await guarded.operations.poll()
                 await asyncio.sleep(0.01)
+
+
+async def test_what_rests_goes_even_when_the_command_was_finished_before(guarded: Guarded) -> None:
+    """As after a halt without a service: its command is withdrawn, and the halt holds."""
+    await guarded.venue.buy("0.02", type=OrderType.LIMIT, limit_price=D(90_000))
+    command = await guarded.ask(Verb.HALT)
+    async with guarded.venue.database.connection() as conn:
+        assert await store.update_command_withdrawn(conn, command.id, Outcome(note="no service"))
+    await guarded.operations.poll()
+    assert not guarded.venue.exchange.accounts["a"].resting
+
+
+async def test_a_leader_that_ends_begins_with_nothing_more(database: Database, guarded: Guarded) -> None:
+    await guarded.operations.close()
+    command = await guarded.ask(Verb.HALT)
+    await guarded.operations.poll()
+    async with database.connection() as conn:
+        state = await store.select_command_state(conn, command.id)
+    assert state is not None
+    assert not state.taken
+    assert guarded.safety.refusal_to_open("a") is not None
 
 
 async def test_a_command_that_nobody_carried_out_in_time_is_not_carried_out_later(

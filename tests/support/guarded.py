@@ -27,6 +27,7 @@ class Guarded:
     async def start(self) -> None:
         await self.safety.load()
         await self.limits.load(self.venue.clock.now())
+        self.operations.start()
 
     async def see(self, mids: dict[str, str], **more: object) -> None:
         await self.venue.see(mids, **more)  # type: ignore[arg-type]

@@ -46,6 +46,7 @@ class Operations:
         self._limits = limits
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._works: dict[UUID, _Work] = {}
+        self._is_open = False
 
     async def run(self) -> None:
         """Mind the operators, for ever."""
@@ -56,8 +57,13 @@ class Operations:
                 log.warning("commands of operators cannot be seen now: %s", error)
             await asyncio.sleep(POLL_S)
 
+    def start(self) -> None:
+        """Carry commands out from here on, as the leader."""
+        self._is_open = True
+
     async def close(self) -> None:
-        """Stop what is under way; the next leader goes on with it."""
+        """Stop what is under way, and begin with nothing more; the next leader goes on with it."""
+        self._is_open = False
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
@@ -72,9 +78,11 @@ class Operations:
         async with self._database.connection() as conn:  # before the halts, which are written with their commands
             commands = await store.select_open_commands(conn, _GOOD_FOR, _AT_ONCE_MAX)
         self._limits.renew(await self._safety.load())
-        if self._exchange.term is None:
+        if not self._is_open or self._exchange.term is None:
             return
         await self._reap()
+        if not self._is_open:
+            return
         for command, is_expired in commands:
             if command.id in self._tasks:
                 continue
