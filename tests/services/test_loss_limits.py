@@ -127,7 +127,8 @@ async def test_after_resume_losses_count_from_then_on(database: Database) -> Non
         assert (await guarded.venue.buy("0.001", leverage=D(10))).status is OrderStatus.FILLED
         await guarded.see({"BTC": "83000"})
         assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
-        await guarded.ask(Verb.RESUME, "a")  # lifted while nobody serves
+        await guarded.ask(Verb.RESUME, "a")
+        await guarded.see({"BTC": "82950"}, after_s=20)  # the service ends before it has seen that
     async with guarding(database, source, clock, **limits) as guarded:
         await guarded.see({"BTC": "82900"})
         await guarded.see({"BTC": "82800"}, after_s=20)
