@@ -126,6 +126,27 @@ async def test_a_kill_in_the_middle_of_a_flatten_is_made_up_for_by_the_next_star
         assert (await buy(service, "one"))["status"] == "rejected"
 
 
+async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path: Path, dsn: str) -> None:
+    """The fee of one order is more than this account may lose."""
+    limits = {"MAX_DRAWDOWN_PERCENT": "0.02", "FLATTEN_ON_LIMIT": "on", "DATABASE_URL": dsn, **QUICKLY}
+    async with serving(tmp_path, **limits) as service:
+        assert (await buy(service, quantity=0.1))["status"] == "filled"
+        async with asyncio.timeout(20):
+            while await service.call("trading.getPositions", modelId="me"):
+                await asyncio.sleep(0.05)
+        mine = [halt for halt in await halts(service) if halt.get("accountId") == "me"]
+        assert [halt["cause"] for halt in mine] == ["drawdown"]
+        assert "the limit is 0.02 %" in mine[0]["reason"]
+        assert "below the 10000.00 it had at its peak" in (await buy(service))["reason"]
+        await service.kill()
+    async with serving(tmp_path, **limits) as service:
+        assert "me" in [halt.get("accountId") for halt in await halts(service)]
+        assert (await buy(service))["status"] == "rejected"
+        assert (await operate(tmp_path, "resume", "--account", "me", DATABASE_URL=dsn)).code == 0
+        assert (await buy(service, quantity=0.001))["status"] == "filled", "losses count from now on"
+        assert service.traceback().count("limit: equity") == len(service.traceback().splitlines())
+
+
 async def test_on_the_embedded_database(open_folder: Path) -> None:
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
