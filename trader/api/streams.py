@@ -22,12 +22,14 @@ from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroad
 from trader.api.requests import REQUEST_ID, Handler
 from trader.api.routes import add_read_only, refusal
 from trader.api.schemas.common import ENCODER, iso
+from trader.api.schemas.health import HaltInForce
 from trader.clock import Clock
 from trader.errors import Unavailable
 from trader.services.events import (
     ConversationsChanged,
     Event,
     EventBus,
+    HaltsChanged,
     MarketChecked,
     PositionsChanged,
     TradesChanged,
@@ -102,6 +104,8 @@ class Hubs:
             case ConversationsChanged(at=at, model_id=model_id):
                 self.conversations.changed()
                 self._tell("conversations:changed", iso(at), {"modelId": model_id})
+            case HaltsChanged(at=at, halts=halts):
+                self._tell("halts:changed", iso(at), {"halts": [HaltInForce.of(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
                 self._tell(kind, iso(at), details)
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from trader.domain.halts import Halt
+
 WorkflowType = Literal["workflow:started", "workflow:step", "workflow:complete", "workflow:failed", "batch:complete"]
 
 
@@ -36,6 +38,13 @@ class ConversationsChanged(msgspec.Struct, frozen=True):
     model_id: str
 
 
+class HaltsChanged(msgspec.Struct, frozen=True):
+    """A halt came into force or was lifted; `halts` are those in force now."""
+
+    at: datetime
+    halts: tuple[Halt, ...]
+
+
 class WorkflowProgress(msgspec.Struct, frozen=True):
     """A step of the trading workflow. `details` holds what the wire adds (`modelId`, `modelIds`, …)."""
 
@@ -44,7 +53,7 @@ class WorkflowProgress(msgspec.Struct, frozen=True):
     details: dict[str, Any]
 
 
-Event = MarketChecked | PositionsChanged | TradesChanged | ConversationsChanged | WorkflowProgress
+Event = MarketChecked | PositionsChanged | TradesChanged | ConversationsChanged | HaltsChanged | WorkflowProgress
 
 
 class EventBus:

@@ -16,6 +16,7 @@ from trader.clock import Clock, iso
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking, Rules, row_id
+from trader.domain.halts import may_open
 from trader.domain.market import Market, Quote, Tick, canonical_symbol
 from trader.domain.money import ZERO, divide
 from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
@@ -24,6 +25,7 @@ from trader.services.books import Tally
 from trader.services.events import EventBus
 from trader.services.market import MarketData
 from trader.services.reviews import Reviews
+from trader.services.safety import Safety
 from trader.settings import Settings
 from trader.store import trading as store
 from trader.store.pool import Database
@@ -35,12 +37,19 @@ class Exchange:
     """The paper exchange: every account, and all that happens to it."""
 
     def __init__(
-        self, database: Database, market: MarketData, clock: Clock, events: EventBus, settings: Settings
+        self,
+        database: Database,
+        market: MarketData,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+        safety: Safety | None = None,
     ) -> None:
         self._database = database
         self._market = market
         self._clock = clock
         self._settings = settings
+        self._safety = safety or Safety(database, clock, events)
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps / 10_000,
@@ -249,8 +258,9 @@ class Exchange:
         refusal = await self._wait_for_book(order.symbol)
 
         def decide(account: Account) -> Booking:
-            if refusal is not None:
-                return rules_of_exchange.refuse(account, order, refusal, self._clock.now())
+            halted = self._safety.refusal_to_open(account.id) if may_open(account, order) else None
+            if (reason := halted or refusal) is not None:
+                return rules_of_exchange.refuse(account, order, reason, self._clock.now())
             return rules_of_exchange.place(
                 account, order, self._reviews.moment(), self._rules, self._market.funding_rate
             )

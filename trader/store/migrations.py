@@ -31,5 +31,17 @@ WHERE s.model_id = c.model_id AND s.number = c.run_number;
 """
 """Tokens and costs of each run."""
 
-MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2}
+CLOSED_BY_OPERATOR: Final = """
+ALTER TABLE orders DROP CONSTRAINT IF EXISTS orders_close_reason_check;
+ALTER TABLE orders ADD CONSTRAINT orders_close_reason_check CHECK (
+    close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator')
+);
+ALTER TABLE fills DROP CONSTRAINT IF EXISTS fills_cause_check;
+ALTER TABLE fills ADD CONSTRAINT fills_cause_check CHECK (
+    cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator')
+);
+"""
+"""Positions that an operator closed say so."""
+
+MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2, 3: CLOSED_BY_OPERATOR}
 """By the version that a step leads to."""
