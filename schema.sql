@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (3) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (4) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
@@ -221,7 +221,7 @@ CREATE TABLE IF NOT EXISTS orders (
     net_pnl            amount ,
     insurance          amount  NOT NULL DEFAULT 0 CHECK (insurance >= 0),
     close_reason       text CHECK (close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
-                                                    'liquidation', 'reset')),
+                                                    'liquidation', 'reset', 'operator')),
     closing            text CHECK (closing IN ('stop', 'invalidation', 'target', 'time')),
     stop               amount  CHECK (stop > 0),
     target             amount  CHECK (target > 0),
@@ -310,7 +310,7 @@ CREATE TABLE IF NOT EXISTS fills (
     liquidation_fee amount  NOT NULL CHECK (liquidation_fee >= 0),
     maker           boolean NOT NULL,
     cause           text NOT NULL CHECK (cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time',
-                                                   'liquidation', 'reset')),
+                                                   'liquidation', 'reset', 'operator')),
     created_at      timestamptz NOT NULL,
     PRIMARY KEY (account_id, sequence),
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id),
@@ -362,7 +362,7 @@ CREATE TABLE IF NOT EXISTS venue_orders (
     account_id    text NOT NULL,
     client_index  bigint NOT NULL CHECK (client_index BETWEEN 1 AND 281474976710655),
     run_id        uuid NOT NULL,
-    cause         text NOT NULL CHECK (cause IN ('order', 'stop', 'invalidation', 'target', 'time')),
+    cause         text NOT NULL CHECK (cause IN ('order', 'stop', 'invalidation', 'target', 'time', 'operator')),
     status        text NOT NULL CHECK (status IN ('SENT', 'STANDING', 'DONE', 'REFUSED')),
     symbol        text NOT NULL,
     side          text NOT NULL CHECK (side IN ('buy', 'sell')),
@@ -383,9 +383,9 @@ CREATE TABLE IF NOT EXISTS venue_orders (
     PRIMARY KEY (account_id, client_index),
     FOREIGN KEY (run_id, account_id) REFERENCES runs (id, account_id),
     CHECK ((request_id IS NULL) = (request IS NULL)),
-    CHECK ((request_id IS NOT NULL) = (cause = 'order')),
+    CHECK ((request_id IS NOT NULL) = (cause IN ('order', 'operator'))),
     CHECK ((trigger_price IS NOT NULL) = (type IN ('stop', 'target'))),
-    CHECK (reduce_only OR cause = 'order'),
+    CHECK (reduce_only OR request_id IS NOT NULL),
     CHECK (status <> 'STANDING' OR (type <> 'market' AND venue_index IS NOT NULL)),
     CHECK (status <> 'REFUSED' OR (filled = 0 AND reason IS NOT NULL))
 );
@@ -466,3 +466,67 @@ CREATE OR REPLACE TRIGGER models_move_hours AFTER INSERT OR DELETE ON models
     FOR EACH ROW EXECUTE FUNCTION move_variant_hours();
 CREATE OR REPLACE TRIGGER models_change_hours AFTER UPDATE ON models
     FOR EACH ROW WHEN (OLD.variant <> NEW.variant OR OLD.id <> NEW.id) EXECUTE FUNCTION move_variant_hours();
+
+-- What may not open positions now, and what once might not: in force until lifted. Without an account it is all of them.
+-- Times of this and the next table are the database's own, also where the market's time is that of a recording.
+CREATE TABLE IF NOT EXISTS halts (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    account_id text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
+    cause      text NOT NULL CHECK (cause IN ('operator', 'daily loss', 'drawdown', 'reconciliation')),
+    reason     text NOT NULL CHECK (reason <> ''),
+    halted_by  text NOT NULL CHECK (halted_by <> ''),
+    halted_at  timestamptz NOT NULL DEFAULT now(),
+    lifted_by  text CHECK (lifted_by <> ''),
+    lifted_at  timestamptz CHECK (lifted_at >= halted_at),
+    CHECK ((lifted_at IS NULL) = (lifted_by IS NULL))
+);
+CREATE UNIQUE INDEX IF NOT EXISTS halts_in_force ON halts (account_id, cause) NULLS NOT DISTINCT
+    WHERE lifted_at IS NULL;
+
+-- What operators, and limits that were hit, asked the leading process to do, and what it did.
+CREATE TABLE IF NOT EXISTS commands (
+    id          uuid PRIMARY KEY,
+    verb        text NOT NULL CHECK (verb IN ('halt', 'resume', 'flatten')),
+    account_id  text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
+    reason      text NOT NULL CHECK (reason <> ''),
+    asked_by    text NOT NULL CHECK (asked_by <> ''),
+    asked_at    timestamptz NOT NULL DEFAULT now(),
+    taken_at    timestamptz,
+    progress    text,
+    finished_at timestamptz,
+    outcome     jsonb,
+    CHECK ((finished_at IS NULL) = (outcome IS NULL))
+);
+CREATE INDEX IF NOT EXISTS commands_open ON commands (asked_at) WHERE finished_at IS NULL;
+
+-- What losses are measured against: of each account in its run, and of all together (without an account). A value that
+-- is null is taken anew from the next equity that is seen.
+CREATE TABLE IF NOT EXISTS equity_marks (
+    account_id text UNIQUE NULLS NOT DISTINCT,
+    run_id     uuid,
+    day        date NOT NULL,
+    day_start  amount ,
+    peak       amount ,
+    last       amount  NOT NULL,
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    CHECK ((account_id IS NULL) = (run_id IS NULL))
+);
+
+-- What a fill of the venue would have cost on paper, on the book of the moment its order was sent. `paper_price` is null
+-- where that book showed less than was filled; `drift_bps` is positive where the venue was dearer than paper.
+CREATE TABLE IF NOT EXISTS fill_drift (
+    account_id  text NOT NULL,
+    sequence    bigint NOT NULL,
+    symbol      text NOT NULL,
+    side        text NOT NULL CHECK (side IN ('buy', 'sell')),
+    quantity    amount  NOT NULL CHECK (quantity > 0),
+    maker       boolean NOT NULL,
+    venue_price amount  NOT NULL CHECK (venue_price > 0),
+    paper_price amount  CHECK (paper_price > 0),
+    drift_bps   amount ,
+    quoted_at   timestamptz,
+    filled_at   timestamptz NOT NULL,
+    PRIMARY KEY (account_id, sequence),
+    FOREIGN KEY (account_id, sequence) REFERENCES fills (account_id, sequence),
+    CHECK ((paper_price IS NULL) = (drift_bps IS NULL))
+);

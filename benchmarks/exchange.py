@@ -76,6 +76,13 @@ def _request(host: str, account_id: str, side: str) -> bytes:
     return head.encode() + body
 
 
+async def _first_cycle_over(service: ServiceProcess) -> None:
+    """Wait for the demo's agents, whose first cycle draws weeks of the synthetic market."""
+    async with asyncio.timeout(60):
+        while (await service.get("/health/schedulers"))[1]["modelsRunning"]:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.5)
+
+
 def inserts_per_second(dsn: str, folder: Path, seconds: int) -> float:
     """What pgbench reaches with as many clients and one insert per transaction."""
     script = folder / "insert.sql"
@@ -102,6 +109,7 @@ async def measure_orders(folder: Path) -> None:
         service = await ServiceProcess.start(folder, http, SIM_LATENCY_MS="0")
         try:
             await orders_per_second(service, 2)
+            await _first_cycle_over(service)
             ours = await orders_per_second(service, SECONDS)
             async with EmbeddedPostgres.attached(folder / EMBEDDED_FOLDER) as server:
                 dsn = server.dsn((await server.databases())[0])

@@ -2,22 +2,27 @@
 
     python -m benchmarks.streams [rounds]
 
-The service's five streams serve 50 subscribers each over real sockets; a second process reads them. Each round
-publishes events that concern every stream at once, the worst moment there is. The reference, measured in turns with it
-in the same run, is the least that could be done: a bare asyncio protocol without HTTP framework, loading or queues,
-that writes the same bytes to its 250 connections in one loop. Both are read by the same process, so the difference is
-the cost of the service. Also told: the growth of the server's memory over the run.
+The service's five streams serve 50 subscribers each over real sockets; a second process reads them. A frame has arrived
+when the kernel has put it into the subscriber's socket, which the kernel itself notes (SO_TIMESTAMPNS, Linux): how fast
+one process then reads 250 sockets says nothing about the service. The server has the first core, the readers another.
+Each round publishes events that concern every stream at once, the worst moment there is. The reference, measured in
+turns with it in the same run, is the least that could be done: a bare asyncio protocol without HTTP framework, loading
+or queues, that writes the same bytes to its 250 connections in one loop. Both are read by the same process, so the
+difference is the cost of the service. Also told: the growth of the server's memory over the run.
 """
 
 import asyncio
 import json
+import os
 import resource
+import selectors
+import socket
 import statistics
+import struct
 import sys
 import time
 from collections import defaultdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -34,6 +39,10 @@ STATE_BYTES = 8_000
 ROUND_S = 0.15
 P99_MAX_MS = 20.0
 MARK = b'"sent":'
+CORES = os.sched_getaffinity(0)
+
+SO_TIMESTAMPNS = 35
+"""Linux: every message is given with the time at which it arrived (CLOCK_REALTIME); Python does not name it."""
 
 
 def state(sent_ns: int) -> bytes:
@@ -62,7 +71,7 @@ class Service:
         return int(self.runner.addresses[0][1])
 
     def publish(self) -> None:
-        self.sent_ns = time.monotonic_ns()
+        self.sent_ns = time.time_ns()
         now = datetime.now(UTC)
         self.events.publish(MarketChecked(at=now))
         self.events.publish(TradesChanged(at=now, account_ids=()))
@@ -102,7 +111,7 @@ class Bare:
         return int(self.server.sockets[0].getsockname()[1])
 
     def publish(self) -> None:
-        sent_ns = time.monotonic_ns()
+        sent_ns = time.time_ns()
         large, small = frame(state(sent_ns)), frame(state(sent_ns)[:60] + b'"}]', "workflow:step")
         chunks = {False: b"%x\r\n%b\r\n" % (len(large), large), True: b"%x\r\n%b\r\n" % (len(small), small)}
         for transport, is_workflow in self.transports:
@@ -117,36 +126,48 @@ class Bare:
         self.server.close()
 
 
-async def read(port: int) -> None:
+class Follower:
+    """One subscriber of the reading process: notes when each marked frame had arrived whole in its socket."""
+
+    def __init__(self, name: str, port: int, arrivals: dict[int, list[int]]) -> None:
+        self._arrivals = arrivals
+        self._rest = b""
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.socket.sendall(f"GET /api/events/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+    def receive(self) -> bool:
+        """Take what has arrived; False at the end of the stream."""
+        data, ancillary, _, _ = self.socket.recvmsg(2**18, 64)
+        if not data:
+            return False
+        for _, kind, content in ancillary:
+            if kind == SO_TIMESTAMPNS:
+                seconds, nanoseconds = struct.unpack("qq", content)
+                self._note(data, seconds * 10**9 + nanoseconds)
+        return True
+
+    def _note(self, data: bytes, at_ns: int) -> None:
+        self._rest += data
+        while (end := self._rest.find(b"\n\n")) >= 0:
+            if (mark := self._rest.find(MARK, 0, end)) >= 0:
+                self._arrivals[int(self._rest[mark + len(MARK) :][:20])].append(at_ns)
+            self._rest = self._rest[end + 2 :]
+
+
+def read(port: int, core: int) -> None:
     """The reading process: prints how long each round took to arrive, in milliseconds, first and last socket."""
+    os.sched_setaffinity(0, {core})
     arrivals: dict[int, list[int]] = defaultdict(list)
-    loop = asyncio.get_running_loop()
-
-    class Follower(asyncio.Protocol):
-        def __init__(self, name: str) -> None:
-            self.name = name
-            self.rest = b""
-            self.ended = loop.create_future()
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            transport.write(f"GET /api/events/{self.name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-
-        def data_received(self, data: bytes) -> None:
-            at_ns = time.monotonic_ns()
-            self.rest += data
-            while (end := self.rest.find(b"\n\n")) >= 0:
-                if (mark := self.rest.find(MARK, 0, end)) >= 0:
-                    arrivals[int(self.rest[mark + len(MARK) :][:20])].append(at_ns)
-                self.rest = self.rest[end + 2 :]
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.ended.set_result(None)
-
-    followers = [Follower(name) for name in STREAMS for _ in range(SUBSCRIBERS)]
-    for follower in followers:
-        await loop.create_connection(partial(next, iter([follower])), "127.0.0.1", port)
-    await asyncio.wait([follower.ended for follower in followers])
+    with selectors.DefaultSelector() as selector:
+        for name in STREAMS:
+            for _ in range(SUBSCRIBERS):
+                follower = Follower(name, port, arrivals)
+                selector.register(follower.socket, selectors.EVENT_READ, follower)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if not key.data.receive():
+                    selector.unregister(key.fileobj)
     rounds = [
         {"first": (min(times) - sent_ns) / 1e6, "last": (max(times) - sent_ns) / 1e6}
         for sent_ns, times in sorted(arrivals.items())
@@ -157,7 +178,7 @@ async def read(port: int) -> None:
 
 async def measure(server: Service | Bare, rounds: int) -> list[dict[str, float]]:
     port = await server.start()
-    command = (sys.executable, "-m", "benchmarks.streams", "--read", str(port))
+    command = (sys.executable, "-m", "benchmarks.streams", "--read", str(port), str(max(CORES)))
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[1], limit=2**24
     )
@@ -191,6 +212,7 @@ def told(name: str, rounds: list[dict[str, float]]) -> float:
 
 
 async def main(rounds: int) -> int:
+    os.sched_setaffinity(0, {min(CORES)})
     results: dict[str, list[dict[str, float]]] = {"service": [], "reference": []}
     grown_from = 0
     for turn in range(4):
@@ -212,6 +234,6 @@ async def main(rounds: int) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--read"]:
-        asyncio.run(read(int(sys.argv[2])))
+        read(int(sys.argv[2]), int(sys.argv[3]))
     else:
         sys.exit(asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 400)))

@@ -224,6 +224,7 @@ _REASONS = {
     "by target": ("target",),
     "by time": ("time",),
     "liquidated": ("liquidation",),
+    "by operator": ("operator",),
 }
 
 _PARTS: Sequence[tuple[str, Callable[[Account], Decimal]]] = (

@@ -43,7 +43,7 @@ from trader.services.events import EventBus
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.observer import Observer
-from trader.services.run_record import RunRecord
+from trader.services.run_record import Packer, RunRecord
 from trader.services.workflow import Workflow
 from trader.settings import PROVIDERS, Settings
 from trader.store.agents import select_payload, select_steps, select_tool_calls, upsert_model
@@ -150,7 +150,7 @@ async def _run(
     async with database.connection() as conn:
         await ensure_partitions(conn, clock.now())
         await upsert_model(conn, model)
-    record = RunRecord(database, EventBus(), model, clock.now())
+    record = RunRecord(database, EventBus(), Packer(), model, clock.now())
     await Workflow(record, providers, exchange, observer, clock, EventBus()).execute()
     async with database.connection() as conn:
         packed = await select_payload(conn, record.id)

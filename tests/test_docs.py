@@ -19,7 +19,14 @@ from trader.variants import VARIANTS
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
-OTHER_NAMES = {"TRADER_TEST_POSTGRES", "TRADER_TEST_DSN", "TRADER_TEST_CANDLES", "HYPOTHESIS_PROFILE", "PYTHON"}
+OTHER_NAMES = {
+    "TRADER_TEST_POSTGRES",
+    "TRADER_TEST_SDK",
+    "TRADER_TEST_DSN",
+    "TRADER_TEST_CANDLES",
+    "HYPOTHESIS_PROFILE",
+    "PYTHON",
+}
 
 
 def section(heading: str) -> str:

@@ -1,5 +1,6 @@
 """The command and the scripts around it: what they answer, and with which exit code."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -8,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from trader import app
@@ -27,6 +29,17 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+def execute(dsn: str, statement: str) -> None:
+    """A statement from outside of an event loop."""
+
+    async def run() -> None:
+        conn = await asyncpg.connect(dsn)
+        await conn.execute(statement)
+        await conn.close()
+
+    asyncio.run(run())
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -80,7 +93,12 @@ def test_check_connects_and_says_what_it_found(
     monkeypatch.setenv("DATABASE_URL", dsn)
     monkeypatch.setenv("MARKET_SOURCE", "synthetic")
     assert main(["--demo", "--check"]) == 0
-    assert "database: connected" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "database: connected" in shown
+    assert "halted" not in shown
+    execute(dsn, "INSERT INTO halts (cause, reason, halted_by) VALUES ('drawdown', 'it fell', 'limit')")
+    assert main(["--demo", "--check"]) == 0
+    assert "halted: all accounts: drawdown: it fell" in capsys.readouterr().out
     monkeypatch.setenv("DATABASE_URL", "postgresql://u:s3cr3t@127.0.0.1:1/trader")
     assert main(["--demo", "--check"]) == 1
     shown = capsys.readouterr().err

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trader.__main__ import main, settings_help
 from trader.dotenv import parse_dotenv, read_dotenv
 from trader.errors import SettingsError
-from trader.settings import DEFINITIONS, PROVIDERS, Secret, Settings
+from trader.settings import DEFINITIONS, PROVIDERS, Secret, Settings, read_database_url
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,9 @@ BAD = [
     ("SIM_QUOTE_CURRENCY", "US$"), ("SIM_REFRESH_INTERVAL_MS", "0"), ("SIM_TAKER_FEE_BPS", "-0.1"),
     ("SIM_MAKER_FEE_BPS", "1001"), ("SIM_LATENCY_MS", "-1"), ("SIM_SEED", "-1"), ("SIM_SEED", "0x10"),
     ("SIM_MAX_ACCOUNTS", "0"), ("API_TOKEN", "two words"), ("API_TOKEN", "schlüssel"),
-    ("MAX_PARALLEL_MODELS", "0"), ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"),
+    ("MAX_PARALLEL_MODELS", "0"), ("MAX_DRAWDOWN_PERCENT", "0"), ("MAX_DAILY_LOSS_PERCENT", "100.1"),
+    ("MAX_TOTAL_DRAWDOWN_PERCENT", "none"), ("FLATTEN_ON_LIMIT", "yes"),
+    ("VENUE", "binance"), ("VENUE_URL", "x"), ("VENUE_API_KEY_INDEX", "255"),
     ("VENUE_ACCOUNT_INDEX", "-1"), ("SNAPSHOT_RETENTION_DAYS", "0"), ("LOG_LEVEL", "loud"), ("LOG_FORMAT", "xml"),
     ("OPENAI_API_KEY_2", "a b"), ("NIM_BASE_URL", "localhost"),
 ]  # fmt: skip
@@ -226,6 +228,34 @@ def test_live_needs_the_venues_credentials() -> None:
     assert load(live).venue_account_index == 0
     assert "MARKET_SOURCE" in problems({**KEY, **live, "MARKET_SOURCE": "synthetic"})[0]
     assert "TRADING_MODE" in problems({**KEY, **live}, demo=True)[0]
+
+
+LIMITS = ("daily_loss", "drawdown", "total_daily_loss", "total_drawdown")
+
+
+def limits(environ: dict[str, str]) -> list[Decimal | None]:
+    settings = load({**KEY, **environ})
+    return [getattr(settings, f"max_{name}_percent") for name in LIMITS]
+
+
+def test_limits_of_losses_are_off_on_paper_and_have_defaults_live() -> None:
+    assert limits({}) == [None] * 4
+    assert limits({"MAX_DRAWDOWN_PERCENT": "12.5"}) == [None, Decimal("12.5"), None, None]
+    live = {"TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "0", "VENUE_API_KEY": "0xabc"}
+    assert limits(live) == [10, 25, 10, 20]
+    assert limits({**live, "MAX_DAILY_LOSS_PERCENT": "off", "MAX_TOTAL_DRAWDOWN_PERCENT": "3"}) == [None, 25, 10, 3]
+
+
+def test_the_database_address_is_read_alone(tmp_path: Path) -> None:
+    """Whoever must stop a service is not held up by another setting that is wrong."""
+    file = tmp_path / ".env"
+    assert read_database_url({}, file) is None
+    file.write_text("PORT=nonsense\nDATABASE_URL=postgresql://file@h/d\n")
+    assert read_database_url({}, file) == "postgresql://file@h/d"
+    assert read_database_url({"DATABASE_URL": "postgresql://env@h/d"}, file) == "postgresql://env@h/d"
+    with pytest.raises(SettingsError, match=r"^DATABASE_URL: expected postgresql://user") as caught:
+        read_database_url({"DATABASE_URL": "mysql://s3cr3t@h/d"}, file)
+    assert "s3cr3t" not in str(caught.value)
 
 
 def test_replay_ends_after_its_start() -> None:

@@ -19,11 +19,15 @@ from trader.settings import DEFINITIONS, PROVIDERS, Settings
 
 EXIT_NO_START = 1
 EXIT_WRONG_SETTINGS = 2
+VERBS = ("halt", "resume", "flatten")
 LISTEN_ERRORS = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in VERBS:
+        return _operate(given)
+    options = _parser().parse_args(given)
     try:
         settings = Settings.load(os.environ, Path(".env"), demo=options.demo)
     except SettingsError as error:
@@ -47,6 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before the service minds its signals itself
         return 128 + 2
     return 0
+
+
+def _operate(arguments: Sequence[str]) -> int:
+    """A command of the operator, which needs no setting but DATABASE_URL."""
+    from trader.console import main as operate  # noqa: PLC0415 - as below
+
+    try:
+        return operate(arguments)
+    except SettingsError as error:
+        print(f"The configuration is wrong: {error}", file=sys.stderr)
+        return EXIT_WRONG_SETTINGS
+    except TraderError as error:
+        print(f"trader: {error}", file=sys.stderr)
+        return EXIT_NO_START
 
 
 async def _serve(settings: Settings) -> None:
@@ -80,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--demo", action="store_true", help="run on a synthetic market with rule agents; needs no key and no database"
     )
+    parser.usage = "trader [--demo] [--check] [--version] [--help]\n       trader halt|resume|flatten [--help]"
     parser.add_argument("--check", action="store_true", help="check the settings, connect to the database, and exit")
     parser.add_argument("--version", action="version", version=_version())
     return parser

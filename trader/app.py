@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from aiohttp import web
 
 from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, streams, warm
 from trader.api.context import Context
 from trader.clock import iso
+from trader.domain.market import Tick
 from trader.errors import StartError, Unavailable
 from trader.gateways.lighter_account import LighterAccounts
 from trader.gateways.llm import make_providers
@@ -24,11 +25,15 @@ from trader.gateways.taapi import make_supplier
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers, jobs
 from trader.services.agents import Agents
 from trader.services.analytics import Analytics
+from trader.services.drift import DriftRecorder
 from trader.services.events import EventBus, MarketChecked
 from trader.services.exchange import Exchange
 from trader.services.live import LiveExchange
+from trader.services.loss_limits import LossLimits
 from trader.services.market import MarketData
+from trader.services.operations import Operations
 from trader.services.portfolio import Portfolio
+from trader.services.safety import Safety
 from trader.services.trading import TradingRecords
 from trader.services.venue import Venue
 from trader.settings import Settings
@@ -36,6 +41,7 @@ from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database, apply_schema, database_name
+from trader.store.safety import select_halts
 from trader.store.trading import select_processed_until
 
 log = logging.getLogger("trader")
@@ -66,6 +72,7 @@ async def serve(settings: Settings) -> None:
         tasks = [
             asyncio.create_task(service.follow_market(), name="market feed"),
             asyncio.create_task(service.keep_role(), name="role"),
+            asyncio.create_task(service.operations.run(), name="operators"),
             asyncio.create_task(stopping.wait(), name="stop signal"),
         ]
         if outside.server is not None:
@@ -99,11 +106,22 @@ async def check(settings: Settings) -> list[str]:
         latency_ms = await outside.database.ping()
         accounts = outside.accounts
         where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
+        async with outside.database.connection() as conn:
+            halts = await select_halts(conn)
         return [
             f"settings: valid, {settings.trading_mode}{where}",
             f"market: {source.identity} with {', '.join(source.markets)}",
             f"database: connected, schema in place, {latency_ms:.1f} ms",
+            *(f"halted: {halt}" for halt in halts),
         ]
+
+
+class Guards(NamedTuple):
+    """What keeps trading within what operators and limits allow."""
+
+    safety: Safety
+    limits: LossLimits
+    operations: Operations
 
 
 class Service:
@@ -117,11 +135,13 @@ class Service:
         hubs: streams.Hubs,
         schedulers: Schedulers,
         lock: LeaderLock,
+        guards: Guards,
     ) -> None:
         self.context = context
         self.database = database
         self.hubs = hubs
         self.schedulers = schedulers
+        self.safety, self.limits, self.operations = guards
         self.started_at = context.clock.now()
         self._events = events
         self._lock = lock
@@ -140,7 +160,12 @@ class Service:
     async def follow_market(self) -> None:
         """Take every tick of the market to the exchange, for ever."""
         exchange = self.context.exchange
-        await self.context.market.run(exchange.on_tick, exchange.followed_until or self.started_at)
+
+        async def on_tick(tick: Tick) -> None:
+            await exchange.on_tick(tick)
+            await self.limits.on_tick(tick)
+
+        await self.context.market.run(on_tick, exchange.followed_until or self.started_at)
 
     async def take_role(self) -> None:
         """Lead when nobody does, else begin to stand by.
@@ -170,17 +195,22 @@ class Service:
 
     async def resign(self) -> None:
         """Stop trading: first the schedules, then the models, then the exchange."""
+        self.limits.stop()
         await self.schedulers.close()
         await self.context.agents.close()
+        await self.operations.close()
         await self.context.exchange.resign()
         await self._lock.release()
 
     async def _lead(self) -> None:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.resign)
+            await self.safety.load()  # before anybody can trade
+            await self.limits.load(self.context.clock.now())
             await self.context.exchange.lead()
             await self.context.agents.start()
             await self.schedulers.start()
+            self.operations.start()
             undo.pop_all()
         log.info("leading, term %d", self.context.exchange.term)
 
@@ -280,11 +310,15 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
         await ensure_partitions(conn, clock.now())
     events = EventBus()
     market = MarketData(source, clock)
+    safety = Safety(database, clock, events)
     exchange: Venue
     if outside.accounts is None:
-        exchange = Exchange(database, market, clock, events, settings)
+        exchange = Exchange(database, market, clock, events, settings, safety)
     else:
-        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts)
+        drift = DriftRecorder(database)
+        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, safety, drift)
+    limits = LossLimits(database, exchange, safety, settings)
+    guards = Guards(safety, limits, Operations(database, exchange, safety, limits))
     portfolio = Portfolio(database, exchange, clock, settings)
     providers = make_providers(settings)
     stack.push_async_callback(providers.close)
@@ -313,7 +347,7 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
     await hubs.start()
     stack.push_async_callback(hubs.close)
     log.info("the market's time is %s", iso(clock.now()))
-    return Service(context, database, events, hubs, schedulers, LeaderLock(outside.dsn))
+    return Service(context, database, events, hubs, schedulers, LeaderLock(outside.dsn), guards)
 
 
 def build_app(service: Service) -> web.Application:
@@ -337,6 +371,7 @@ def build_app(service: Service) -> web.Application:
             running=service.running_schedulers,
             troubles=lambda: context.exchange.troubles,
             models_running=context.agents.running,
+            halts=lambda: service.safety.halts,
         ),
     )
     if context.settings.metrics == "on":

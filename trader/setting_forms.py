@@ -39,6 +39,12 @@ def decimal_number(expected: str, fits: Callable[[Decimal], bool]) -> Form[Decim
     return parse
 
 
+def percent_or_off(text: str) -> Decimal | None:
+    """A percentage of something that can be lost, or none."""
+    expected = "a number above 0 and at most 100 (percent), or off"
+    return None if text == "off" else decimal_number(expected, lambda percent: 0 < percent <= 100)(text)
+
+
 def speed(text: str) -> float:
     return float(decimal_number("a number from 0 to 1000000", lambda number: 0 <= number <= 1_000_000)(text))
 

@@ -70,6 +70,7 @@ class Definition(NamedTuple):
     secret: bool = False
     demo_default: str | None = None
     shown_default: str | None = None
+    live_default: str | None = None
 
     @property
     def field(self) -> str:
@@ -139,6 +140,30 @@ DEFINITIONS: Final = (
         secret=True,
     ),
     Definition("MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256), "How many models may think at the same time."),
+    Definition(
+        "MAX_DAILY_LOSS_PERCENT", "", forms.percent_or_off,
+        "Loss of a UTC day, in percent of the day's first equity, at which an account is halted; or `off`.",
+        live_default="10", shown_default="off; live 10",
+    ),
+    Definition(
+        "MAX_DRAWDOWN_PERCENT", "", forms.percent_or_off,
+        "Fall from the highest equity of its run, in percent, at which an account is halted; or `off`.",
+        live_default="25", shown_default="off; live 25",
+    ),
+    Definition(
+        "MAX_TOTAL_DAILY_LOSS_PERCENT", "", forms.percent_or_off,
+        "The same loss of a day, of all accounts together, at which all are halted; or `off`.",
+        live_default="10", shown_default="off; live 10",
+    ),
+    Definition(
+        "MAX_TOTAL_DRAWDOWN_PERCENT", "", forms.percent_or_off,
+        "The same fall, of all accounts together, at which all are halted; or `off`.",
+        live_default="20", shown_default="off; live 20",
+    ),
+    Definition(
+        "FLATTEN_ON_LIMIT", "off", forms.one_of("on", "off"),
+        "Whether positions are closed, too, when one of these limits is hit.",
+    ),
     Definition("VENUE", "lighter", forms.one_of("lighter"), "The trading venue."),
     Definition(
         "VENUE_URL", "", forms.web_address, "Its base address, for public market data too.",
@@ -225,6 +250,11 @@ class Settings:
     max_accounts: int
     api_token: Secret | None
     max_parallel_models: int
+    max_daily_loss_percent: Decimal | None
+    max_drawdown_percent: Decimal | None
+    max_total_daily_loss_percent: Decimal | None
+    max_total_drawdown_percent: Decimal | None
+    flatten_on_limit: str
     venue: str
     venue_url: str | None
     venue_api_key_index: int
@@ -255,8 +285,9 @@ class Settings:
         texts = {name: value.strip() for name, value in written.items() if value.strip()}
         problems = [*file.problems, *_misspelled(file.values)] if file else []
         values: dict[str, Any] = {}
+        is_live = texts.get("TRADING_MODE") == "live"
         for definition in DEFINITIONS:
-            values[definition.field] = _read(definition, texts, problems, demo=demo)
+            values[definition.field] = _read(definition, texts, problems, demo=demo, is_live=is_live)
         values["providers"] = _read_providers(texts, problems)
         problems += _contradictions(values, problems, demo=demo)
         if problems:
@@ -266,10 +297,31 @@ class Settings:
         return cls(**values, demo=demo)
 
 
-def _read(definition: Definition, texts: Mapping[str, str], problems: list[str], *, demo: bool) -> object:
-    default = definition.default if not demo or definition.demo_default is None else definition.demo_default
+def _read(
+    definition: Definition, texts: Mapping[str, str], problems: list[str], *, demo: bool, is_live: bool
+) -> object:
+    default = definition.default
+    if demo and definition.demo_default is not None:
+        default = definition.demo_default
+    elif is_live and definition.live_default is not None:
+        default = definition.live_default
     text = texts.get(definition.name, default)
     return _parse(definition.name, definition.form, text, problems, secret=definition.secret) if text else None
+
+
+def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | None:
+    """DATABASE_URL alone: an operator who must stop a service is not held up by another setting that is wrong.
+
+    :raises SettingsError: it is no address of a database
+    """
+    (definition,) = (one for one in DEFINITIONS if one.name == "DATABASE_URL")
+    file = read_dotenv(dotenv).values if dotenv else {}
+    text = environ.get(definition.name, "").strip() or file.get(definition.name, "").strip()
+    problems: list[str] = []
+    found = _parse(definition.name, definition.form, text, problems, secret=True) if text else None
+    if problems:
+        raise SettingsError(problems)
+    return found if isinstance(found, str) else None
 
 
 def _parse(name: str, form: Callable[[str], object], text: str, problems: list[str], *, secret: bool) -> object:

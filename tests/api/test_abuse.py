@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -97,7 +98,11 @@ async def running(limits: Limits) -> AsyncIterator[Service]:
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "healthy"})
 
+    async def broken(_: web.Request) -> web.Response:
+        raise RuntimeError("a bug")
+
     add_read_only(app, "/health", health)
+    add_read_only(app, "/broken", broken)
     cors.setup(app, settings)
     runner = Runner(app, limits, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
@@ -187,10 +192,26 @@ async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
         CALL + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffff\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused(service: Service, head: bytes) -> None:
+async def test_what_is_no_request_is_refused(service: Service, head: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
-        assert b" 400 " in (await service.send(head)).partition(b"\r\n")[0]
+        answer = await service.send(head)
+        assert b" 400 " in answer.partition(b"\r\n")[0]
+        assert set(json.loads(answer.partition(b"\r\n\r\n")[2])) == {"error"}
     await service.until(lambda count: count == 0)
+    assert await service.health_s() < 1
+    assert not [record for record in caplog.records if record.exc_info or len(record.getMessage()) > 400]
+
+
+async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, _, body = (await service.send(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert json.loads(body) == {"error": "Internal server error"}
+    request_id = head.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0].decode()
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert request_id
+    assert request_id in record.getMessage()
     assert await service.health_s() < 1
 
 

@@ -26,6 +26,7 @@ from trader.store.pool import Database
 from trader.store.trading import select_accounts
 
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
+pytestmark = pytest.mark.sdk
 
 D = Decimal
 BTC = 1

@@ -31,6 +31,7 @@ from trader.gateways.lighter_signer import TRANSACTION_EXPIRES_S, LighterSigner
 from trader.gateways.market.lighter_api import LighterApi
 from trader.settings import Secret
 
+pytestmark = pytest.mark.sdk
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
 
 D = Decimal

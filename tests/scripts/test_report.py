@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.outline import Outline
 
 from trader.store import report as store
 from trader.store.pool import Database
@@ -25,26 +25,6 @@ WHERE account_id = $1 AND sequence = (SELECT min(sequence) FROM fills WHERE acco
 def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / script), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
-class Outline(HTMLParser):
-    """The tags of a page that are left open, and whatever it would fetch from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in {"meta", "br"} and not tag.startswith("!"):
-            self.open.append(tag)
-        self.fetched += [str(value) for name, value in attrs if name in {"src", "href", "xlink:href", "data"}]
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 async def test_a_report_of_a_season(database: Database, dsn: str, tmp_path: Path) -> None:

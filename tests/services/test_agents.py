@@ -72,6 +72,7 @@ async def test_holding_is_recorded_and_told(floor: Floor) -> None:
     ]  # fmt: skip
     assert progress[1].details["invocationId"] == str(invocation.id)
     assert progress[1].details["toolNames"] == ["holding"]
+    assert progress[2].details["endedBy"] == "holding"
     assert progress[-1].details == {"modelIds": ["ada"]}
     changes = [event for event in floor.events if isinstance(event, ConversationsChanged)]
     assert [change.model_id for change in changes] == ["ada"]
@@ -210,6 +211,7 @@ async def test_ends_after_ten_steps(floor: Floor) -> None:
     assert [step.number for step in steps] == list(range(1, 11))
     assert steps[0].tool_names == ["fetchIndicators"]
     assert (steps[0].provider, steps[0].model, steps[0].key_number) == ("fake", "fake/one", 1)
+    assert floor.progress()[-2].details["endedBy"] == "steps"
 
 
 async def test_ends_when_the_tokens_are_spent(floor: Floor) -> None:
@@ -217,11 +219,13 @@ async def test_ends_when_the_tokens_are_spent(floor: Floor) -> None:
     record = await run_one(floor, step)
     assert record.invocation.step_count == 3, "2 × 29,998 leaves 4 of 60,000"
     assert floor.provider.turns[-1].answer_tokens_max == 4
+    assert floor.progress()[-2].details["endedBy"] == "tokens"
 
 
 async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
     record = await run_one(floor, calling(text="I only talk."))
     assert (record.invocation.status, record.invocation.response) == ("completed", "I only talk.")
+    assert floor.progress()[-2].details["endedBy"] == "answer"
     assert record.tool_calls == ()
 
 

@@ -1,18 +1,21 @@
 """Live trading against the fake venue: what is booked is what the venue filled, whatever goes wrong."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
 from support.fake_exchange import ACCOUNT
-from support.live import Bench, add_model, prepared, trading
+from support.live import Bench, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
 
+from trader.domain.halts import HaltCause, Verb
 from trader.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
 from trader.services.events import VenueDiffers
+from trader.services.loss_limits import LossLimits
+from trader.services.operations import Operations
 from trader.store.pool import Database
 
 D = Decimal
@@ -492,15 +495,43 @@ async def test_a_restart_while_the_venue_is_away_shows_everything_and_opens_noth
     await bench.agree()
 
 
-async def test_a_gate_is_asked_before_anything_is_opened(bench: Bench) -> None:
-    class Shut:
-        def refusal_to_open(self, account_id: str, now: Any) -> str | None:
-            return f"{account_id} is halted"
-
+async def test_a_halt_keeps_everything_from_opening_and_nothing_from_closing(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
-    bench.gates.append(Shut())
-    assert (await bench.buy("0.1", leverage=D(5))).reason == "apex is halted"
+    await bench.safety.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
+    assert "strange prices" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
     assert (await bench.sell("0.25", reduce_only=True)).status is OrderStatus.FILLED
+    await bench.agree()
+
+
+async def test_an_operator_flattens_through_the_venue(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    await bench.buy("1", symbol="ETH", type=OrderType.LIMIT, limit_price=D(3000), leverage=D(5))
+    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
+    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
+    operations.start()
+    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    async with asyncio.timeout(30):
+        while bench.account().positions or bench.account().resting:
+            await operations.poll()
+            await asyncio.sleep(0.01)
+    await operations.close()
+    async with bench.database.connection() as conn:
+        assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "operator"
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_every_fill_is_compared_with_paper(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    await bench.see({"BTC": "89990.0"})
+    await bench.exchange.check()
+    async with bench.database.connection() as conn:
+        drift = await conn.fetch("SELECT side, quantity, venue_price, paper_price FROM fill_drift ORDER BY sequence")
+        assert await conn.fetchval("SELECT count(*) FROM fills") == len(drift) == 4
+    assert [tuple(row) for row in drift] == [
+        ("buy", D("0.125"), D(94000), D("94000.1")), ("buy", D("0.125"), D(94000), D("94000.1")),
+        ("sell", D("0.125"), D("89990.0"), D("89989.9")), ("sell", D("0.125"), D("89990.0"), D("89989.9")),
+    ]  # fmt: skip
 
 
 async def test_real_money_is_not_reset(bench: Bench) -> None:

@@ -16,6 +16,7 @@ import orjson
 import pytest
 from support.floor import Floor, calling, hold, open_floor, opening
 
+from trader.domain.halts import HaltCause
 from trader.domain.orders import Cause
 from trader.errors import NotFound
 from trader.services.agents import InvocationRecord
@@ -87,6 +88,15 @@ async def test_calls_that_change_nothing_come_out_the_same(floor: Floor) -> None
     assert rerun.is_same, rerun
     assert "above the 10" in rerun.calls[4].told
     assert "insufficient margin" in rerun.calls[6].told
+
+
+async def test_a_call_that_a_halt_refused_comes_out_the_same(floor: Floor) -> None:
+    await floor.safety.halt("ada", HaltCause.OPERATOR, "venue maintenance", "someone")
+    rerun = await again(floor, await run_one(floor, calling(opening()), hold()))
+    assert (rerun.is_same, rerun.calls[0].told) == (
+        True,
+        "rejected: trading is halted for account ada (operator: venue maintenance); only reducing is allowed",
+    )
 
 
 async def test_what_the_market_did_while_the_order_waited_is_done_again(database: Database) -> None:

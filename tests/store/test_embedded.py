@@ -368,3 +368,17 @@ async def test_stopping_twice_is_stopping_once(open_folder: Path) -> None:
     await running.stop()
     async with server(open_folder) as again:
         assert await ask(again, "SELECT 1") == 1
+
+
+async def test_a_tool_finds_the_server_of_a_service_that_others_cannot_reach(open_folder: Path) -> None:
+    """As root finds that of a service which runs as a user of its own, with a home that is closed."""
+    async with EmbeddedPostgres(open_folder / "pg", durable=False) as service:
+        await service.ensure_database("trader_one")
+        open_folder.chmod(0o700)
+        try:
+            async with EmbeddedPostgres.attached(open_folder / "pg") as tool:
+                assert not tool.is_ours
+                assert service.is_ours
+                assert await tool.databases() == ["trader_one"]
+        finally:
+            open_folder.chmod(0o755)

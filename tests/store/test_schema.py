@@ -56,7 +56,7 @@ async def test_two_processes_may_apply_it_at_once(dsn: str, database: Database) 
 async def test_database_of_a_newer_version_is_refused_and_left_alone(database: Database) -> None:
     async with database.connection() as conn:
         await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION + 1)
-        await conn.execute("DROP TABLE fills")
+        await conn.execute("DROP TABLE fills CASCADE")
     with pytest.raises(StartError, match=f"schema version {SCHEMA_VERSION + 1}, made by a newer version"):
         await apply_schema(database)
     async with database.connection() as conn:

@@ -72,7 +72,7 @@ TRADE = {
     "fees": number,
     "funding": number,
     "netPnl": number,
-    "closeReason": ("order", "limit", "stop", "invalidation", "target", "time", "liquidation", "reset"),
+    "closeReason": ("order", "limit", "stop", "invalidation", "target", "time", "liquidation", "reset", "operator"),
     "confidence?": number,
     "openedAt": iso,
     "closedAt": iso,

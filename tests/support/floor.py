@@ -17,6 +17,7 @@ from trader.services.agents import Agents, InvocationRecord
 from trader.services.events import Event, EventBus, WorkflowProgress
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
+from trader.services.safety import Safety
 from trader.store.agents import upsert_model
 from trader.store.pool import Database
 
@@ -101,7 +102,8 @@ class Floor:
         bus.subscribe(self.events.append)
         self.settings = make_settings(**settings)
         self.market = MarketData(self.source, self.clock)
-        self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings)
+        self.safety = Safety(database, self.clock, bus)
+        self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings, self.safety)
         self.provider = ScriptedProvider()
         providers: list[Provider] = [self.provider]
         self.providers = Providers(*providers)

@@ -26,9 +26,11 @@ from trader.domain.records import Model, VariantId
 from trader.gateways.lighter_account import LighterAccounts
 from trader.gateways.lighter_signer import OrderTerms, Signed
 from trader.services.audit import audit
+from trader.services.drift import DriftRecorder
 from trader.services.events import Event, EventBus
 from trader.services.live import LiveExchange
 from trader.services.market import MarketData
+from trader.services.safety import Safety
 from trader.settings import Secret, Settings
 from trader.store.agents import update_venue_account_index, upsert_model
 from trader.store.pool import Database
@@ -106,19 +108,22 @@ class Bench:
     def __init__(self, database: Database, venue: FakeExchange, clock: ManualClock, source: ScriptedSource) -> None:
         self.database, self.venue, self.clock, self.source = database, venue, clock, source
         self.events: list[Event] = []
-        self.gates: list[Any] = []
         self.funding_rate: str | None = None
         self.market = MarketData(source, clock)
         self.accounts: LighterAccounts
         self.exchange: LiveExchange
+        self.safety: Safety
 
     async def start(self, **settings: str) -> None:
         bus = EventBus()
         bus.subscribe(self.events.append)
         chosen = live_settings(self.venue.url, **settings)
         self.accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
+        self.safety = Safety(self.database, self.clock, bus)
+        await self.safety.load()
+        drift = DriftRecorder(self.database)
         self.exchange = LiveExchange(
-            self.database, self.market, self.clock, bus, chosen, self.accounts, gates=self.gates
+            self.database, self.market, self.clock, bus, chosen, self.accounts, self.safety, drift
         )
         await self.exchange.lead()
 

@@ -14,6 +14,7 @@ from trader.services.audit import audit
 from trader.services.events import Event, EventBus
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
+from trader.services.safety import Safety
 from trader.store.pool import Database
 from trader.store.trading import select_accounts
 
@@ -29,7 +30,9 @@ class Venue:
         bus = EventBus()
         bus.subscribe(self.events.append)
         self.market = MarketData(source, clock)
-        self.exchange = Exchange(database, self.market, clock, bus, make_settings(**settings))
+        self.settings = make_settings(**settings)
+        self.safety = Safety(database, clock, bus)
+        self.exchange = Exchange(database, self.market, clock, bus, self.settings, self.safety)
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the markets."""

@@ -2,24 +2,31 @@
 
 The framework bounds the size of headers and the requests that wait on one connection (32), and closes a connection
 that is silent. It has no bound for a head that arrives byte by byte, for a caller who does not take its answer, and for
-the number of connections; those are here.
+the number of connections; those are here. So is the answer to what no handler answers: bytes that are no request, and a
+bug outside the procedures.
 """
 
 import asyncio
 import logging
 import resource
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from trader.api.requests import REQUEST_ID
+from trader.api.routes import refusal
 from trader.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _OTHER_FILES: Final = 256
 """What the process has open beside connections: the database, the venue, providers, the log."""
+
+_REASON_CHARACTERS: Final = 200
+"""How much of a complaint about bytes that are no request is told: it may hold those bytes."""
 
 _TOO_SLOW_BODY: Final = b'{"error":"The head of the request took too long"}'
 _TOO_SLOW: Final = (
@@ -80,6 +87,30 @@ class Connection(RequestHandler):
         if self.transport is not None and self.is_idle:
             self.transport.write(_TOO_SLOW)
             self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what no handler answered, with a line in the log that names the request. Closes the connection.
+
+        :raises ConnectionError: a part of an answer has been sent already
+        """
+        if status < HTTPStatus.INTERNAL_SERVER_ERROR:  # bytes that are no request
+            reason = " ".join(str(message or exc or "Bad Request").split())[:_REASON_CHARACTERS]
+            log.info("refused a connection of %s: %s", request.remote, ascii(reason))
+            response = refusal(status, reason)
+        else:
+            request_id = request.get(REQUEST_ID)
+            log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=exc)
+            response = refusal(status, "Internal server error", request_id and {"X-Request-Id": request_id})
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the answer has been sent; the connection is closed")
+        response.force_close()
+        return response
 
     def pause_writing(self) -> None:
         super().pause_writing()

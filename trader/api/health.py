@@ -6,7 +6,7 @@ The database is asked under a short bound, and an answer is good for a moment, s
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
@@ -25,8 +25,10 @@ from trader.api.schemas.health import (
     SchedulerHealth,
     SchedulersReport,
     StreamHealth,
+    halts_in_force,
 )
 from trader.clock import Clock
+from trader.domain.halts import Halt
 from trader.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class HealthSources:
     role: Callable[[], Literal["leader", "standby"]]
     models_running: Callable[[], Mapping[str, datetime]]
     troubles: Callable[[], Mapping[str, str]] = dict
+    halts: Callable[[], Sequence[Halt]] = tuple
 
 
 class _DatabaseProbe:
@@ -145,6 +148,7 @@ def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Resp
         timestamp=iso(sources.clock.now()),
         schedulers=running,
         reconciliation=troubles or UNSET,
+        halts=halts_in_force(sources.halts()),
     )
     return json_answer(200 if healthy else 503, report, NOT_STORED)
 
@@ -171,6 +175,7 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
             ModelRunning(model_id=model_id, running_for_seconds=(now - since).total_seconds())
             for model_id, since in sources.models_running().items()
         ],
+        halts=halts_in_force(sources.halts()),
     )
 
 

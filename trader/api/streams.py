@@ -11,6 +11,7 @@ import socket
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -21,12 +22,14 @@ from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroad
 from trader.api.requests import REQUEST_ID, Handler
 from trader.api.routes import add_read_only, refusal
 from trader.api.schemas.common import ENCODER, iso
+from trader.api.schemas.health import HaltInForce
 from trader.clock import Clock
 from trader.errors import Unavailable
 from trader.services.events import (
     ConversationsChanged,
     Event,
     EventBus,
+    HaltsChanged,
     MarketChecked,
     PositionsChanged,
     TradesChanged,
@@ -101,6 +104,8 @@ class Hubs:
             case ConversationsChanged(at=at, model_id=model_id):
                 self.conversations.changed()
                 self._tell("conversations:changed", iso(at), {"modelId": model_id})
+            case HaltsChanged(at=at, halts=halts):
+                self._tell("halts:changed", iso(at), {"halts": [HaltInForce.of(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
                 self._tell(kind, iso(at), details)
 
@@ -232,7 +237,7 @@ class _Writer:
     def _put(self, message: bytes) -> None:
         transport = self._request.transport
         if transport is not None:
-            transport.write(b"%x\r\n%b\r\n" % (len(message), message) if self._response.chunked else message)
+            transport.write(_chunk(message) if self._response.chunked else message)
 
     def _is_behind(self) -> bool:
         return self._request.protocol.writing_paused
@@ -256,6 +261,12 @@ class _Writer:
     def _abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+@lru_cache(maxsize=8)
+def _chunk(message: bytes) -> bytes:
+    """A message as a chunk of HTTP/1.1, made once for all the subscribers who get it within a moment."""
+    return b"%x\r\n%b\r\n" % (len(message), message)
 
 
 def _is_connected(request: web.Request) -> bool:

@@ -77,7 +77,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
         return refuse(account, order, refusal, moment.at)
     executions = draft.take(quote, order.side, quantity, limit)
     if executions:
-        draft.execute(order.symbol, order.side, executions, Cause.ORDER, _terms(order, request_id))
+        draft.execute(order.symbol, order.side, executions, order.cause, _terms(order, request_id))
     filled, notional = totals(executions)
     unfilled = quantity - filled
     if unfilled and order.type is OrderType.LIMIT:

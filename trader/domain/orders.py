@@ -67,6 +67,7 @@ class Cause(StrEnum):
     TIME = "time"
     LIQUIDATION = "liquidation"
     RESET = "reset"
+    OPERATOR = "operator"
 
 
 class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -83,7 +84,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An order as a caller asks for it.
 
     `leverage` None means 1; `limit_price` is given for limit orders only; `confidence` is in percent. `invocation_id`
-    is the model's run that placed it.
+    is the model's run that placed it, `cause` why it is placed when that was not its account's own decision.
     """
 
     account_id: str
@@ -98,6 +99,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     confidence: Decimal | None = None
     client_order_id: str | None = None
     invocation_id: UUID | None = None
+    cause: Cause = Cause.ORDER
 
 
 class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -111,7 +111,7 @@ def _first_answer(
     filled, notional = totals(_executions(fills))
     if state.is_final and not filled:
         return None
-    _execute(draft, order.side, fills, Cause.ORDER, _terms(sent, order))
+    _execute(draft, order.side, fills, order.cause, _terms(sent, order))
     status, reason = OrderStatus.FILLED, None
     if filled < sent.order.quantity:
         status, reason = OrderStatus.PARTIAL, f"the venue ended the rest: {state.status}"

@@ -19,7 +19,7 @@ from trader.gateways.taapi import Taapi
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.market import MarketData
 from trader.services.observer import Observer
-from trader.services.run_record import RunRecord, answers_of, recovered_call
+from trader.services.run_record import Packer, RunRecord, answers_of, recovered_call
 from trader.services.venue import Venue
 from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
 from trader.settings import Settings
@@ -104,6 +104,7 @@ class Agents:
         self._providers = providers
         self._run_limit_s = run_limit_s
         self._observer = Observer(database, exchange, market, settings, supplier)
+        self._packer = Packer()
         self._models: dict[str, Model] = {}
         self.version = 0
         """Grows when what is known of the models changes."""
@@ -282,7 +283,7 @@ class Agents:
 
     async def _run(self, model: Model, batch: _Batch, started_at: datetime) -> None:
         async with self._clock.busy():
-            record = RunRecord(self._database, self._events, model, started_at)
+            record = RunRecord(self._database, self._events, self._packer, model, started_at)
             workflow = Workflow(
                 record,
                 self._providers,

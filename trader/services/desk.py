@@ -15,15 +15,15 @@ from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Position
 from trader.domain.admission import passive_limit, quantity_of
 from trader.domain.exchange import Moment, triggered
+from trader.domain.halts import may_open
 from trader.domain.legs import reachable_price
 from trader.domain.orders import CLOSING_SIDE, Cause, ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.domain.venue_orders import SentOrder, VenueOrder, VenueOrderType
 from trader.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
 from trader.services.legs import Legs
 from trader.services.outbox import Floor, Outbox
-from trader.services.placing import refusal_by_gates, refusal_of_price
+from trader.services.placing import refusal_of_price
 from trader.services.statements import Statements
-from trader.services.venue import Gate
 
 log = logging.getLogger("trader.live")
 
@@ -40,14 +40,13 @@ _AT_VENUE: Final = {Cause.STOP: VenueOrderType.STOP, Cause.TARGET: VenueOrderTyp
 class Desk:
     """Of one account."""
 
-    def __init__(self, floor: Floor, outbox: Outbox, statements: Statements, legs: Legs, gates: Sequence[Gate]) -> None:
+    def __init__(self, floor: Floor, outbox: Outbox, statements: Statements, legs: Legs) -> None:
         self.account_id = outbox.account_id
         self.account_index = outbox.account_index
         self._floor = floor
         self._outbox = outbox
         self._statements = statements
         self._legs = legs
-        self._gates = gates
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._looked_at = floor.clock.now()
@@ -72,7 +71,7 @@ class Desk:
             self._refuse_to_send_again(order)
             if (refusal := unready or self._refusal(order)) is not None:
                 return await self._refuse(order, refusal)
-            concluded = await self._outbox.send(self._venue_order(order), Cause.ORDER, order)
+            concluded = await self._outbox.send(self._venue_order(order), order.cause, order)
             if concluded.answer is None:
                 raise self._not_known(order.symbol)
             await self._tidy_up()
@@ -200,10 +199,11 @@ class Desk:
             return refusal
         if order.symbol in self._outbox.unsettled:
             return f"an earlier order of {order.symbol} is not decided yet; nothing else trades there until it is"
-        if not order.reduce_only and self.trouble is not None:
-            return f"the account is stopped, only reducing is allowed: {self.trouble}"
-        if (refusal := refusal_by_gates(self._gates, order, now)) is not None:
-            return refusal
+        if may_open(self._outbox.account, order):
+            if self.trouble is not None:
+                return f"the account is stopped, only reducing is allowed: {self.trouble}"
+            if (halted := floor.safety.refusal_to_open(self.account_id)) is not None:
+                return halted
         moment = Moment(now, floor.market.quotes(), floor.marks)
         trial = rules_of_exchange.place(
             self._outbox.account, order, moment, floor.rules, floor.market.funding_rate

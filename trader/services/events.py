@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from trader.domain.halts import Halt
+
 WorkflowType = Literal["workflow:started", "workflow:step", "workflow:complete", "workflow:failed", "batch:complete"]
 
 
@@ -45,6 +47,13 @@ class VenueDiffers(msgspec.Struct, frozen=True):
     text: str
 
 
+class HaltsChanged(msgspec.Struct, frozen=True):
+    """A halt came into force or was lifted; `halts` are those in force now."""
+
+    at: datetime
+    halts: tuple[Halt, ...]
+
+
 class WorkflowProgress(msgspec.Struct, frozen=True):
     """A step of the trading workflow. `details` holds what the wire adds (`modelId`, `modelIds`, …)."""
 
@@ -53,7 +62,15 @@ class WorkflowProgress(msgspec.Struct, frozen=True):
     details: dict[str, Any]
 
 
-Event = MarketChecked | PositionsChanged | TradesChanged | ConversationsChanged | VenueDiffers | WorkflowProgress
+Event = (
+    MarketChecked
+    | PositionsChanged
+    | TradesChanged
+    | ConversationsChanged
+    | HaltsChanged
+    | VenueDiffers
+    | WorkflowProgress
+)
 
 
 class EventBus:

@@ -4,7 +4,7 @@ What becomes of an order or an update is decided by the pure rules of `domain.ex
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -12,6 +12,7 @@ from trader.clock import Clock
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking, Rules, row_id
+from trader.domain.halts import may_open
 from trader.domain.market import Market, Tick
 from trader.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
@@ -23,11 +24,10 @@ from trader.services.placing import (
     checked,
     order_id_of,
     present_answer,
-    refusal_by_gates,
     refusal_of_price,
 )
 from trader.services.reviews import Reviews
-from trader.services.venue import Gate
+from trader.services.safety import Safety
 from trader.settings import Settings
 from trader.store import trading as store
 from trader.store.pool import Database
@@ -45,12 +45,13 @@ class Exchange:
         clock: Clock,
         events: EventBus,
         settings: Settings,
-        gates: Sequence[Gate] = (),
+        safety: Safety | None = None,
     ) -> None:
         self._database = database
         self._market = market
         self._clock = clock
         self._settings = settings
+        self._safety = safety or Safety(database, clock, events)
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps / 10_000,
@@ -60,7 +61,6 @@ class Exchange:
         self._books = self._reviews.books
         self._holding = store.Holding(market.identity, "simulated")
         self._placings = Placings(database)
-        self._gates = gates
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -227,9 +227,9 @@ class Exchange:
         refusal = await self._wait_for_book(order.symbol)
 
         def decide(account: Account) -> Booking:
-            now = self._clock.now()
-            if (reason := refusal or refusal_by_gates(self._gates, order, now)) is not None:
-                return rules_of_exchange.refuse(account, order, reason, now)
+            halted = self._safety.refusal_to_open(account.id) if may_open(account, order) else None
+            if (reason := halted or refusal) is not None:
+                return rules_of_exchange.refuse(account, order, reason, self._clock.now())
             return rules_of_exchange.place(
                 account, order, self._reviews.moment(), self._rules, self._market.funding_rate
             )

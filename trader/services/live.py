@@ -6,7 +6,7 @@ and paid. One model trades one account of the venue.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -24,13 +24,14 @@ from trader.errors import MarketDataError, Precondition, StartError, TraderError
 from trader.gateways.lighter_account import LighterAccounts
 from trader.services.books import Books, Tally
 from trader.services.desk import Desk
+from trader.services.drift import DriftRecorder
 from trader.services.events import Event, EventBus, MarketChecked
 from trader.services.legs import Legs
 from trader.services.market import MarketData
 from trader.services.outbox import Floor, Outbox
 from trader.services.placing import Placings, checked, order_id_of, present_answer
+from trader.services.safety import Safety
 from trader.services.statements import Statements
-from trader.services.venue import Gate
 from trader.settings import Settings
 from trader.store import trading as store
 from trader.store import venue_orders as venue_store
@@ -56,14 +57,14 @@ class LiveExchange:
         events: EventBus,
         settings: Settings,
         accounts: LighterAccounts,
-        gates: Sequence[Gate] = (),
+        safety: Safety,
+        drift: DriftRecorder,
     ) -> None:
         self._database = database
         self._market = market
         self._clock = clock
         self._settings = settings
         self._venue = accounts
-        self._gates = gates
         self._holding = store.Holding(market.identity, "live", accounts.url, accounts.default_index)
         self._rules = Rules(
             markets=dict(market.markets),
@@ -74,7 +75,9 @@ class LiveExchange:
         )
         self._books = Books(database, events, _nothing_missed)
         self._marks: dict[str, Decimal] = {}
-        self._floor = Floor(database, market, clock, self._books, self._rules, events, accounts, self._marks)
+        self._floor = Floor(
+            database, market, clock, self._books, self._rules, events, accounts, safety, drift, self._marks
+        )
         self._placings = Placings(database)
         self._desks: dict[str, Desk] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -278,7 +281,7 @@ class LiveExchange:
         floor = self._floor
         outbox = Outbox(floor, account_id, bound[0])
         legs = Legs(floor, outbox)
-        desk = Desk(floor, outbox, Statements(floor, outbox, legs, bound[1]), legs, self._gates)
+        desk = Desk(floor, outbox, Statements(floor, outbox, legs, bound[1]), legs)
         self._desks[account_id] = desk
         self._tasks[account_id] = asyncio.create_task(desk.run(), name=f"desk of {account_id}")
         self._tasks[account_id].add_done_callback(_log_bug)

@@ -16,6 +16,7 @@ import msgspec
 from trader.clock import Clock
 from trader.domain.account import Account
 from trader.domain.booking import Booking, Rules, row_id
+from trader.domain.market import Quote
 from trader.domain.money import ZERO
 from trader.domain.orders import Cause, Order, OrderAnswer
 from trader.domain.venue_booking import book_fundings, refuse_sent, settle
@@ -37,8 +38,10 @@ from trader.errors import BooksViolated, MarketDataError, Unavailable
 from trader.gateways.lighter_account import LighterAccount, LighterAccounts
 from trader.gateways.market.candles import floor_time
 from trader.services.books import Books
+from trader.services.drift import DriftRecorder
 from trader.services.events import EventBus
 from trader.services.market import MarketData
+from trader.services.safety import Safety
 from trader.store import venue_orders as store
 from trader.store.pool import Database
 
@@ -67,6 +70,8 @@ class Floor:
     rules: Rules
     events: EventBus
     accounts: LighterAccounts
+    safety: Safety
+    drift: DriftRecorder
     marks: dict[str, Decimal]
 
 
@@ -90,6 +95,7 @@ class Outbox:
         self._floor = floor
         self._venue: LighterAccount | None = None
         self._lagging: set[str] = set()
+        self._quotes: dict[int, Quote | None] = {}
         self._is_stale = True
 
     @property
@@ -133,6 +139,8 @@ class Outbox:
         :raises Unavailable: the database cannot answer now; if the order was sent, it is looked for later
         """
         sent = await self._note(order, cause, request)
+        if not sent.is_leg:
+            self._quotes[sent.client_index] = self._floor.market.quote(sent.symbol)
         return await self._conclude(sent, await self.venue.orders.place(sent.order))
 
     async def resolve(self) -> None:
@@ -334,7 +342,20 @@ class Outbox:
             lambda account: settle(account, sent, state, fills, floor.marks, floor.rules, floor.clock.now())
         )
         assert booking is not None
+        await self._record_drift(sent, booking)
         return Concluded(booking.sent[0], booking.answer)
+
+    async def _record_drift(self, sent: SentOrder, booking: Booking) -> None:
+        """Compare the fills with paper: on the book that the order was sent at, or of a leg on that of now."""
+        floor = self._floor
+        quote = self._quotes.get(sent.client_index, floor.market.quote(sent.symbol))
+        if sent.client_index not in self.rows:
+            self._quotes.pop(sent.client_index, None)
+        if booking.fills:
+            limit = sent.order.price if sent.order.type is VenueOrderType.LIMIT else None
+            await floor.drift.record(
+                self.account_id, booking.fills, quote, filled_before=sent.filled, limit_price=limit
+            )
 
     async def _whole(self, sent: SentOrder, state: VenueOrderState) -> tuple[VenueOrderState, list[VenueFill]] | None:
         """The order's state with all the trades that it speaks of; None as long as the venue does not show both."""

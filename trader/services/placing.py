@@ -1,7 +1,7 @@
 """What placing an order comes with at every venue: its checks, one answer for each client order id, answers by now."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from uuid import UUID
 
@@ -13,7 +13,6 @@ from trader.domain.money import ZERO, divide
 from trader.domain.orders import Order, OrderAnswer, OrderStatus, OrderType
 from trader.errors import BooksViolated, InvalidInput, Issue, NotFound
 from trader.services.market import MarketData
-from trader.services.venue import Gate
 from trader.store import trading as store
 from trader.store.pool import Database
 
@@ -65,14 +64,6 @@ def checked(order: Order, markets: Mapping[str, Market]) -> Order:
     if order.type is OrderType.LIMIT and order.limit_price is None:
         raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
     return msgspec.structs.replace(order, symbol=symbol)
-
-
-def refusal_by_gates(gates: Iterable[Gate], order: Order, now: datetime) -> str | None:
-    """Why the order may not be placed though everything else is right with it. What only reduces always may."""
-    if order.reduce_only:
-        return None
-    found = (gate.refusal_to_open(order.account_id, now) for gate in gates)
-    return next((refusal for refusal in found if refusal is not None), None)
 
 
 def refusal_of_price(market: MarketData, symbol: str, now: datetime) -> str | None:

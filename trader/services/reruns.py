@@ -8,6 +8,7 @@ import msgspec
 
 from trader.domain.booking import Booking
 from trader.domain.conversation import ToolRequest
+from trader.domain.halts import is_of_halt
 from trader.domain.market import canonical_symbol
 from trader.domain.messages import decision_json
 from trader.domain.outcomes import Outcome
@@ -76,7 +77,10 @@ async def _compare(
         found = (None, "its arguments were cut in the record")
     else:
         decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
-        if isinstance(decision, Change):
+        refusal = call.metadata["results"][0].get("reason")
+        if call.status == "rejected" and is_of_halt(refusal):
+            found = (True, f"rejected: {refusal}")
+        elif isinstance(decision, Change):
             found = await _compare_change(conn, invocation, call, decision, meetings.get(call.number))
         else:
             found = _compare_words(call, decision)

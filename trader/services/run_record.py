@@ -53,6 +53,20 @@ def packed(payload: Payload) -> bytes:
     return zlib.compress(msgspec.json.encode(payload))
 
 
+class Packer:
+    """Packs payloads beside the loop, one at a time.
+
+    When many runs end together, as many threads that compress would take the processor from the loop.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def pack(self, payload: Payload) -> bytes:
+        async with self._turn:
+            return await asyncio.to_thread(packed, payload)
+
+
 def unpacked(content: bytes) -> Payload:
     return msgspec.json.decode(zlib.decompress(content), type=Payload)
 
@@ -83,9 +97,12 @@ class PendingOrder(msgspec.Struct, frozen=True):
 class RunRecord:
     """Collects what a run does, and writes it in few transactions. What could not be written is kept for `save`."""
 
-    def __init__(self, database: Database, events: EventBus, model: Model, started_at: datetime) -> None:
+    def __init__(
+        self, database: Database, events: EventBus, packer: Packer, model: Model, started_at: datetime
+    ) -> None:
         self._database = database
         self._events = events
+        self._packer = packer
         self.model = model
         self.invocation = Invocation(
             id=invocation_id(model, started_at), model_id=model.id, status="running", started_at=started_at
@@ -250,7 +267,7 @@ class RunRecord:
         if not self._messages and not self._meetings:
             return
         payload = Payload(messages=self._messages, answers=self._answers, meetings=self._meetings)
-        content = await asyncio.to_thread(packed, payload)
+        content = await self._packer.pack(payload)
         try:
             async with self._database.connection() as conn:
                 await ensure_partitions(conn, self.invocation.started_at)

@@ -15,14 +15,6 @@ from trader.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.services.books import Tally
 
 
-class Gate(Protocol):
-    """Something that may stand in the way of new risk. Asked before every order that is not reduce-only."""
-
-    def refusal_to_open(self, account_id: str, now: datetime) -> str | None:
-        """Why nothing may be opened for the account now; None when nothing speaks against it."""
-        ...
-
-
 class Venue(Protocol):
     """An exchange, and the accounts that trade there."""
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from trader.clock import Clock
 from trader.domain.conversation import Answer, Message, ToolRequest, Turn
@@ -46,6 +46,9 @@ INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
 """How long a cancelled run may take to write its record."""
 
+EndedBy = Literal["holding", "answer", "steps", "tokens"]
+"""What ended a completed run: the model, by a call or by an answer without one, or one of the two limits."""
+
 _log = logging.getLogger("trader.agents")
 
 
@@ -73,6 +76,7 @@ class Workflow:
         self.limit_s = limit_s
         self._texts: list[str] = []
         self._reasons: list[str] = []
+        self._ended_by: EndedBy | None = None
 
     @property
     def response(self) -> str | None:
@@ -87,9 +91,9 @@ class Workflow:
         await self.record.open()
         self._publish("workflow:started", {})
         async with _Closing(self), asyncio.timeout(self.limit_s):
-            await self._converse()
+            self._ended_by = await self._converse()
 
-    async def _converse(self) -> None:
+    async def _converse(self) -> EndedBy:
         provider = self._provider()
         await self._exchange.open_account(self._model.id)
         view = await self._observer.view(self._model.id, self._variant.intervals, self._clock.now())
@@ -103,8 +107,13 @@ class Workflow:
         for number in range(1, STEPS_MAX + 1):
             answer = await self._step(provider, view, messages, number, tokens_left)
             tokens_left -= answer.tokens_spent
-            if not answer.calls or await self._execute_calls(answer, messages) or tokens_left <= 0:
-                break
+            if not answer.calls:
+                return "answer"
+            if await self._execute_calls(answer, messages):
+                return "holding"
+            if tokens_left <= 0:
+                return "tokens"
+        return "steps"
 
     def _provider(self) -> Provider:
         provider = self._providers.get(self._model.provider)
@@ -236,7 +245,7 @@ class Workflow:
         ended = self.record.invocation
         details: dict[str, Any] = {"status": status, "steps": ended.step_count, "toolCalls": self.record.call_count}
         if reason is None:
-            self._publish("workflow:complete", details)
+            self._publish("workflow:complete", {**details, "endedBy": self._ended_by})
         else:
             self._publish("workflow:failed", {**details, "failureReason": reason})
         _log.log(
@@ -246,7 +255,7 @@ class Workflow:
             status,
             ended.step_count,
             self.record.call_count,
-            "" if reason is None else f": {reason}",
+            f", ended by {self._ended_by}" if reason is None else f": {reason}",
         )
 
 

@@ -72,6 +72,11 @@ class EmbeddedPostgres:
         """The data folder, which is not always in the folder asked for."""
         return self._folder / "data"
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has started the server; else a service at work has."""
+        return self._process is not None
+
     def dsn(self, database: str) -> str:
         """The connection string of a database of this server."""
         assert self._sockets is not None, "known once started"
@@ -138,12 +143,14 @@ class EmbeddedPostgres:
         :raises StartError: the folder has no data, or the server does not come up
         """
         server = cls(folder)
-        server._folder = _place_for(server._asked_folder, server._account)
-        pid = leftover_pid(server.data / "postmaster.pid", server.data)
-        if pid is not None and is_ready(server.data, pid):
-            server._sockets = Path((server.data / "postmaster.pid").read_text().split("\n")[4])
-            yield server
-            return
+        # A service that is not root has its data in the folder itself, also where root would put its own elsewhere.
+        for place in (server._asked_folder, _place_for(server._asked_folder, server._account)):
+            server._folder = place
+            pid = leftover_pid(server.data / "postmaster.pid", server.data)
+            if pid is not None and is_ready(server.data, pid):
+                server._sockets = Path((server.data / "postmaster.pid").read_text().split("\n")[4])
+                yield server
+                return
         if not server.data.exists():
             raise StartError(f"There is no embedded database in {folder}. Set DATABASE_URL, or run in another folder.")
         async with server:

@@ -31,7 +31,19 @@ WHERE s.model_id = c.model_id AND s.number = c.run_number;
 """
 """Tokens and costs of each run."""
 
-TO_VERSION_3: Final = """
+CLOSED_BY_OPERATOR: Final = """
+ALTER TABLE orders DROP CONSTRAINT IF EXISTS orders_close_reason_check;
+ALTER TABLE orders ADD CONSTRAINT orders_close_reason_check CHECK (
+    close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator')
+);
+ALTER TABLE fills DROP CONSTRAINT IF EXISTS fills_cause_check;
+ALTER TABLE fills ADD CONSTRAINT fills_cause_check CHECK (
+    cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator')
+);
+"""
+"""Positions that an operator closed say so."""
+
+VENUE_ACCOUNTS: Final = """
 ALTER TABLE models ADD COLUMN IF NOT EXISTS venue_account_index bigint CHECK (venue_account_index >= 0);
 ALTER TABLE service_state
     ADD COLUMN IF NOT EXISTS venue_url text,
@@ -43,5 +55,5 @@ ALTER TABLE service_state
 """
 """Which account of a venue a model trades, and whose orders a database holds."""
 
-MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2, 3: TO_VERSION_3}
+MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2, 3: CLOSED_BY_OPERATOR, 4: VENUE_ACCOUNTS}
 """By the version that a step leads to."""

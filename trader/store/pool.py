@@ -30,7 +30,7 @@ else:
     Connection: TypeAlias = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
 
 OLDEST_VERSION = 15
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 ACQUIRE_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
@@ -242,11 +242,11 @@ async def apply_schema(database: Database) -> None:
     :raises StartError: the database was made by a newer version of this program, or the user may not make tables
     """
     async with database.connection() as conn:
-        if await _schema_version(conn) == SCHEMA_VERSION:
+        if await select_schema_version(conn) == SCHEMA_VERSION:
             return
     async with database.transaction() as conn:
         await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
-        found = await _schema_version(conn)
+        found = await select_schema_version(conn)
         if found is not None and found > SCHEMA_VERSION:
             raise StartError(
                 f"The database has schema version {found}, made by a newer version of trader; "
@@ -261,7 +261,7 @@ async def apply_schema(database: Database) -> None:
         await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
 
 
-async def _schema_version(conn: Connection) -> int | None:
+async def select_schema_version(conn: Connection) -> int | None:
     """The version that the tables have; None in an empty database."""
     if not await conn.fetchval(SELECT_HAS_SCHEMA):
         return None

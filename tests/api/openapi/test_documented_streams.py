@@ -13,8 +13,17 @@ from support.floor import calling, open_floor, opening
 from support.process import serving
 
 from trader.api import openapi, rpc
+from trader.api.schemas.health import HaltInForce
 from trader.clock import iso
-from trader.services.events import ConversationsChanged, Event, PositionsChanged, TradesChanged, WorkflowProgress
+from trader.domain.halts import HaltCause
+from trader.services.events import (
+    ConversationsChanged,
+    Event,
+    HaltsChanged,
+    PositionsChanged,
+    TradesChanged,
+    WorkflowProgress,
+)
 from trader.settings import Settings
 from trader.store.pool import Database
 
@@ -51,6 +60,9 @@ def workflow_data(event: Event) -> Iterator[Document]:
             yield {"accountIds": list(accounts), "type": "trades:changed", "timestamp": iso(at)}
         case ConversationsChanged(at=at, model_id=model_id):
             yield {"modelId": model_id, "type": "conversations:changed", "timestamp": iso(at)}
+        case HaltsChanged(at=at, halts=halts):
+            told = [orjson.loads(msgspec.json.encode(HaltInForce.of(halt))) for halt in halts]
+            yield {"halts": told, "type": "halts:changed", "timestamp": iso(at)}
 
 
 async def test_workflow_events_are_as_documented(database: Database, document: Document) -> None:
@@ -62,6 +74,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
         await floor.cycle()
         floor.provider.scripts["good"] = [calling(("closePosition", {"symbol": "BTC"}))]
         await floor.cycle()
+        await floor.safety.halt("good", HaltCause.OPERATOR, "looks wrong", "someone")
         seen = [data for event in floor.events for data in workflow_data(event)]
     for data in seen:
         check(document, "workflow", data)
@@ -74,6 +87,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
         "positions:changed",
         "trades:changed",
         "conversations:changed",
+        "halts:changed",
     }
     with pytest.raises(jsonschema_rs.ValidationError):
         check(document, "workflow", seen[0] | {"surprise": 1})

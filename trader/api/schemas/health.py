@@ -1,23 +1,44 @@
 """What the health endpoints answer."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from trader.api.schemas.common import Timestamp, Wire
+from trader.api.schemas.common import Timestamp, Wire, given, iso
+from trader.domain.halts import Halt
+
+
+class HaltInForce(Wire, kw_only=True):
+    """A halt: nothing opens or adds for the account, or, where it is absent, for all. `since` is real time."""
+
+    account_id: str | UnsetType = UNSET
+    cause: str
+    reason: str
+    since: Timestamp
+
+    @classmethod
+    def of(cls, halt: Halt) -> "HaltInForce":
+        return cls(account_id=given(halt.account_id), cause=halt.cause.value, reason=halt.reason, since=iso(halt.at))
+
+
+def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
+    """The halts on the wire; absent when there are none."""
+    return [HaltInForce.of(halt) for halt in halts] or UNSET
 
 
 class HealthReport(Wire):
-    """`GET /health`. `schedulers` holds whether each of the three is running.
+    """`GET /health`. `schedulers` holds whether each of the three is running; `halts` is absent when nothing is halted.
 
-    `reconciliation` is there in live trading when the books of accounts and the venue disagree: by account, why nothing
-    is opened for it. The service is then unhealthy: somebody has to look.
+    A halt is somebody's wish and leaves the service healthy. `reconciliation` is there in live trading when books and
+    venue disagree: by account, why nothing is opened for it. Then the service is not healthy: somebody has to look.
     """
 
     status: Literal["healthy", "unhealthy"]
     timestamp: Timestamp
     schedulers: dict[str, bool]
     reconciliation: dict[str, str] | UnsetType = UNSET
+    halts: list[HaltInForce] | UnsetType = UNSET
 
 
 class DatabaseHealth(Wire):
@@ -74,3 +95,4 @@ class SchedulersReport(Wire):
     streams: dict[str, StreamHealth]
     schedulers: dict[str, SchedulerHealth]
     models_running: list[ModelRunning]
+    halts: list[HaltInForce] | UnsetType = UNSET

@@ -4,6 +4,7 @@ from decimal import Decimal
 from typing import Literal
 
 from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
+from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.positions import Markets, PositionView, has_marks, positions_of_account
 from trader.domain.account import Account, Marks, available_cash, unrealized
 from trader.domain.records import Model
@@ -74,11 +75,12 @@ class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
-    """The run has ended well."""
+    """The run has ended well: by the model (`holding`, an `answer` without a call) or a limit (`steps`, `tokens`)."""
 
     status: Literal["completed"]
     steps: int
     tool_calls: int
+    ended_by: Literal["holding", "answer", "steps", "tokens"]
 
 
 class WorkflowFailed(RunEvent, kw_only=True, tag="workflow:failed"):
@@ -114,6 +116,12 @@ class ConversationRecorded(WorkflowEvent, kw_only=True, tag="conversations:chang
     model_id: str
 
 
+class HaltsMoved(WorkflowEvent, kw_only=True, tag="halts:changed"):
+    """A halt came into force or was lifted; `halts` are those in force now."""
+
+    halts: list[HaltInForce]
+
+
 WorkflowMessage = (
     Connected
     | WorkflowStarted
@@ -124,5 +132,6 @@ WorkflowMessage = (
     | PositionsMoved
     | TradesMade
     | ConversationRecorded
+    | HaltsMoved
 )
 """One message of the workflow stream, told apart by `type`."""

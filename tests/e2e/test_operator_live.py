@@ -1,0 +1,208 @@
+"""The operator's commands against the running process, and across its death."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.process import ServiceProcess, serving
+
+QUICKLY = {"SIM_LATENCY_MS": "0"}
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+async def operate(folder: Path, *arguments: str, **environ: str) -> Said:
+    """A command of the operator, in the folder of the service, with as little around it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "trader", *arguments,
+        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return Said(process.returncode or 0, out.decode(), err.decode())
+
+
+async def buy(service: ServiceProcess, account: str = "me", symbol: str = "BTC", **more: Any) -> dict[str, Any]:
+    asked = {"accountId": account, "symbol": symbol, "side": "buy", "quantity": 0.02, "leverage": 5, **more}
+    answer: dict[str, Any] = (await service.call("simulator.placeOrder", **asked))["order"]
+    return answer
+
+
+async def halts(service: ServiceProcess) -> list[dict[str, Any]]:
+    status, report = await service.get("/health")
+    assert (status, report["status"]) == (200, "healthy"), report
+    _, details = await service.get("/health/schedulers")
+    assert details.get("halts") == report.get("halts")
+    return list(report.get("halts", []))
+
+
+async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+        for symbol in ("BTC", "ETH"):
+            assert (await buy(service, symbol=symbol))["status"] == "filled"
+        resting = {"type": "limit", "limitPrice": 1000}
+        assert (await buy(service, "other", "ETH", **resting))["status"] == "resting"
+        assert await halts(service) == []
+
+        said = await operate(tmp_path, "halt", "--reason", "strange prices", DATABASE_URL=dsn)
+        assert said.code == 0, said
+        assert "cancelled: other: buy 0.02 ETH at 1000" in said.out
+        assert "In force: all accounts: operator: strange prices" in said.out
+        (halt,) = await halts(service)
+        assert (halt["cause"], halt["reason"], "accountId" in halt) == ("operator", "strange prices", False)
+        refused = await buy(service)
+        assert refused["status"] == "rejected"
+        assert "halted for all accounts (operator: strange prices)" in refused["reason"]
+        sold = {"accountId": "me", "symbol": "BTC", "side": "sell", "quantity": 0.01, "reduceOnly": True}
+        assert (await service.call("simulator.placeOrder", **sold))["order"]["status"] == "filled"
+
+        said = await operate(tmp_path, "flatten", "--account", "me", DATABASE_URL=dsn)
+        assert said.code == 0, said
+        assert "closed: me: LONG 0.01 BTC" in said.out
+        assert "closed: me: LONG 0.02 ETH" in said.out
+        assert "2 fills closed, 0 left" in said.out
+        assert await service.call("trading.getPositions", modelId="me") == []
+        trades = (await service.call("trading.getTrades", modelId="me"))["trades"]
+        assert [trade["closeReason"] for trade in trades] == ["operator", "operator", "order"]
+
+        assert (await operate(tmp_path, "resume", DATABASE_URL=dsn)).code == 0
+        assert (await buy(service, "other"))["status"] == "filled"
+        assert (await buy(service))["status"] == "rejected", "this account is halted by itself"
+        assert (await operate(tmp_path, "resume", "--account", "me", DATABASE_URL=dsn)).code == 0
+        assert await halts(service) == []
+        assert (await buy(service))["status"] == "filled"
+        assert service.traceback() == ""
+
+
+async def test_a_halt_outlives_a_kill_and_works_without_a_service(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+        assert (await buy(service))["status"] == "filled"
+        assert (await operate(tmp_path, "halt", "--account", "me", DATABASE_URL=dsn)).code == 0
+        await service.kill()
+    said = await operate(tmp_path, "flatten", DATABASE_URL=dsn)
+    assert said.code == 1
+    assert "No service runs. The halt holds from its next start on" in said.out
+    assert "remains: me: LONG 0.02 BTC" in said.out
+    assert "NOT closed: " in said.out
+    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+        assert [halt.get("accountId") for halt in await halts(service)] == ["me", None]
+        assert (await buy(service))["status"] == "rejected"
+        assert (await buy(service, "new"))["status"] == "rejected"
+        assert len(await service.call("trading.getPositions", modelId="me")) == 1, "nobody closes unasked"
+        await service.kill()
+    said = await operate(tmp_path, "resume", DATABASE_URL=dsn)
+    assert (said.code, "No service runs; it trades again from its next start on." in said.out) == (0, True)
+    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+        assert [halt.get("accountId") for halt in await halts(service)] == ["me"]
+        assert (await buy(service, "new"))["status"] == "filled"
+
+
+async def test_a_kill_in_the_middle_of_a_flatten_is_made_up_for_by_the_next_start(tmp_path: Path, dsn: str) -> None:
+    slow = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "3000"}
+    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+        for account in ("one", "two", "three"):
+            assert (await buy(service, account))["status"] == "filled"
+        assert await service.stop() == 0
+    async with serving(tmp_path, **slow) as service:
+        flatten = asyncio.create_task(operate(tmp_path, "flatten", DATABASE_URL=dsn))
+        async with asyncio.timeout(20):
+            while not any(b"flatten of all accounts, asked by" in line for line in service.log):
+                await asyncio.sleep(0.05)
+        await service.kill()
+    async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
+        said = await flatten
+        assert said.code == 0, said
+        for account in ("one", "two", "three"):
+            assert f"closed: {account}: LONG 0.02 BTC" in said.out, said.out
+            assert await service.call("trading.getPositions", modelId=account) == []
+        assert (await buy(service, "one"))["status"] == "rejected"
+
+
+async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path: Path, dsn: str) -> None:
+    """The fee of one order is more than this account may lose."""
+    limits = {"MAX_DRAWDOWN_PERCENT": "0.02", "FLATTEN_ON_LIMIT": "on", "DATABASE_URL": dsn, **QUICKLY}
+    async with serving(tmp_path, **limits) as service:
+        assert (await buy(service, quantity=0.1))["status"] == "filled"
+        async with asyncio.timeout(20):
+            while await service.call("trading.getPositions", modelId="me"):
+                await asyncio.sleep(0.05)
+        mine = [halt for halt in await halts(service) if halt.get("accountId") == "me"]
+        assert [halt["cause"] for halt in mine] == ["drawdown"]
+        assert "the limit is 0.02 %" in mine[0]["reason"]
+        assert "below the 10000.00 it had at its peak" in (await buy(service))["reason"]
+        await service.kill()
+    async with serving(tmp_path, **limits) as service:
+        assert "me" in [halt.get("accountId") for halt in await halts(service)]
+        assert (await buy(service))["status"] == "rejected"
+        assert (await operate(tmp_path, "resume", "--account", "me", DATABASE_URL=dsn)).code == 0
+        assert (await buy(service, quantity=0.001))["status"] == "filled", "losses count from now on"
+        assert service.traceback().count("limit: equity") == len(service.traceback().splitlines())
+
+
+async def test_on_the_embedded_database(open_folder: Path) -> None:
+    async with serving(open_folder, **QUICKLY) as service:
+        assert (await buy(service))["status"] == "filled"
+        said = await operate(open_folder, "flatten")
+        assert said.code == 0, said
+        assert "closed: me: LONG 0.02 BTC" in said.out
+        assert await service.stop() == 0
+    said = await operate(open_folder, "resume")
+    assert (said.code, "Nothing is halted." in said.out) == (0, True), said
+    async with serving(open_folder, **QUICKLY) as service:
+        assert (await buy(service))["status"] == "filled"
+
+
+async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    async with (
+        serving(tmp_path / "a", DATABASE_URL=dsn, **QUICKLY) as leader,
+        serving(tmp_path / "b", DATABASE_URL=dsn, **QUICKLY) as standby,
+    ):
+        assert (await operate(tmp_path, "halt", DATABASE_URL=dsn)).code == 0
+        async with asyncio.timeout(5):
+            while "halts" not in (await standby.get("/health"))[1]:
+                await asyncio.sleep(0.05)
+        await leader.kill()
+        async with asyncio.timeout(30):
+            while (await standby.get("/health/schedulers"))[1]["role"] != "leader":
+                await asyncio.sleep(0.1)
+        assert (await buy(standby))["status"] == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("halt", "--account", "nobody"), 1, "There is no account 'nobody'. Nothing was changed."),
+        (("resume",), 1, "No halt of all accounts."),
+        (("flatten", "me"), 2, "unrecognized arguments: me"),
+        (("halt", "--reason", " "), 2, "argument --reason: expected 1 to 500 characters"),
+        (("halt", "--help"), 0, "open nothing more"),
+    ],
+)
+async def test_what_cannot_be_done_is_said(
+    tmp_path: Path, dsn: str, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    found = await operate(tmp_path, *arguments, DATABASE_URL=dsn)
+    assert (found.code, said in found.out + found.err) == (code, True), found
+
+
+async def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: Path) -> None:
+    said = await operate(tmp_path, "halt", DATABASE_URL="postgresql://u:s3cr3t@127.0.0.1:1/trader")
+    assert said.code == 1
+    assert "127.0.0.1:1/trader cannot be reached" in said.err
+    assert "s3cr3t" not in said.out + said.err
+    said = await operate(tmp_path, "halt", DATABASE_URL="nonsense:s3cr3t")
+    assert said.code == 2
+    assert "s3cr3t" not in said.out + said.err
+    said = await operate(tmp_path, "halt")
+    assert said.code == 1
+    assert "There is no embedded database" in said.err

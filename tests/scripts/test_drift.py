@@ -1,0 +1,97 @@
+"""The drift of known rows: the figures of the table, and a picture that is one file."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from xml.etree import ElementTree
+
+from support.outline import Outline
+from support.records import START, add_model, add_trade, id_of
+
+from trader.domain.drift import Drift
+from trader.domain.orders import OrderSide
+from trader.store.drift import insert_drift
+from trader.store.pool import Database
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+INSERT_FILL = """
+INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
+                   cause, created_at)
+VALUES ('apex', $1, $2, $3, $4, $5, $6, $7, 0, 0, false, 'order', $8)
+"""
+
+Row = tuple[str, OrderSide, str, str | None]
+"""Market, side, quantity at a price of 1000, error in basis points."""
+
+
+async def write(database: Database, rows: Sequence[Row], *, unsimulated: int = 0) -> None:
+    async with database.connection() as conn:
+        await add_model(conn, "apex")
+        order_id = await add_trade(conn, "apex", START)
+        run_id = id_of("run", "apex", 1)
+        drifts = []
+        for number in range(1, len(rows) + unsimulated + 1):
+            symbol, side, quantity, bps = rows[min(number, len(rows)) - 1]
+            at = START + timedelta(seconds=number)
+            await conn.execute(
+                INSERT_FILL, number, run_id, order_id, symbol, side, Decimal(quantity), Decimal(1000), at
+            )
+            drift = Drift(
+                sequence=number, symbol=symbol, side=side, quantity=Decimal(quantity), maker=False,
+                venue_price=Decimal(1000), paper_price=None if bps is None else Decimal(1000),
+                bps=None if bps is None else Decimal(bps), quoted_at=at, at=at,
+            )  # fmt: skip
+            drifts.append(("apex", drift))
+        await insert_drift(conn, drifts[: len(rows)])
+
+
+def run(folder: Path, dsn: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "drift.py"), "--database-url", dsn]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def test_figures_per_market_side_and_size(database: Database, dsn: str, tmp_path: Path) -> None:
+    rows: list[Row] = [("BTC", OrderSide.BUY, "0.5", bps) for bps in ("1", "2", "6", "-4")]
+    rows += [
+        ("BTC", OrderSide.BUY, "5", "10"),
+        ("BTC", OrderSide.SELL, "200", "-2.5"),
+        ("ETH", OrderSide.BUY, "1", None),
+    ]
+    await write(database, rows, unsimulated=2)
+    made = run(tmp_path, dsn)
+    assert made.returncode == 0, made.stderr
+    lines = made.stdout.splitlines()
+    assert [line.split() for line in lines[1:5]] == [
+        ["BTC", "buy", "<", "1k", "4", "+1.25", "+1.50", "6.00", "+6.00"],
+        ["BTC", "buy", "1k", "to", "10k", "1", "+10.00", "+10.00", "10.00", "+10.00"],
+        ["BTC", "sell", "≥", "100k", "1", "-2.50", "-2.50", "2.50", "-2.50"],
+        ["all", "6", "+2.08", "+1.50", "10.00", "+10.00"],
+    ]
+    assert lines[5] == "1 fills were larger than the book that was shown: no price on paper"
+    assert lines[6] == "2 fills were never simulated (on paper none is)"
+    html = (tmp_path / "drift.html").read_text(encoding="utf-8")
+    outline = Outline()
+    outline.feed(html)
+    assert (outline.open, outline.fetched) == ([], [])
+    (svg,) = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    drawn = ElementTree.fromstring(svg)
+    assert len(drawn.findall("circle")) == 6
+    assert [text.text for text in drawn.findall("text[@class='name']")] == [
+        "BTC buy, < 1k",
+        "BTC buy, 1k to 10k",
+        "BTC sell, ≥ 100k",
+    ]
+    assert "prefers-color-scheme: dark" in html
+
+
+async def test_without_a_simulated_fill_it_says_so(database: Database, dsn: str, tmp_path: Path) -> None:
+    await write(database, [("BTC", OrderSide.BUY, "1", None)])
+    made = run(tmp_path, dsn)
+    assert made.returncode == 1
+    assert "no fill of a venue that was simulated" in made.stderr
+    assert not (tmp_path / "drift.html").exists()

@@ -1,0 +1,76 @@
+"""An exchange with its guards: halts, limits and operators, driven by the test."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import uuid4
+
+from support.venue import Venue, running
+
+from trader.domain.halts import Command, Halt, HaltCause, Outcome, Verb
+from trader.domain.market import Tick
+from trader.services.loss_limits import LossLimits
+from trader.services.operations import Operations
+from trader.store import safety as store
+from trader.store.pool import Database
+
+
+class Guarded:
+    """A running exchange, and what operators and limits do to it. `see` is the market's next word, limits included."""
+
+    def __init__(self, venue: Venue) -> None:
+        self.venue = venue
+        self.safety = venue.safety
+        self.limits = LossLimits(venue.database, venue.exchange, venue.safety, venue.settings)
+        self.operations = Operations(venue.database, venue.exchange, venue.safety, self.limits)
+
+    async def start(self) -> None:
+        await self.safety.load()
+        await self.limits.load(self.venue.clock.now())
+        self.operations.start()
+
+    async def see(self, mids: dict[str, str], **more: object) -> None:
+        await self.venue.see(mids, **more)  # type: ignore[arg-type]
+        tick: Tick = self.venue.source.script[-1]
+        await self.limits.on_tick(tick)
+
+    async def ask(self, verb: Verb, account_id: str | None = None, reason: str = "looks wrong") -> Command:
+        """What the operator's command writes."""
+        command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by="someone")
+        async with self.venue.database.transaction() as conn:
+            if verb is Verb.RESUME:
+                await store.update_halts_lifted(conn, account_id, "someone")
+                await store.update_marks_renewed(conn, account_id)
+            else:
+                halt = Halt(
+                    account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by="someone",
+                    at=self.venue.clock.now(),
+                )  # fmt: skip
+                await store.insert_halt(conn, halt)
+            await store.insert_command(conn, command)
+        return command
+
+    async def outcome(self, command: Command) -> Outcome:
+        """Let the service see and do it."""
+        async with asyncio.timeout(20):
+            while True:
+                await self.operations.poll()
+                async with self.venue.database.connection() as conn:
+                    state = await store.select_command_state(conn, command.id)
+                if state is not None and state.outcome is not None:
+                    return state.outcome
+                await asyncio.sleep(0.01)
+
+    async def do(self, verb: Verb, account_id: str | None = None) -> Outcome:
+        return await self.outcome(await self.ask(verb, account_id))
+
+
+@asynccontextmanager
+async def guarding(database: Database, source: object, clock: object, **settings: str) -> AsyncIterator[Guarded]:
+    async with running(database, source, clock, **settings) as venue:  # type: ignore[arg-type]
+        guarded = Guarded(venue)
+        await guarded.start()
+        try:
+            yield guarded
+        finally:
+            await guarded.operations.close()
