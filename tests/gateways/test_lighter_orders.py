@@ -154,13 +154,19 @@ async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
     venue, orders = venue_and_orders
-    for number, (kind, code) in enumerate(((VenueOrderType.STOP, 2), (VenueOrderType.TARGET, 4))):
-        leg = order(number, type=kind, side=OrderSide.SELL, trigger=D("93000.5"), reduce_only=True, price=D("92000.0"))
+    legs = ((VenueOrderType.STOP, 2, "93000.5"), (VenueOrderType.TARGET, 4, "95000.5"))
+    for number, (kind, code, trigger) in enumerate(legs):
+        leg = order(number, type=kind, side=OrderSide.SELL, trigger=D(trigger), reduce_only=True, price=D("92000.0"))
         outcome = await orders.place(leg)
         assert isinstance(outcome, Placed)
         assert (outcome.state.status, outcome.state.is_final) == ("pending", False)
         _, sent = venue.sent[-1]
-        assert (sent["Type"], sent["ReduceOnly"], sent["TriggerPrice"], sent["IsAsk"]) == (code, 1, 930005, 1)
+        assert (sent["Type"], sent["ReduceOnly"], sent["TriggerPrice"], sent["IsAsk"]) == (
+            code,
+            1,
+            int(D(trigger) * 10),
+            1,
+        )
         assert sent["OrderExpiry"] > 0
         ended = await orders.cancel(outcome.state)
         assert isinstance(ended, Placed)
@@ -275,6 +281,19 @@ async def test_an_order_of_a_process_that_died_is_found_or_made_impossible(
     assert isinstance(await orders.place(order(1)), Placed)
     assert isinstance(await orders.resolve(order(1), None), Placed)
     venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
+    assert isinstance(await orders.resolve(order(2), None), Refused)
+    venue.deliver()
+    assert order(2).client_index not in venue.orders
+
+
+async def test_an_old_answer_about_the_nonce_proves_nothing(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    """The transaction of a process that died is under way with the next nonce; the venue tells the one before."""
+    venue, orders = venue_and_orders
+    assert isinstance(await orders.place(order(1)), Placed)
+    venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
+    venue.stale_nonces = 1
     assert isinstance(await orders.resolve(order(2), None), Refused)
     venue.deliver()
     assert order(2).client_index not in venue.orders

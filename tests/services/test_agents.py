@@ -19,7 +19,7 @@ from support.scripted import START
 from trader.domain.conversation import Answer, Turn, invocation_id
 from trader.domain.orders import Order, OrderAnswer, OrderSide, Side
 from trader.domain.records import VariantId
-from trader.errors import ProviderError, Unavailable
+from trader.errors import OrderUndecided, ProviderError, Unavailable
 from trader.gateways.chat import ChatClient
 from trader.gateways.llm import PROVIDERS, Providers
 from trader.gateways.rules import RuleProvider
@@ -343,6 +343,27 @@ async def test_cancelled_with_its_order_committed(database: Database) -> None:
         (call,) = record.tool_calls
         assert (call.status, call.metadata["results"][0]["status"]) == ("ok", "filled")
         assert "BTC" in floor.exchange.account("ada").positions
+
+
+class Undecided(Exchange):
+    """A venue that does not tell what became of an order."""
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        raise OrderUndecided("What became of this order at the venue is not known yet")
+
+
+async def test_an_order_that_nobody_knows_of_fails_its_call_and_not_the_run(database: Database) -> None:
+    async with open_floor(database, exchange_type=Undecided) as floor:
+        await floor.add("ada")
+        record = await run_one(floor, calling(opening()), hold("waiting"))
+    assert record.invocation.status == "completed"
+    assert [(call.type, call.status) for call in record.tool_calls] == [
+        ("CREATE_POSITION", "failed"),
+        ("HOLDING", "ok"),
+    ]
+    words = "What became of this order at the venue is not known yet"
+    assert record.tool_calls[0].metadata["results"] == [{"error": words}]
+    assert told(floor.provider.turns[1])[0]["error"] == words
 
 
 async def test_cancelled_before_its_order_was_placed(database: Database) -> None:

@@ -292,6 +292,31 @@ async def test_a_stop_that_the_venue_does_not_take_is_watched_here(bench: Bench)
     await bench.agree()
 
 
+async def test_an_exit_that_the_venue_refuses_is_tried_again_and_not_too_often(bench: Bench) -> None:
+    bench.venue.refused_types = {2, 4}
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    bench.venue.refusal = (21700, "market is halted")
+    before = len(bench.venue.sent)
+    for _ in range(9):
+        await bench.see({"BTC": "89990.0"})
+        await bench.exchange.check()
+    assert len([sent for kind, sent in bench.venue.sent[before:] if sent.get("Type") == 1]) == 1
+    bench.venue.refusal = None
+    await bench.see({}, after_s=10)
+    await bench.exchange.check()
+    assert bench.account().positions == {}
+    await bench.agree()
+
+
+async def test_a_stop_that_the_venue_has_lost_is_placed_again(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    (lost,) = (index for index, one in bench.venue.orders.items() if one.type == "stop-loss")
+    del bench.venue.orders[lost]
+    await bench.exchange.check()
+    await bench.agree()
+    assert len(bench.venue.ledger.standing(1)) == 2
+
+
 @pytest.mark.parametrize(
     ("plan", "mid", "after_s", "reason"),
     [

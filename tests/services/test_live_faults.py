@@ -70,8 +70,8 @@ class Schedule:
     async def run(self) -> None:
         doings: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
             (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
-            (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.power_cut, 2),
-            (self.power_cut_within, 2),
+            (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
+            (self.power_cut, 2), (self.power_cut_within, 2),
         )  # fmt: skip
         kinds, weights = zip(*doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
@@ -90,6 +90,7 @@ class Schedule:
         venue.hides_trades = random.choice((0, 0, 0, 2, 15))
         venue.doubles_trades = random.random() < 0.3
         venue.refused_types = random.choice((set(), set(), set(), {2}, {4}, {2, 4}))
+        venue.stale_nonces = random.choice((0, 0, 0, 1, 5))
         venue.refusal = (21739, "not enough margin") if random.random() < 0.05 else None
 
     # What the service is asked for
@@ -157,6 +158,10 @@ class Schedule:
         finally:
             self.venue.hides_fundings = False
 
+    async def nonce(self) -> None:
+        """Somebody else uses the key."""
+        self.venue.ledger.next_nonce += self.random.randint(1, 3)
+
     async def hand(self) -> None:
         self.venue.trade_by_hand(self.random.choice(SYMBOLS), str(D(self.random.randint(-300, 300) or 7).scaleb(-3)))
 
@@ -200,7 +205,7 @@ class Schedule:
         venue.read_faults.clear()
         venue.deliver()
         venue.refusal, venue.refused_types, venue.hides_trades, venue.doubles_trades = None, set(), 0, False
-        venue.fill_share = D(1)
+        venue.fill_share, venue.stale_nonces = D(1), 0
         for _ in range(LOOKS_MAX):
             await bench.see({}, after_s=61)
             await bench.exchange.check()

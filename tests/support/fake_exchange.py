@@ -133,6 +133,9 @@ class FakeExchange(FakeVenue):
         """How many of the questions for trades to come are answered without the latest trade: it shows late."""
 
         self.doubles_trades = False
+        self.stale_nonces = 0
+        """How many of the questions for the next nonce to come are answered with one that is used up."""
+
         self.hides_fundings = False
         """Whether payments are made and not shown yet."""
 
@@ -342,7 +345,11 @@ class FakeExchange(FakeVenue):
         return self.ledgers[int(index)]
 
     async def _nonce(self, request: web.Request) -> web.StreamResponse:
-        return await self._tell_of(request, {"nonce": self._asked_of(request, private=False).next_nonce})
+        nonce = self._asked_of(request, private=False).next_nonce
+        if self.stale_nonces:
+            self.stale_nonces -= 1
+            nonce -= 1
+        return await self._tell_of(request, {"nonce": nonce})
 
     async def _orders(self, request: web.Request) -> web.StreamResponse:
         orders = self._asked_of(request).orders

@@ -149,14 +149,18 @@ class LighterOrders:
     async def resolve(self, order: VenueOrder, nonce: int | None) -> Outcome:
         """Find out what became of an order whose answer was lost, without sending it again.
 
-        `nonce` is that of `Unknown`; None uses up the next one, after which nothing sent before can be executed.
+        `nonce` is that of `Unknown`; with None one is used up first: whatever was sent before has none that is later.
         """
         async with self._sending:
             try:
-                latest = await self._next_nonce() if nonce is None else nonce
+                if (state := await self.find(order.client_index)) is not None:
+                    return Placed(state)
+                last = await self._use_up_nonce(order) if nonce is None else nonce
             except MarketDataError as error:
-                return Unknown(str(error))
-            return await self._settle(order, latest, "its answer was lost, and the venue never took it", is_lost=True)
+                return Unknown(str(error), nonce)
+            if last is None:
+                return Unknown("the venue takes no transaction by which its own would be made impossible")
+            return await self._settle(order, last, "its answer was lost, and the venue never took it", is_lost=True)
 
     async def look_for_expired(self, order: VenueOrder) -> Outcome:
         """Look twice for an order that the venue takes no more: it stands there, or never will."""
@@ -284,6 +288,18 @@ class LighterOrders:
                 logger.warning("order %d is looked for again: %s", order.client_index, error)
             await asyncio.sleep(self._pause_s)
         return Unknown(reason or "the venue took the order and does not show it", nonce)
+
+    async def _use_up_nonce(self, order: VenueOrder) -> int | None:
+        """Use up the venue's next nonce, for sure: what it tells of the next one may be old. None if it fails."""
+        for _ in range(_RESENDS_MAX):
+            nonce = await self._next_nonce()
+            market_id = self._listings[order.symbol].market_id
+            answer = await self._send(self._signer.cancel_order(market_id, order.client_index, nonce=nonce))
+            if answer.is_taken:
+                return nonce
+            if answer.code != _INVALID_NONCE:
+                break
+        return None
 
     async def _send(self, signed: Signed) -> _Answer:
         """Send with the venue's own client. What is not understood is not known."""

@@ -8,7 +8,7 @@ and compares the books with the venue.
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from trader.domain import exchange as rules_of_exchange
@@ -18,7 +18,7 @@ from trader.domain.exchange import Moment, triggered
 from trader.domain.halts import may_open
 from trader.domain.legs import reachable_price
 from trader.domain.orders import CLOSING_SIDE, Cause, ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
-from trader.domain.venue_orders import SentOrder, VenueOrder, VenueOrderType
+from trader.domain.venue_orders import SentOrder, SentStatus, VenueOrder, VenueOrderType
 from trader.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
 from trader.services.legs import Legs
 from trader.services.outbox import Floor, Outbox
@@ -30,6 +30,9 @@ log = logging.getLogger("trader.live")
 _ASK_AGAIN_S: Final = 5
 _LOOK_EVERY_LEAST: Final = timedelta(seconds=2)
 """An exit plan that fires and cannot be executed does not make the desk ask the venue more often than this."""
+
+_EXIT_AGAIN_AFTER: Final = timedelta(seconds=10)
+"""When the venue refuses an exit, it is tried again after this."""
 
 _FAILURES_MAX: Final = 3
 """After so many looks in a row that failed, nothing is opened until one has gone well."""
@@ -51,6 +54,7 @@ class Desk:
         self._wake = asyncio.Event()
         self._looked_at = floor.clock.now()
         self._failures = 0
+        self._exit_again_at: dict[str, datetime] = {}
 
     @property
     def trouble(self) -> str | None:
@@ -112,7 +116,8 @@ class Desk:
         """See new marks: have a look when an exit plan asks for it."""
         if self._floor.clock.now() - self._looked_at < _LOOK_EVERY_LEAST:
             return
-        if any(self._due(position) is not None for position in self._outbox.account.positions.values()):
+        positions = self._outbox.account.positions
+        if any(self._due(one) is not None and not self._was_just_refused(symbol) for symbol, one in positions.items()):
             self.wake()
 
     async def run(self) -> None:
@@ -150,7 +155,7 @@ class Desk:
         for symbol, position in list(self._outbox.account.positions.items()):
             cause = self._due(position)
             now = self._floor.clock.now()
-            if cause is None or symbol in self._outbox.unsettled:
+            if cause is None or symbol in self._outbox.unsettled or self._was_just_refused(symbol):
                 continue
             if (refusal := refusal_of_price(self._floor.market, symbol, now)) is not None:
                 log.warning("%s: the exit (%s) from %s waits: %s", self.account_id, cause, symbol, refusal)
@@ -162,7 +167,10 @@ class Desk:
                 quantity=position.quantity,
                 reduce_only=True,
             )
-            await self._outbox.send(self._venue_order(order), cause)
+            sent = (await self._outbox.send(self._venue_order(order), cause)).sent
+            if sent.status is SentStatus.REFUSED:
+                log.error("%s: the exit (%s) from %s was refused: %s", self.account_id, cause, symbol, sent.reason)
+                self._exit_again_at[symbol] = now + _EXIT_AGAIN_AFTER
 
     def _due(self, position: Position) -> Cause | None:
         """The trigger that fires here; not that of a stop or target which waits at the venue."""
@@ -173,6 +181,9 @@ class Desk:
         kind = _AT_VENUE.get(cause)
         stands = any(sent.symbol == position.symbol and sent.order.type is kind for sent in self._outbox.legs())
         return None if stands else cause
+
+    def _was_just_refused(self, symbol: str) -> bool:
+        return self._floor.clock.now() < self._exit_again_at.get(symbol, self._floor.clock.now())
 
     async def _drop_orphans(self) -> None:
         """End orders that stand at the venue and rest in the books no more: nothing is left for them to reduce."""

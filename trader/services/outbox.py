@@ -165,6 +165,18 @@ class Outbox:
             if state.is_final or state.filled > standing[index].filled:
                 await self._book(self.rows[index], state)
 
+    async def give_up(self, sent: SentOrder) -> bool:
+        """Let go of an order that stood at the venue and that it knows no more. Whether it is certain.
+
+        :raises MarketDataError: the venue cannot be asked
+        """
+        outcome = await self.venue.orders.look_for_expired(sent.order)
+        if not isinstance(outcome, Refused) or sent.filled:
+            return False
+        log.error("%s: the venue knows nothing of order %d any more", self.account_id, sent.client_index)
+        await self._conclude(sent, Refused("the venue showed it once and knows nothing of it any more"))
+        return True
+
     async def cancel(self, sent: SentOrder, reason: str) -> bool:
         """End an order that stands, and book what it filled until then. Whether it is certain that it stands no more.
 
@@ -301,6 +313,7 @@ class Outbox:
             case Placed(state):
                 return await self._book(sent, state)
             case Refused(reason):
+                self._quotes.pop(sent.client_index, None)
                 booking = await self.commit(lambda account: refuse_sent(account, sent, reason, self._floor.clock.now()))
                 assert booking is not None
                 return Concluded(booking.sent[0], booking.answer)

@@ -112,6 +112,10 @@ class Statements:
     async def _act(self, difference: Difference, statement: Statement) -> bool:
         """What the rule says, as far as it is about one order. Whether something was done."""
         index = difference.client_index
+        if difference.kind is Kind.LEG_MISSING and (lost := self._outbox.rows.get(index or 0)) is not None:
+            if await self._outbox.give_up(lost):
+                await self._legs.sync()
+            return True
         if difference.action is not Action.CANCEL or index is None or index not in statement.legs:
             return False
         if (sent := self._outbox.rows.get(index)) is not None:
