@@ -127,9 +127,13 @@ async def test_what_is_no_whole_number_of_lots_is_refused_before_it_is_sent(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
     venue, orders = venue_and_orders
-    outcome = await orders.place(order(quantity=D("0.00001")))
-    assert isinstance(outcome, Refused)
-    assert "no whole number of" in outcome.reason
+    for wrong, reason in (
+        ({"quantity": D("0.00001")}, "no whole number of"),
+        ({"symbol": "DOGE"}, "does not list DOGE"),
+    ):
+        outcome = await orders.place(order(**wrong))
+        assert isinstance(outcome, Refused)
+        assert reason in outcome.reason
     assert venue.sent == []
 
 

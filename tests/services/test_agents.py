@@ -354,7 +354,6 @@ class Undecided(Exchange):
 
 async def test_an_order_that_nobody_knows_of_fails_its_call_and_not_the_run(database: Database) -> None:
     async with open_floor(database, exchange_type=Undecided) as floor:
-        await floor.add("ada")
         record = await run_one(floor, calling(opening()), hold("waiting"))
     assert record.invocation.status == "completed"
     assert [(call.type, call.status) for call in record.tool_calls] == [

@@ -329,7 +329,9 @@ class LighterOrders:
     # The venue's units
 
     def _terms(self, order: VenueOrder) -> OrderTerms:
-        listing = self._listings[order.symbol]
+        listing = self._listings.get(order.symbol)
+        if listing is None:
+            raise ValueError(f"it does not list {order.symbol}")
         market = listing.market
         return OrderTerms(
             market_id=listing.market_id,

@@ -43,6 +43,9 @@ log = logging.getLogger("trader.live")
 _FINISH_S: Final = 2.0
 """How long an order may take to finish when the term ends; the next start finds out about the rest."""
 
+_FIRST_LOOK_S: Final = 30.0
+"""How long the first look at an account may hold up the start; nothing is opened for it until one has gone well."""
+
 _CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
 
@@ -110,9 +113,10 @@ class LiveExchange:
                 raise StartError(f"The venue does not tell what account {account_id} has: {error}") from error
         for desk in self._desks.values():
             try:
-                await desk.check()
-            except TraderError as error:
-                log.warning("%s: not compared with the venue yet: %s", desk.account_id, error)
+                async with asyncio.timeout(_FIRST_LOOK_S):
+                    await desk.check()
+            except (TraderError, TimeoutError) as error:
+                log.warning("%s: not compared with the venue yet: %s", desk.account_id, error or "it takes too long")
         self._tell_what_is_traded()
         self._is_live = True
 

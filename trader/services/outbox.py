@@ -4,6 +4,7 @@ An order is a row before it is a transaction, so whatever happens to this proces
 sent. What the venue filled, what is known of the order and the answer to the caller are one booking.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -252,8 +253,8 @@ class Outbox:
         """Book a change of the account. Raises `Unavailable`: what is known is read again before the next."""
         try:
             booking = await self._floor.books.change(self.account_id, decide)
-        except (Unavailable, BooksViolated):
-            self._is_stale = True
+        except (Unavailable, BooksViolated, asyncio.CancelledError):
+            self._is_stale = True  # a change that nobody waits for any more may still be made
             raise
         for sent in () if booking is None else booking.sent:
             if sent.status in (SentStatus.SENT, SentStatus.STANDING):
