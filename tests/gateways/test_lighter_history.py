@@ -80,6 +80,16 @@ async def test_many_trades_come_page_by_page_in_order(venue: FakeExchange, accou
         await account.history.fills_since(NOON)
 
 
+async def test_times_come_in_seconds_or_in_milliseconds(venue: FakeExchange, account: LighterAccount) -> None:
+    seconds = int(NOON.timestamp())
+    for timestamp in (seconds, seconds * 1000, seconds * 1000 + 250):
+        venue.trade_by_hand("BTC", "0.1")
+        venue.ledger.trades[-1]["timestamp"] = timestamp
+    late = NOON + timedelta(milliseconds=250)
+    assert [one.at for one in await account.history.fills_since(NOON)] == [NOON, NOON, late]
+    assert [one.at for one in await account.history.fills_since(late)] == [late]
+
+
 async def test_funding_is_for_its_hour(venue: FakeExchange, account: LighterAccount) -> None:
     venue.trade_by_hand("BTC", "-0.5")
     venue.pay_funding("BTC", NOON, "0.0002")

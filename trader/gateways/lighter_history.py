@@ -4,7 +4,7 @@ A fee is told as a rate, in millionths of the notional. Both lists come newest f
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -15,12 +15,13 @@ from trader.domain.orders import OrderSide
 from trader.domain.venue_orders import VenueFill, VenueFunding
 from trader.errors import MarketDataError
 from trader.gateways.lighter_signer import Signer
-from trader.gateways.market.candles import epoch_second, moment_of
+from trader.gateways.market.candles import epoch_second, floor_time, moment_of
 from trader.gateways.market.lighter_api import LighterApi, Listing
 
 _PAGE: Final = 100
 _PAGES_MAX: Final = 20
 _MILLION: Final = 1_000_000
+_HOUR: Final = timedelta(hours=1)
 _SECONDS_MAX: Final = 100_000_000_000
 """Times beyond this are in milliseconds: the venue writes both."""
 
@@ -144,10 +145,9 @@ class LighterHistory:
     def _funding(self, row: _Funding) -> VenueFunding:
         if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
             raise MarketDataError(f"/api/v1/positionFunding: not understood: {row}")
-        second = row.timestamp // 1000 if row.timestamp > _SECONDS_MAX else row.timestamp
         return VenueFunding(
             symbol=self._symbols[row.market_id],
-            boundary=moment_of(second // 3600 * 3600),
+            boundary=floor_time(_moment(row.timestamp), _HOUR),
             quantity=abs(row.position_size),
             rate=row.rate,
             amount=row.change,
@@ -156,4 +156,6 @@ class LighterHistory:
 
 def _moment(timestamp: int) -> datetime:
     """A time of the venue, which writes seconds here and milliseconds there."""
-    return moment_of(timestamp // 1000 if timestamp > _SECONDS_MAX else timestamp)
+    if timestamp <= _SECONDS_MAX:
+        return moment_of(timestamp)
+    return moment_of(timestamp // 1000) + timedelta(milliseconds=timestamp % 1000)

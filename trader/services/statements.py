@@ -35,6 +35,9 @@ _ENDLESS: Final = Decimal("Infinity")
 _LATE: Final = timedelta(hours=1)
 """Trades are looked for from this long before the last agreement on: the venue may show one late."""
 
+_SKEW: Final = timedelta(seconds=2)
+"""How far the venue's clock may be behind ours."""
+
 _NOTE_EVERY: Final = timedelta(minutes=1)
 
 
@@ -153,7 +156,7 @@ class Statements:
     async def _book_strays(self, symbols: set[str], statement: Statement) -> None:
         """Book the trades that no order of ours made, if with them the books hold what the venue does."""
         outbox, floor = self._outbox, self._floor
-        since = max(outbox.account.run.started_at, self._agreed_at - _LATE)
+        since = max(outbox.account.run.started_at - _SKEW, self._agreed_at - _LATE)
         fills = [one for one in await outbox.venue.history.fills_since(since) if one.symbol in symbols]
         strays = await self._without_ours(await outbox.unbooked(fills))
         payments = await outbox.unbooked_fundings(since) if strays else []
