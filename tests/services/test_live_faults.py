@@ -18,9 +18,10 @@ from support.fake_exchange import ACCOUNT
 from support.fake_venue import IDS
 from support.live import SYMBOLS, Bench, add_model, prepared
 
+from trader.domain.booking import Booking
 from trader.domain.market import PLAIN_FUNDING_RATE
 from trader.domain.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType
-from trader.errors import TraderError
+from trader.errors import TraderError, Unavailable
 from trader.store.pool import Database
 
 D = Decimal
@@ -71,7 +72,7 @@ class Schedule:
         doings: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
             (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
             (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
-            (self.power_cut, 2), (self.power_cut_within, 2),
+            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2),
         )  # fmt: skip
         kinds, weights = zip(*doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
@@ -180,6 +181,28 @@ class Schedule:
             await self.bench.exchange.check()
         finally:
             self.venue.is_down = False
+
+    async def database(self) -> None:
+        """The database does not confirm some bookings, which it made or not."""
+        writer, random = self.bench.exchange._books._writer, self.random
+        honest = writer.write
+
+        async def write(booking: Booking) -> None:
+            fate = random.choice(("confirmed", "made", "lost"))
+            if fate != "lost":
+                await honest(booking)
+            if fate != "confirmed":
+                raise Unavailable("The database did not confirm it.")
+
+        writer.write = write  # type: ignore[method-assign]
+        try:
+            with suppress(TraderError):
+                await self.order()
+            with suppress(TraderError):
+                await self.plan()
+            await self.bench.exchange.check()
+        finally:
+            writer.write = honest  # type: ignore[method-assign]
 
     async def power_cut(self) -> None:
         await self.bench.kill()
