@@ -7,15 +7,20 @@ from decimal import Decimal
 
 import pytest
 from support.fake_exchange import ACCOUNT
-from support.live import Bench, add_model, live_settings, prepared, trading
+from support.fake_venue import until
+from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
 
 from trader.domain.halts import HaltCause, Verb
-from trader.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.domain.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
 from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
-from trader.services.events import VenueDiffers
+from trader.gateways.lighter_account import LighterAccounts
+from trader.services.drift import DriftRecorder
+from trader.services.events import EventBus, MarketChecked, VenueDiffers
+from trader.services.live import LiveExchange
 from trader.services.loss_limits import LossLimits
 from trader.services.operations import Operations
+from trader.services.safety import Safety
 from trader.store.pool import Database
 
 D = Decimal
@@ -429,7 +434,45 @@ async def test_money_that_nobody_can_explain_stops_new_orders(bench: Bench) -> N
     await bench.agree()
 
 
+async def test_a_position_of_no_side_is_an_error_that_stops_new_orders(bench: Bench) -> None:
+    """With every cycle of the price tracker there is a look; a statement that cannot be is not read as anything."""
+    bench.venue.positions_shown = [{"market_id": 1, "sign": 2, "position": "0.5", "avg_entry_price": "1"}]
+    for _ in range(3):
+        bench.exchange._floor.events.publish(MarketChecked(bench.clock.now()))
+        failures = bench.exchange._desks["apex"]._failures
+        await until(lambda before=failures: bench.exchange._desks["apex"]._failures > before)  # type: ignore[misc]
+    assert "a position of sign 2 and size 0.5 cannot be" in bench.exchange.troubles["apex"]
+    assert "only reducing is allowed" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
+    bench.venue.positions_shown = None
+    bench.exchange._floor.events.publish(MarketChecked(bench.clock.now()))
+    await until(lambda: not bench.exchange.troubles)
+    await bench.agree()
+
+
 # Start
+
+
+async def test_a_standby_shows_what_the_leader_trades_and_sends_nothing(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
+    accounts = LighterAccounts(live_settings(bench.venue.url), make_signer=PlainSigner)
+    events = EventBus()
+    standby = LiveExchange(
+        bench.database, bench.market, bench.clock, events, live_settings(bench.venue.url), accounts,
+        Safety(bench.database, bench.clock, events), DriftRecorder(bench.database),
+    )  # fmt: skip
+    await standby.follow()
+    assert standby.term is None
+    assert standby.accounts["apex"].positions == bench.account().positions
+    before = len(bench.venue.sent)
+    with pytest.raises(Unavailable, match="standby"):
+        await standby.place_order(
+            Order(account_id="apex", symbol="BTC", side=OrderSide.SELL, quantity=D("0.1"), reduce_only=True)
+        )
+    await standby.on_tick(bench.source.script[-1])
+    events.publish(MarketChecked(bench.clock.now()))
+    await standby.resign()
+    await accounts.close()
+    assert len(bench.venue.sent) == before
 
 
 async def test_two_models_never_share_an_account(database: Database) -> None:
