@@ -11,6 +11,7 @@ from support.fake_venue import until
 from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
 
+from trader.domain.booking import Booking
 from trader.domain.halts import HaltCause, Verb
 from trader.domain.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
 from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
@@ -191,6 +192,24 @@ async def test_trades_that_show_late_or_twice_are_booked_once(bench: Bench) -> N
     bench.venue.hides_trades = 0
     await bench.exchange.check()
     assert (await bench.sell("0.25", reduce_only=True, client_order_id="close")).status is OrderStatus.FILLED
+    await bench.agree()
+
+
+async def test_a_booking_that_the_database_does_not_confirm_leaves_the_order_undecided(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = bench.exchange._books._writer
+
+    async def write(_: Booking) -> None:
+        raise Unavailable("The database did not confirm it.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write", write)
+        with pytest.raises(OrderUndecided):
+            await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    await bench.exchange.check()
+    assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).status is OrderStatus.FILLED
+    assert len(bench.venue.orders) == 1
     await bench.agree()
 
 

@@ -75,7 +75,10 @@ class Desk:
             self._refuse_to_send_again(order)
             if (refusal := unready or self._refusal(order)) is not None:
                 return await self._refuse(order, refusal)
-            concluded = await self._outbox.send(self._venue_order(order), order.cause, order)
+            try:
+                concluded = await self._outbox.send(self._venue_order(order), order.cause, order)
+            except (MarketDataError, Unavailable) as error:
+                raise self._not_known(order.symbol) from error
             if concluded.answer is None:
                 raise self._not_known(order.symbol)
             await self._tidy_up()

@@ -303,7 +303,7 @@ class Outbox:
                 )
                 if not await store.insert_venue_order(conn, sent, term):
                     raise Unavailable("This process does not trade any more.", 5)
-        except Unavailable:
+        except (Unavailable, asyncio.CancelledError):
             self._is_stale = True
             raise
         self.rows[sent.client_index] = sent
@@ -338,6 +338,8 @@ class Outbox:
         """Book what the venue shows of an order. Its row stays as it is when that is not whole yet."""
         try:
             found = await self._whole(sent, state)
+            if found is not None and (fills := found[1]):
+                await self._fund_before(sent.symbol, min(self._floor.clock.now(), fills[-1].at))
         except MarketDataError as error:
             log.warning("%s: order %d is looked at again: %s", self.account_id, sent.client_index, error)
             found = None
@@ -349,8 +351,6 @@ class Outbox:
         state, fills = found
         if sent.status is SentStatus.STANDING and not fills and not state.is_final:
             return Concluded(sent)
-        if fills:
-            await self._fund_before(sent.symbol, min(self._floor.clock.now(), fills[-1].at))
         floor = self._floor
         booking = await self.commit(
             lambda account: settle(account, sent, state, fills, floor.marks, floor.rules, floor.clock.now())
