@@ -72,7 +72,7 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100), "orders_closed_by_account"),
     "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
     "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
-    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
+    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY,), "variant_hourly_pkey"),
     "last snapshots": (portfolio.SELECT_LAST_SNAPSHOTS, (), "portfolio_hourly_pkey"),
     "raw history": (
         portfolio.SELECT_RAW_HISTORY, (["m5"], NOW - DAY, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
@@ -80,7 +80,7 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "hourly history": (
         portfolio.SELECT_HOURLY_HISTORY, (["m5"], NOW - 30 * DAY, NOW, HOUR), "portfolio_hourly_pkey",
     ),
-    "hours of variants": (portfolio.SELECT_VARIANT_HOURS, (NOW - HOUR / 2, NOW, NOW), "portfolio_snapshots_"),
+    "tails of an hour": (portfolio.SELECT_HOUR_TAILS, (NOW - DAY, NOW - DAY + HOUR), "portfolio_snapshots_"),
     "history of all": (
         portfolio.SELECT_RAW_HISTORY, (MODELS, NOW - HOUR / 3, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
     ),

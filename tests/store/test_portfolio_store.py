@@ -95,13 +95,16 @@ async def test_variant_hours_equal_the_averages_over_raw_rows(
         await rolled_back.start()
         try:
             await _play(conn, played)
-            found = [tuple(row) for row in await store.select_variant_hours(conn, since)]
+            found = [tuple(row) for row in await store.select_variant_hours(conn, store.ceil_to_hour(since))]
+            tails = await store.select_hour_tails(conn, since.replace(minute=0, second=0, microsecond=0))
             expected = [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, since)]
             hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
             plain = await conn.fetch(PLAIN_HOURLY)
         finally:
             await rolled_back.rollback()
-    assert found == expected
+    cut = {tail.variant: tail.value for tail in reversed(tails) if tail.since >= since} if since.minute else {}
+    hour = since.replace(minute=0)
+    assert [(variant, hour, cut[variant]) for variant in VariantId if variant in cut] + found == expected
     columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
     assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 

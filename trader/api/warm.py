@@ -23,7 +23,7 @@ async def warm(context: "Context", now: datetime) -> None:
     :raises Unavailable: the database cannot answer now; the next answers take longer
     """
     await context.analytics.refresh()
-    await context.portfolio.variant_history("30d", now)
+    await context.portfolio.prepare(now)
     points_max = GetPortfolioHistoryInput().max_points
     await context.portfolio.encoded_history(records_of, start=now - DEFAULT_RANGE, end=now, points_max=points_max)
 

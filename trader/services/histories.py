@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from trader.domain.records import Model, VariantId
 from trader.store import agents as agents_store
 from trader.store import portfolio as store
-from trader.store.pool import Database
-from trader.store.portfolio import EquityValue, VariantHour
+from trader.store.pool import Connection, Database
+from trader.store.portfolio import EquityValue, HourTail, VariantHour
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """How long after its time a snapshot may be on its way into the database; far longer than a statement may take."""
@@ -28,6 +28,9 @@ CHUNK_BUCKETS: Final = 24
 
 KEPT_HOURS_MAX: Final = 32 * 24
 """More than the longest window."""
+
+TAILS_MAX: Final = 12
+"""Hours whose tails are kept: those that the windows cut now and next, with room for requests of a moment ago."""
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -189,6 +192,7 @@ class VariantHours:
         self._models: frozenset[tuple[str, VariantId]] = frozenset()
         self._kept: list[VariantHour] = []
         self._from = self._until = _EPOCH
+        self._tails: dict[datetime, list[HourTail]] = {}
         self._lock = asyncio.Lock()
 
     async def read(self, since: datetime, written_until: datetime) -> list[VariantHour]:
@@ -198,21 +202,47 @@ class VariantHours:
         """
         first, settled = store.ceil_to_hour(since), floor_to_bucket(written_until, _HOUR)
         async with self._lock, self._database.connection() as conn:
-            models = frozenset((model.id, model.variant) for model in await agents_store.select_models(conn))
-            if models != self._models or not self._from <= first <= self._until:
-                self._models, self._from, self._until, self._kept = models, first, first, []
+            await self._forget_other(conn)
+            cut = _cut(await self._tails_of(conn, first - _HOUR, settled), since) if since < first else []
+            if not self._from <= first <= self._until:
+                self._from, self._until, self._kept = first, first, []
             known = self._until
-            new = await store.select_variant_hours(conn, since, known)
-            partial = bisect_left(new, first, key=lambda row: row.hour)
-            over = bisect_left(new, max(known, settled), partial, key=lambda row: row.hour)
+            new = await store.select_variant_hours(conn, known)
+            over = bisect_left(new, max(known, settled), key=lambda row: row.hour)
             if settled > known:
-                self._kept += new[partial:over]
+                self._kept += new[:over]
                 self._until = settled
             start = bisect_left(self._kept, first, key=lambda row: row.hour)
-            rest = new[over:] if settled > known else new[partial:]
-            found = new[:partial] + self._kept[start:] + rest
+            found = cut + self._kept[start:] + (new[over:] if settled > known else new)
             self._drop_before(settled)
             return found
+
+    async def prepare(self, sinces: Iterable[datetime], written_until: datetime) -> None:
+        """Read the hours that windows beginning at these moments cut, and those that they will cut next.
+
+        No request has to read raw rows then, as the hours go by.
+        """
+        settled = floor_to_bucket(written_until, _HOUR)
+        async with self._lock, self._database.connection() as conn:
+            await self._forget_other(conn)
+            hours = {floor_to_bucket(since, _HOUR) for since in sinces}
+            for hour in sorted(hours | {hour + _HOUR for hour in hours}):
+                await self._tails_of(conn, hour, settled)
+
+    async def _forget_other(self, conn: Connection) -> None:
+        models = frozenset((model.id, model.variant) for model in await agents_store.select_models(conn))
+        if models != self._models:
+            self._models, self._from, self._until, self._kept = models, _EPOCH, _EPOCH, []
+            self._tails.clear()
+
+    async def _tails_of(self, conn: Connection, hour: datetime, settled: datetime) -> list[HourTail]:
+        known = self._tails.pop(hour, None)
+        tails = await store.select_hour_tails(conn, hour) if known is None else known
+        if hour + _HOUR <= settled:
+            self._tails[hour] = tails
+            if len(self._tails) > TAILS_MAX:
+                del self._tails[next(iter(self._tails))]  # the one that was used longest ago
+        return tails
 
     def _drop_before(self, settled: datetime) -> None:
         """Forget what is older than any window, now and then."""
@@ -220,3 +250,12 @@ class VariantHours:
         if oldest - self._from > _DAY:
             self._kept = self._kept[bisect_left(self._kept, oldest, key=lambda row: row.hour) :]
             self._from = oldest
+
+
+def _cut(tails: Sequence[HourTail], since: datetime) -> list[VariantHour]:
+    """Of each variant's tails of an hour the one that begins with the first snapshot at or after `since`."""
+    firsts: dict[VariantId, HourTail] = {}
+    for tail in tails:
+        if tail.since >= since:
+            firsts.setdefault(tail.variant, tail)
+    return [VariantHour(tail.variant, floor_to_bucket(tail.since, _HOUR), tail.value) for tail in firsts.values()]

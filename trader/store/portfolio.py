@@ -88,33 +88,46 @@ class VariantHour(NamedTuple):
     value: Decimal
 
 
-# The first hour of a window is usually cut by it, and comes from the raw rows; the others come whole from the rollup.
 SELECT_VARIANT_HOURS = """
-WITH hours AS (
-    SELECT variant, hour, total, count FROM variant_hourly WHERE hour >= $3
-    UNION ALL
-    SELECT m.variant, date_trunc('hour', s.created_at, 'UTC'), sum(s.net_portfolio), count(*)
-    FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
-    WHERE s.created_at >= $1 AND s.created_at < $2
-    GROUP BY 1, 2
-)
 SELECT variant::text, hour, trim_scale(round(total / count, 8))
-FROM hours
-WHERE count > 0
-ORDER BY hours.hour, hours.variant
+FROM variant_hourly
+WHERE hour >= $1 AND count > 0
+ORDER BY variant_hourly.hour, variant_hourly.variant
 """
 
 
-async def select_variant_hours(
-    conn: Connection, since: datetime, known_until: datetime | None = None
-) -> list[VariantHour]:
-    """Σ netPortfolio / count of the snapshots with `created_at >= since`, per variant and hour, the oldest first.
-
-    The whole hours before `known_until` are left out.
-    """
-    whole = ceil_to_hour(since)
-    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, whole, max(whole, known_until or whole))
+async def select_variant_hours(conn: Connection, since: datetime) -> list[VariantHour]:
+    """Σ netPortfolio / count of the snapshots of each whole hour from `since` on, per variant, the oldest first."""
+    rows = await conn.fetch(SELECT_VARIANT_HOURS, since)
     return [VariantHour(VariantId(variant), hour, value) for variant, hour, value in rows]
+
+
+class HourTail(NamedTuple):
+    """The average netPortfolio of a variant's models from a snapshot of an hour on, to the end of that hour."""
+
+    variant: VariantId
+    since: datetime
+    value: Decimal
+
+
+# All averages that a window can ask of an hour, which it may cut at any moment: they change from snapshot to snapshot.
+SELECT_HOUR_TAILS = """
+SELECT variant::text, created_at, trim_scale(round(sum(total) OVER tail / sum(count) OVER tail, 8))
+FROM (
+    SELECT m.variant, s.created_at, sum(s.net_portfolio) AS total, count(*) AS count
+    FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
+    WHERE s.created_at >= $1 AND s.created_at < $2
+    GROUP BY m.variant, s.created_at
+) s
+WINDOW tail AS (PARTITION BY variant ORDER BY created_at DESC)
+ORDER BY s.variant, s.created_at
+"""
+
+
+async def select_hour_tails(conn: Connection, hour: datetime) -> list[HourTail]:
+    """The averages over the tails of an hour, from the raw rows, per variant ascending by where they begin."""
+    rows = await conn.fetch(SELECT_HOUR_TAILS, hour, hour + timedelta(hours=1))
+    return [HourTail(VariantId(variant), since, value) for variant, since, value in rows]
 
 
 class EquityValue(NamedTuple):
