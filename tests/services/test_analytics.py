@@ -129,7 +129,7 @@ async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
             await portfolio_store_insert(bench, "one", START + step * 20 * MINUTE, str(step))
             read = (await records.refresh())["one"]
             fresh = (await RunRecords(bench.database).refresh())["one"]
-            assert sorted(read.trades) == sorted(fresh.trades)
+            assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
             assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
             assert seen(read.hours, read.series) == (fresh.hours, fresh.series)
             assert len(read.trades) == step + 1

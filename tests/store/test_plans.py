@@ -84,8 +84,9 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "history of all": (
         portfolio.SELECT_RAW_HISTORY, (MODELS, NOW - HOUR / 3, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
     ),
-    "invocations": (agents.SELECT_INVOCATIONS, (None, None, 50), "invocations_by_time"),
-    "invocations of a model": (agents.SELECT_INVOCATIONS, ("m5", None, 50), "invocations_by_model"),
+    "invocations": (agents.SELECT_INVOCATIONS, (50,), "invocations_by_time"),
+    "invocations of a model": (agents.SELECT_CHOSEN_INVOCATIONS, ("m5", None, 50), "invocations_by_model"),
+    "invocations of a variant": (agents.SELECT_CHOSEN_INVOCATIONS, (None, "Apex", 50), "invocations_by_model"),
     "activity of models": (agents.SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
     "tool calls": (agents.SELECT_TOOL_CALLS, (RUNS,), "tool_calls_pkey"),
     "steps": (agents.SELECT_STEPS, (RUNS,), "invocation_steps_pkey"),

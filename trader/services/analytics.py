@@ -139,11 +139,14 @@ class Analytics:
         """How often an interval was bootstrapped."""
 
     async def refresh(self) -> None:
-        """Read what is new in the current runs, and make the intervals of the hours that are over.
+        """Read what is new in the current runs; make their figures, and the intervals of the hours that are over.
 
         Done after every writing of snapshots, no request has to read a whole season or to draw thousands of samples.
         """
         records, now = await self._runs.refresh(), self._clock.now()
+        for record in records.values():
+            _ = record.recovery_factor  # and with it the figures of equity and trades, which are kept
+            await asyncio.sleep(0)
         for window in WINDOWS:
             for model_id, record in records.items():
                 await self._intervals({model_id: record}, _whole_hours(window, now))

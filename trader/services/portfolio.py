@@ -178,9 +178,8 @@ class Portfolio:
         return VariantHistories(histories, average_by_hour(histories.values()))
 
     async def prepare(self, now: datetime) -> None:
-        """Read what the histories of the variants are made of, for now and for when the next hour begins."""
+        """Read the hours that the windows cut, and will cut next, so that no request reads raw rows for them."""
         await self._variant_hours.prepare([now - span for span in WINDOWS.values()], self._written_until())
-        await self.variant_history("30d", now)
 
     async def history(
         self,

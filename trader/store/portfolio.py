@@ -6,6 +6,8 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from trader.domain.records import Snapshot, VariantId
 from trader.store.pool import Connection
 
@@ -190,7 +192,7 @@ async def select_hourly_history(
     return [EquityValue(*row) for row in await conn.fetch(SELECT_HOURLY_HISTORY, account_ids, start, end, bucket)]
 
 
-class HourlyValue(NamedTuple):
+class HourlyValue(msgspec.Struct, frozen=True, gc=False):
     """The last netPortfolio of an account in one hour, and when it was taken."""
 
     account_id: str
