@@ -6,9 +6,9 @@
   python -m benchmarks.season --database-url URL        one that is there (scripts/seed_accounts.py --history makes it)
 
 A call is what a request costs behind HTTP when its answer is not kept: decoding, the services, encoding, checking.
-`cold` is the first call after a start: each in a new process with new connections, which has made itself ready as
-the service does before it listens (api/warm.py). `unready` is the first call of a process that has not; of the
-variants' histories it is held to the same bar. `warm` is of `--calls` calls. Exit code 1: a bar is missed.
+`cold` is the first call after a start: each in a new process with new connections, which has made itself ready as the
+service does before it listens (api/warm.py). `unready` is the first call of a process that has not, which no caller of
+the service meets: it is told, not judged. `warm` is of `--calls` calls. Exit code 1: a bar is missed.
 """
 
 import argparse

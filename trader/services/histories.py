@@ -7,7 +7,6 @@ another name, all of it is made again.
 """
 
 import asyncio
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -41,29 +40,27 @@ Encode = Callable[[Sequence[EquityValue], Mapping[str, Model]], list[bytes]]
 
 
 class Bucket(NamedTuple):
-    """The records of one bucket, in order, separated by commas; `ends[i]` is where the i-th of them ends."""
+    """The encoded records of one bucket, in the order of time, with their models and times."""
 
     ids: tuple[str, ...]
     times: tuple[datetime, ...]
-    ends: "array[int]"
-    body: bytes
+    records: tuple[bytes, ...]
 
-    def of(self, places: Iterable[int], since: datetime) -> bytes:
-        """The records at these places, from `since` on."""
-        first, body, ends = bisect_left(self.times, since), self.body, self.ends
-        return b",".join(
-            [body[ends[place - 1] + 1 if place else 0 : ends[place]] for place in places if place >= first]
-        )
+    @property
+    def size(self) -> int:
+        """Bytes of its records."""
+        return sum(map(len, self.records))
+
+    def of(self, places: Sequence[int], since: datetime) -> list[bytes]:
+        """The records at these ascending places, from `since` on."""
+        records, first = self.records, bisect_left(places, bisect_left(self.times, since))
+        return [records[place] for place in places[first:]]
 
 
 def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes]) -> Bucket:
     """A bucket of values in the order of time, and their records."""
-    ends, end = array("Q"), -1
-    for record in records:
-        end += 1 + len(record)
-        ends.append(end)
     times = tuple(value.created_at for value in values)
-    return Bucket(tuple(value.account_id for value in values), times, ends, b",".join(records))
+    return Bucket(tuple(value.account_id for value in values), times, tuple(records))
 
 
 def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
@@ -103,7 +100,7 @@ class Histories:
         encode: Encode,
         written_until: datetime,
     ) -> list[bytes]:
-        """The records of the chosen models within [start, end], in pieces to be joined by commas.
+        """The encoded records of the chosen models within [start, end], the oldest first.
 
         All snapshots before `written_until` are in the database.
         """
@@ -117,15 +114,15 @@ class Histories:
             for place in _starts(first, settled, bucket):
                 found = kept[place]
                 if place >= start and len(chosen) == len(models):
-                    pieces.append(found.body)
+                    pieces += found.records
                     continue
                 if found.ids not in places:
                     places[found.ids] = [number for number, model_id in enumerate(found.ids) if model_id in chosen]
-                pieces.append(found.of(places[found.ids], start))
+                pieces += found.of(places[found.ids], start)
             self._bound(bucket)
         last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)
         pieces += encode(last, models)
-        return [piece for piece in pieces if piece]
+        return pieces
 
     def _forget_other(self, models: Mapping[str, Model]) -> None:
         shown = tuple(models.values())
@@ -161,7 +158,7 @@ class Histories:
         for start in chunk:
             after = bisect_left(values, start + bucket, place, key=lambda value: value.created_at)
             kept[start] = found = make_bucket(values[place:after], records[place:after])
-            self.size += len(found.body)
+            self.size += found.size
             place = after
 
     def _bound(self, bucket: timedelta) -> None:
@@ -169,12 +166,12 @@ class Histories:
         while self.size > self._bytes_max:
             width = next(iter(self._kept))
             if width != bucket:
-                self.size -= sum(len(each.body) for each in self._kept.pop(width).values())
+                self.size -= sum(each.size for each in self._kept.pop(width).values())
                 continue
             kept = self._kept[bucket]
             if not kept:
                 return
-            self.size -= len(kept.pop(min(kept)).body)
+            self.size -= kept.pop(min(kept)).size
 
 
 def _starts(first: datetime, end: datetime, bucket: timedelta) -> list[datetime]:
