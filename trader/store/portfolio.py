@@ -11,19 +11,43 @@ import msgspec
 from trader.domain.records import Snapshot, VariantId
 from trader.store.pool import Connection
 
+# "snapshot" in ASCII: two writers, such as a leader and the one after it, go one after the other.
+SNAPSHOT_LOCK = 0x736E617073686F74
+
 # The rollups grow by what was inserted, not by what was given: a snapshot that is there already counts once.
+# The hours that are running are found by one look into the index of hours, and updated; a look per account through the
+# index of a whole season, as ON CONFLICT does, is for the rows that are new. IS NOT DISTINCT FROM keeps the planner
+# from joining by the hour, in which all accounts are alike.
 INSERT_SNAPSHOTS = """
-WITH added AS (
+WITH alone AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock($8)
+), added AS (
     INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
-    SELECT * FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[])
+    SELECT s.*
+    FROM alone,
+         unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[]) s
     ON CONFLICT DO NOTHING
     RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at
-), hourly AS (
-    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at)
-    SELECT account_id, hour, (array_agg(run_id ORDER BY created_at DESC))[1], sum(net_portfolio), count(*),
-           (array_agg(net_portfolio ORDER BY created_at DESC))[1], max(created_at)
+), sums AS MATERIALIZED (
+    SELECT account_id, hour, (array_agg(run_id ORDER BY created_at DESC))[1] AS run_id, sum(net_portfolio) AS total,
+           count(*) AS count, (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at
     FROM added
     GROUP BY account_id, hour
+), running AS (
+    UPDATE portfolio_hourly h
+    SET run_id = CASE WHEN s.last_at > h.last_at THEN s.run_id ELSE h.run_id END,
+        total = h.total + s.total,
+        count = h.count + s.count,
+        last = CASE WHEN s.last_at > h.last_at THEN s.last ELSE h.last END,
+        last_at = greatest(h.last_at, s.last_at)
+    FROM sums s
+    WHERE h.hour = ANY($7::timestamptz[]) AND h.account_id = s.account_id AND h.hour IS NOT DISTINCT FROM s.hour
+    RETURNING h.account_id, h.hour
+), begun AS (
+    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at)
+    SELECT account_id, hour, run_id, total, count, last, last_at
+    FROM sums s
+    WHERE NOT EXISTS (SELECT FROM running r WHERE r.account_id = s.account_id AND r.hour = s.hour)
     ORDER BY account_id, hour
     ON CONFLICT (account_id, hour) DO UPDATE
     SET run_id = CASE WHEN excluded.last_at > h.last_at THEN excluded.run_id ELSE h.run_id END,
@@ -33,10 +57,10 @@ WITH added AS (
         last_at = greatest(h.last_at, excluded.last_at)
 ), variants AS (
     INSERT INTO variant_hourly AS v (hour, variant, total, count)
-    SELECT a.hour, m.variant, sum(a.net_portfolio), count(*)
-    FROM added a JOIN models m ON m.id = a.account_id
-    GROUP BY a.hour, m.variant
-    ORDER BY a.hour, m.variant
+    SELECT s.hour, m.variant, sum(s.total), sum(s.count)
+    FROM sums s JOIN models m ON m.id = s.account_id
+    GROUP BY s.hour, m.variant
+    ORDER BY s.hour, m.variant
     ON CONFLICT (hour, variant) DO UPDATE SET total = v.total + excluded.total, count = v.count + excluded.count
 )
 SELECT count(*) FROM added
@@ -56,6 +80,8 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot]) -> i
         [snapshot.cash for snapshot in snapshots],
         [snapshot.unrealized_pnl for snapshot in snapshots],
         [snapshot.created_at for snapshot in snapshots],
+        list({snapshot.created_at.replace(minute=0, second=0, microsecond=0) for snapshot in snapshots}),
+        SNAPSHOT_LOCK,
     )
     return added
 
