@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
+from benchmarks.season_writes import STATEMENT_S, end_of_season, measure_writes, timed
 from benchmarks.uncached import Books
 from trader.__main__ import loop_factory
 from trader.api.context import Context
@@ -34,7 +35,6 @@ from trader.api.rpc import REGISTRY, Dispatcher, Target, load_procedures
 from trader.api.warm import warm
 from trader.app import settle_memory
 from trader.clock import SystemClock
-from trader.domain.records import Snapshot
 from trader.gateways.llm import Providers
 from trader.gateways.market import make_source
 from trader.services.agents import Agents
@@ -46,17 +46,12 @@ from trader.services.portfolio import WINDOWS, Portfolio, Window
 from trader.services.trading import TradingRecords
 from trader.settings import Settings
 from trader.store.embedded import EmbeddedPostgres
-from trader.store.partitions import ensure_partitions
-from trader.store.pool import Connection, Database, apply_schema
-from trader.store.portfolio import insert_snapshots
+from trader.store.pool import Database, apply_schema
 from trader.store.trading import select_accounts, select_last_marks, select_processed_until
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-STATEMENT_S: Final = 600.0
 RAW_CALLS: Final = 3
 UNREADY_CALLS: Final = 3
-WRITES: Final = 60
-WRITE_RATIO_MAX: Final = 1.10
 VARIANT_SPEEDUP_MIN: Final = 20.0
 
 RAW_VARIANTS: Final = """
@@ -122,14 +117,6 @@ CASES: Final = (
 )  # fmt: skip
 
 
-async def end_of_season(conn: Connection) -> datetime:
-    """Up to when the models traded."""
-    end = await select_processed_until(conn)
-    if end is None:
-        raise SystemExit("there is no season in this database")
-    return end
-
-
 class SeasonClock(SystemClock):
     """Goes on from the end of a season, whenever that was."""
 
@@ -161,13 +148,6 @@ async def make_dispatcher(dsn: str, stack: AsyncExitStack) -> tuple[Dispatcher, 
         agents=Agents(database, books, market, clock, events, settings, Providers()),
     )
     return Dispatcher(REGISTRY, context), context
-
-
-async def timed(work: Callable[[], Awaitable[object]]) -> float:
-    """Milliseconds."""
-    began_s = time.perf_counter()
-    await work()
-    return (time.perf_counter() - began_s) * 1000
 
 
 async def call(dispatcher: Dispatcher, case: Case) -> int:
@@ -273,56 +253,12 @@ async def raw_ms(dsn: str, case: Case) -> float:
     return median(took)
 
 
-class Undo(Exception):
-    """Ends a transaction that must leave nothing."""
-
-
-async def write_both_ms(databases: tuple[Database, Database], accounts: list[Any], start: datetime) -> list[float]:
-    """What the writing of one snapshot of every account costs in each, in the median of turns; all of it is undone."""
-    for database in databases:
-        async with database.connection() as conn:
-            await ensure_partitions(conn, start)
-    took: list[list[float]] = [[], []]
-    try:
-        async with databases[0].transaction() as here, databases[1].transaction() as there:
-            for number in range(WRITES):
-                rows = [_snapshot(account, start + number * timedelta(minutes=1)) for account in accounts]
-                for conn, times in zip((here, there), took, strict=True):
-                    times.append(await timed(lambda conn=conn, rows=rows: insert_snapshots(conn, rows)))  # type: ignore[misc]
-            raise Undo
-    except Undo:
-        return [median(times) for times in took]
-
-
-def _snapshot(account: Any, at: datetime) -> Snapshot:
-    return Snapshot(
-        account_id=account.id, run_id=account.run.id, net_portfolio=account.cash, cash=account.cash,
-        unrealized_pnl=account.cash - account.cash, created_at=at,
-    )  # fmt: skip
-
-
-COPY_MODELS: Final = """
-INSERT INTO models SELECT * FROM json_populate_recordset(NULL::models, $1) ON CONFLICT DO NOTHING
-"""
-
-
-async def measure_writes(dsn: str, empty_dsn: str) -> bool:
-    """The cost of a snapshot in the season beside that in a database that has the same models and nothing else."""
-    season, empty = [await Database.connect(each, size=1, command_timeout_s=STATEMENT_S) for each in (dsn, empty_dsn)]
-    await apply_schema(empty)
-    async with season.connection() as conn, empty.transaction() as new:
-        accounts, end = list((await select_accounts(conn)).values()), await end_of_season(conn)
-        models = await conn.fetchval("SELECT json_agg(m) FROM models m")
-        await new.execute(COPY_MODELS, models)
-    here, there = await write_both_ms((season, empty), accounts, end + timedelta(hours=1))
-    await season.close()
-    await empty.close()
-    met = bool(here <= WRITE_RATIO_MAX * there)
-    print(
-        f"a snapshot of {len(accounts)} accounts: {here:.2f} ms, in an empty database {there:.2f} ms "
-        f"({here / there:.2f} x) {'' if met else 'MISSED'}"
-    )
-    return met
+async def forget_database(dsn: str, name: str) -> None:
+    """Drop a database of the same server."""
+    database = await Database.connect(dsn, size=1, command_timeout_s=STATEMENT_S)
+    async with database.connection() as conn:
+        await conn.execute(f"DROP DATABASE IF EXISTS {name}")
+    await database.close()
 
 
 async def check(dsn: str) -> bool:
@@ -350,7 +286,7 @@ async def seed(dsn: str, days: int) -> None:
     began_s = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
-        "--history", str(days), "--cycle", "13", "--database-url", dsn,
+        "--history", str(days), "--database-url", dsn,
         cwd=tempfile.gettempdir(), env={**os.environ, "SNAPSHOT_RETENTION_DAYS": "365"},
     )  # fmt: skip
     if await process.wait():
@@ -370,6 +306,7 @@ async def run(options: argparse.Namespace, folder: Path) -> bool:
                 await seed(dsn, 9 if options.quick else 90)
         results = [await check(dsn), await measure(dsn, options.calls, options.starts)]
         if options.database_url is None:  # both databases must be of one server to be compared
+            await forget_database(dsn, "empty")
             results.append(await measure_writes(dsn, await server.ensure_database("empty")))
     return all(results)
 

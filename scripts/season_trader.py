@@ -81,7 +81,7 @@ class Trader:
         self._skill = rng.gauss(0.27, 0.10)
         self._noise = rng.uniform(0.5, 1.4)
         self._boldness = rng.uniform(0.5, 1.4)
-        self._patience = rng.uniform(0.7, 1.5)
+        self._patience = rng.uniform(1.8, 3.7)
         self._failure_rate = rng.choice((0.003, 0.01, 0.02, 0.05)) * rng.uniform(0.5, 1.5)
         self._symbols = sorted(market.markets, key=lambda _: rng.random())[: rng.choice((2, 3, 3))]
         self._decides_at = 1 + rng.randrange(cycle)
@@ -204,7 +204,7 @@ class Trader:
         for symbol in self._symbols:
             if symbol in self.account.positions:
                 self._look_after(symbol, minute, notes)
-            elif rng.random() < 0.20:
+            elif rng.random() < 0.40:
                 self._look_for_entry(symbol, minute, notes)
         did = len(self.rows.requests) > before
         reason = "Orders placed; the exit plans guard them." if did else rng.choice(_REASONS)
