@@ -96,6 +96,10 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
 }  # fmt: skip
 
 
+# Without a look at its arguments a plan supposes that it reads a third of these tables, which have four rows an hour.
+SMALL = {"variant history"}
+
+
 async def _fill(conn: Connection) -> None:
     await ensure_partitions(conn, START, NOW)
     await conn.execute(FILL, MODELS, START)
@@ -120,8 +124,26 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 async def _indexes(conn: Connection, name: str) -> set[str]:
     query, arguments, _ = QUERIES[name]
-    plan = json.loads(await conn.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *arguments))[0]["Plan"]
-    return {node["Index Name"] for node in _nodes(plan) if "Index Name" in node}
+    return _used(await conn.fetchval(f"EXPLAIN (FORMAT JSON) {query}", *arguments))
+
+
+async def _generic_indexes(conn: Connection, name: str) -> set[str]:
+    """Those of the plan that a prepared statement may end with: one for all arguments, made without looking at any."""
+    query, arguments, _ = QUERIES[name]
+    await conn.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    await conn.execute(f"PREPARE guarded AS {query}")
+    written = [
+        await conn.fetchval(f"SELECT quote_nullable($1::{asked.name}::text) || '::{asked.name}'", value)
+        for asked, value in zip((await conn.prepare(query)).get_parameters(), arguments, strict=True)
+    ]
+    given = f"({', '.join(written)})" if written else ""
+    plan = await conn.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE guarded{given}")
+    await conn.execute("DEALLOCATE guarded")
+    return _used(plan)
+
+
+def _used(plan: str) -> set[str]:
+    return {node["Index Name"] for node in _nodes(json.loads(plan)[0]["Plan"]) if "Index Name" in node}
 
 
 async def test_hot_queries_use_their_index(database: Database) -> None:
@@ -130,6 +152,11 @@ async def test_hot_queries_use_their_index(database: Database) -> None:
         for name, (_, _, wanted) in QUERIES.items():
             used = await _indexes(conn, name)
             assert any(index.startswith(wanted) for index in used), f"{name} uses {used or 'none'}, not {wanted}"
+            if name in SMALL:
+                continue
+            async with conn.transaction():
+                used = await _generic_indexes(conn, name)
+            assert any(index.startswith(wanted) for index in used), f"{name}, prepared, uses {used or 'none'}"
         await conn.execute("DROP INDEX orders_closed_by_time, invocations_failed_by_model")
         assert "orders_closed_by_time" not in await _indexes(conn, "trades")
         assert "invocations_failed_by_model" not in await _indexes(conn, "failures of models")
