@@ -51,7 +51,6 @@ from trader.store.trading import select_accounts, select_last_marks, select_proc
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RAW_CALLS: Final = 3
-UNREADY_CALLS: Final = 3
 VARIANT_SPEEDUP_MIN: Final = 20.0
 
 RAW_VARIANTS: Final = """
@@ -197,7 +196,7 @@ def p99_of(took: Sequence[float]) -> float:
 async def measure(dsn: str, calls: int, starts: int) -> bool:
     """Measure every case. False when a bar is missed."""
     met, names = True, [case.name for case in CASES]
-    unready = await in_new_processes(dsn, [[name] for name in names for _ in range(UNREADY_CALLS)], ready=False)
+    unready = await in_new_processes(dsn, [[name] for name in names], ready=False)
     cold = await in_new_processes(dsn, [names] * starts, ready=True)
     print(f"made ready before it listens in {median(cold['made ready']):.0f} ms")
     print(

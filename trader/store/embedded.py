@@ -201,7 +201,6 @@ class EmbeddedPostgres:
             "unix_socket_permissions": "0700",
             "port": "5432",
             "max_connections": "100",
-            "shared_buffers": "512MB",
             "logging_collector": "off",
             "timezone": "UTC",
         }
