@@ -249,7 +249,8 @@ async def _make_ready(service: Service) -> None:
         await warm.warm(context, context.clock.now())
     except Unavailable as error:
         log.warning("the first answers will take longer: %s", error)
-    log.debug("the answers were made ready in %.1f s", time.monotonic() - began_s)
+        return
+    log.info("the first answers were made ready in %.1f s", time.monotonic() - began_s)
 
 
 @dataclass(frozen=True, slots=True)
