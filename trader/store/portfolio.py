@@ -11,21 +11,15 @@ import msgspec
 from trader.domain.records import Snapshot, VariantId
 from trader.store.pool import Connection
 
-# "snapshot" in ASCII: two writers, such as a leader and the one after it, go one after the other.
-SNAPSHOT_LOCK = 0x736E617073686F74
-
 # The rollups grow by what was inserted, not by what was given: a snapshot that is there already counts once.
 # The hours that are running are found by one look into the index of hours, and updated; a look per account through the
 # index of a whole season, as ON CONFLICT does, is for the rows that are new. IS NOT DISTINCT FROM keeps the planner
-# from joining by the hour, in which all accounts are alike.
+# from joining by the hour, in which all accounts are alike. Two writers meet the rows in the same order, that of the
+# index, so they wait for each other, but not in a circle.
 INSERT_SNAPSHOTS = """
-WITH alone AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock($8)
-), added AS (
+WITH added AS (
     INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
-    SELECT s.*
-    FROM alone,
-         unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[]) s
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[])
     ON CONFLICT DO NOTHING
     RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at
 ), sums AS MATERIALIZED (
@@ -81,7 +75,6 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot]) -> i
         [snapshot.unrealized_pnl for snapshot in snapshots],
         [snapshot.created_at for snapshot in snapshots],
         list({snapshot.created_at.replace(minute=0, second=0, microsecond=0) for snapshot in snapshots}),
-        SNAPSHOT_LOCK,
     )
     return added
 
