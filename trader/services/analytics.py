@@ -150,8 +150,10 @@ class Analytics:
                 _fall(record, now - span, record.run.initial_capital)
             await asyncio.sleep(0)
         for window in WINDOWS:
-            for model_id, record in records.items():
-                await self._intervals({model_id: record}, _whole_hours(window, now))
+            # Just after the end of an hour answers still have the intervals of the one before.
+            for hours in sorted({_whole_hours(window, now - INTERVAL_LAG), _whole_hours(window, now)}):
+                for model_id, record in records.items():
+                    await self._intervals({model_id: record}, hours)
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
