@@ -132,12 +132,17 @@ class HourTail(NamedTuple):
 
 
 # All averages that a window can ask of an hour, which it may cut at any moment: they change from snapshot to snapshot.
+# Account by account (OFFSET 0), since the index of times knows its ranges of pages only after a vacuum.
 SELECT_HOUR_TAILS = """
 SELECT variant::text, created_at, trim_scale(round(sum(total) OVER tail / sum(count) OVER tail, 8))
 FROM (
     SELECT m.variant, s.created_at, sum(s.net_portfolio) AS total, count(*) AS count
-    FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
-    WHERE s.created_at >= $1 AND s.created_at < $2
+    FROM models m
+    CROSS JOIN LATERAL (
+        SELECT * FROM portfolio_snapshots
+        WHERE account_id = m.id AND created_at >= $1 AND created_at < $2
+        OFFSET 0
+    ) s
     GROUP BY m.variant, s.created_at
 ) s
 WINDOW tail AS (PARTITION BY variant ORDER BY created_at DESC)
