@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -74,18 +75,19 @@ async def serve(settings: Settings) -> None:
         if outside.server is not None:
             tasks.append(asyncio.create_task(_fail_with(outside.server), name="embedded PostgreSQL"))
         stack.push_async_callback(_cancel, tasks)
+        await _make_ready(service)
         port = await _listen(service, settings, stack)
         log.info(
             "listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, outside.source.name
         )
-        _settle_memory()
+        settle_memory()
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only the stop signal ends by itself: this raises what another one died of
         log.info("stopping")
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """Leave what the start has made to itself: walking through it again holds up everybody for some 30 ms each time."""
     gc.collect()
     gc.freeze()
@@ -238,6 +240,17 @@ class Service:
             self._events.publish(MarketChecked(now))
         async with self.database.connection() as conn:
             self._leader_schedulers = await select_leader_schedulers(conn) or {}
+
+
+async def _make_ready(service: Service) -> None:
+    """Read what answers are made of before anybody asks: of a long season it takes seconds."""
+    context, began_s = service.context, time.monotonic()
+    try:
+        await warm.warm(context, context.clock.now())
+    except Unavailable as error:
+        log.warning("the first answers will take longer: %s", error)
+        return
+    log.info("the first answers were made ready in %.1f s", time.monotonic() - began_s)
 
 
 @dataclass(frozen=True, slots=True)
