@@ -11,6 +11,8 @@ CARD_WIDTH = 540
 HEIGHT = 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 10, 24
 POINTS_MAX = 240
+ROUNDING = 1e-9
+"""Of a step: what floats lose must not cost a chart a whole one."""
 
 
 class Line(NamedTuple):
@@ -36,8 +38,8 @@ def steps(low: float, high: float, count: int = 5) -> list[float]:
     raw = span / count
     size = 10 ** floor(log10(raw))
     width = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= raw)
-    first = floor(low / width)
-    return [width * number for number in range(first, max(ceil(high / width), first + 1) + 1)]
+    first = floor(low / width + ROUNDING)
+    return [width * number for number in range(first, max(ceil(high / width - ROUNDING), first + 1) + 1)]
 
 
 def line_chart(lines: Sequence[Line], show: Callable[[float], str], label: str, width: int = WIDTH) -> str:

@@ -64,7 +64,8 @@ rect.gain, circle.gain { fill: var(--gain) } rect.loss, circle.loss { fill: var(
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; white-space: nowrap;
   font-size: 14px }
 th, td { padding: 6px 9px; text-align: right; border-top: 1px solid var(--rule) }
-th { border: 0; color: var(--soft); font-weight: 600; position: sticky; top: 0; background: var(--card) }
+th { border: 0; color: var(--soft); font-weight: 600; position: sticky; top: 0; background: var(--card);
+  white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child, .text { text-align: left } tr.sum td { font-weight: 600 }
 .gain { color: var(--gain) } .loss { color: var(--loss) } .unsure { color: var(--soft) }
 .seal { border-left: 4px solid var(--gain); padding: 8px 14px; background: var(--card) } .seal.bad {

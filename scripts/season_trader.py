@@ -39,8 +39,11 @@ ACTIVE_MINUTES: Final = 10
 """As `services.portfolio.ACTIVE_AFTER_ORDER`."""
 
 
-ALL_IN_RATE: Final = 0.0006
+ALL_IN_RATE: Final = 0.002
 """How often an Apex model stakes nearly all it has, with a stop too far away to help: some of these are liquidated."""
+
+ALL_IN_PATIENCE: Final = 20
+"""How much longer it holds on to that, and does not touch its exit plan."""
 
 
 class Temper(NamedTuple):
@@ -81,12 +84,13 @@ class Trader:
         self._skill = rng.gauss(0.27, 0.10)
         self._noise = rng.uniform(0.5, 1.4)
         self._boldness = rng.uniform(0.5, 1.4)
-        self._patience = rng.uniform(0.7, 1.5)
+        self._patience = rng.uniform(1.8, 3.7)
         self._failure_rate = rng.choice((0.003, 0.01, 0.02, 0.05)) * rng.uniform(0.5, 1.5)
         self._symbols = sorted(market.markets, key=lambda _: rng.random())[: rng.choice((2, 3, 3))]
         self._decides_at = 1 + rng.randrange(cycle)
         self._active_until = -1
         self._leave_at: dict[str, int] = {}
+        self._stubborn: frozenset[str] = frozenset()
         self._refresh()
 
     @property
@@ -204,7 +208,7 @@ class Trader:
         for symbol in self._symbols:
             if symbol in self.account.positions:
                 self._look_after(symbol, minute, notes)
-            elif rng.random() < 0.20:
+            elif rng.random() < 0.40:
                 self._look_for_entry(symbol, minute, notes)
         did = len(self.rows.requests) > before
         reason = "Orders placed; the exit plans guard them." if did else rng.choice(_REASONS)
@@ -236,7 +240,7 @@ class Trader:
         is_all_in = self._model.variant is VariantId.APEX and rng.random() < ALL_IN_RATE
         if is_all_in:
             leverage = market.markets[symbol].leverage_max
-            notional = equity * leverage * 0.6
+            notional = equity * leverage * 0.8
         quantity = floor_to(Decimal(repr(notional)) / mark, market.markets[symbol].lot)
         plan = self._plan(symbol, side, mark, minute, distance=30 if is_all_in else 1)
         decision = CreatePosition(
@@ -258,7 +262,9 @@ class Trader:
         if is_limit and self.account.resting:
             return
         notes.add_order(decision, self._place(order, minute))
-        self._leave_at[symbol] = minute + int(temper.hold_minutes * self._patience * rng.expovariate(1)) + 5
+        held = temper.hold_minutes * self._patience * rng.expovariate(1)
+        self._leave_at[symbol] = minute + int(held * (ALL_IN_PATIENCE if is_all_in else 1)) + 5
+        self._stubborn = self._stubborn | {symbol} if is_all_in else self._stubborn - {symbol}
 
     def _place(self, order: Order, minute: int) -> OrderAnswer:
         answer = self._book(place(self.account, order, self._market.moment(minute), self._rules, _rate), minute)
@@ -291,7 +297,7 @@ class Trader:
             notes.add_order(
                 ClosePosition(symbol=symbol, fraction=None if part == 1.0 else part), self._place(order, minute)
             )
-        elif rng.random() < 0.05:
+        elif symbol not in self._stubborn and rng.random() < 0.05:
             mark = self._market.marks[symbol][minute]
             plan = self._plan(symbol, OrderSide.BUY if position.side is Side.LONG else OrderSide.SELL, mark, minute)
             tried = set_exit_plan(self.account, symbol, plan, self._market.moment(minute), self._rules)

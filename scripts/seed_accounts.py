@@ -4,11 +4,12 @@
   scripts/seed_accounts.py models.toml                    the models of a file (see below)
   scripts/seed_accounts.py --variant Apex --provider openrouter --router-model deepseek/deepseek-chat
   scripts/seed_accounts.py --demo --models 8              rule models, spread over the variants
-  scripts/seed_accounts.py --demo --models 4 --history 7  and the days that they have traded already
-  scripts/seed_accounts.py --demo --models 100 --history 90 --language-models     a season, to look at or to measure
+  scripts/seed_accounts.py --models 4 --history 7         and the days that they have traded already
+  scripts/seed_accounts.py --models 100 --history 90 --language-models     a season, to look at or to measure
 
-A history of up to 30 model-days is traded by the service itself, minute for minute; a longer one is made in bulk,
-with decisions that are made up and books that are as exact (--how tells otherwise).
+A history is of the synthetic market (settings as with --demo). One of up to 30 model-days is traded by the service
+itself, minute for minute; a longer one is made in bulk, with decisions that are made up and books that are as exact
+(--how tells otherwise).
 
 The database and SIM_INITIAL_CAPITAL are those of the service: the environment and .env, or --database-url. A running
 service takes new models up within a minute. In the file:
@@ -71,6 +72,8 @@ EXIT_NO_START = 1
 EXIT_WRONG = 2
 
 SERVICE_MODEL_DAYS_MAX = 30
+SEASON_CYCLE_MINUTES = 13
+"""A hundred models come to a million decisions in 90 days."""
 
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -105,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.database_url:
         environ["DATABASE_URL"] = options.database_url
     try:
-        settings = Settings.load(environ, Path(".env"), demo=options.demo)
+        settings = Settings.load(environ, Path(".env"), demo=options.demo or options.history is not None)
         entries = _entries(options)
     except SettingsError as error:
         print("Nothing was changed:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
@@ -139,7 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--language-models", action="store_true", help="N inactive language models of openrouter, not rule models"
     )
-    parser.add_argument("--cycle", type=float, default=5, metavar="MINUTES", help="between the decisions; default: 5")
+    parser.add_argument(
+        "--cycle", type=float, metavar="MINUTES", help="between the decisions; default: 5, of a season in bulk 13"
+    )
     parser.add_argument("--demo", action="store_true", help="settings as of `scripts/run --demo`")
     parser.add_argument("--database-url", help="default: DATABASE_URL, else the embedded PostgreSQL of this folder")
     return parser
@@ -153,7 +158,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
     problems = []
     if options.history is not None and not 0 < options.history <= 366:
         problems.append("--history must be above 0 and at most 366 days")
-    if not 1 <= options.cycle <= 60:
+    if options.cycle is not None and not 1 <= options.cycle <= 60:
         problems.append("--cycle must be from 1 to 60 minutes")
     if options.models is not None and not 1 <= options.models <= 1000:
         problems.append("--models must be from 1 to 1000")
@@ -276,8 +281,9 @@ async def _write_past(
     is_long = is_new and models * options.history > SERVICE_MODEL_DAYS_MAX
     if options.how == "bulk" or (options.how is None and is_long):
         show = Progress(start, end).show
-        return await write_season(database, dsn, settings, start, end, round(options.cycle), show)
-    return await write_history(database, dsn, settings, start, end, Pace(cycle=timedelta(minutes=options.cycle)))
+        cycle = round(options.cycle or SEASON_CYCLE_MINUTES)
+        return await write_season(database, dsn, settings, start, end, cycle, show)
+    return await write_history(database, dsn, settings, start, end, Pace(cycle=timedelta(minutes=options.cycle or 5)))
 
 
 async def create(conn: Connection, entries: Sequence[Entry], at: datetime, settings: Settings) -> tuple[int, int]:

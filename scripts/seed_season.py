@@ -8,6 +8,7 @@ markets are looked at on the full minutes and the models' decisions are made up;
 import asyncio
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timedelta
@@ -80,6 +81,7 @@ async def write_season(
             await ensure_partitions(conn, start, end)
         plans = _plans(found, dsn, settings, start, end, cycle)
         await _carry_out(plans, start, end, len(found), progress)
+        print("All rows are there; now they are summed up, vacuumed and analyzed.", file=sys.stderr)
         await _finish(database, settings, start, end)
     finally:
         await lock.release()
@@ -210,5 +212,5 @@ async def _finish(database: Database, settings: Settings, start: datetime, end: 
         await bulk.upsert_all_variant_hours(conn)
         await upsert_service_state(conn, Holding(source.identity, "simulated"))
         await update_processed_until(conn, end, marks)
-    async with database.connection() as conn:
-        await conn.execute("ANALYZE", timeout=bulk.BULK_TIMEOUT_S)
+    async with database.connection() as conn:  # else autovacuum does it, beside the first hours of whoever reads
+        await conn.execute("VACUUM (ANALYZE)", timeout=bulk.BULK_TIMEOUT_S)

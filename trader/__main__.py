@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_WRONG_SETTINGS
     configure_logs(settings.log_level, settings.log_format)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             if options.check:
                 print(*runner.run(_check(settings)), sep="\n")
             else:
@@ -79,7 +79,7 @@ async def _check(settings: Settings) -> list[str]:
     return await check(settings)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's, where there is one."""
     try:
         import uvloop  # noqa: PLC0415 - not made for Windows

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 _STREAMS_END_S: Final = 1.5
 """How long requests may take to end at shutdown; the streams are closed before."""
 
+_READY_S: Final = 30.0
+"""How long callers may be kept waiting at the start for answers to be made ready."""
+
 _HEARTBEAT_S: Final = 5.0
 _STANDBY_EVERY_S: Final = 0.5
 """Seconds of real time: between words to the standbys, and between a standby's tries to lead."""
@@ -77,19 +81,23 @@ async def serve(settings: Settings) -> None:
         ]
         if outside.server is not None:
             tasks.append(asyncio.create_task(_fail_with(outside.server), name="embedded PostgreSQL"))
-        stack.push_async_callback(_cancel, tasks)
+        ready = asyncio.create_task(_make_ready(service), name="first answers")
+        stack.push_async_callback(_cancel, [*tasks, ready])
+        await asyncio.wait([*tasks, ready], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
         port = await _listen(service, settings, stack)
         log.info(
             "listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, outside.source.name
         )
-        _settle_memory()
+        settle_memory()
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only the stop signal ends by itself: this raises what another one died of
         log.info("stopping")
 
 
-def _settle_memory() -> None:
+def settle_memory() -> None:
     """Leave what the start has made to itself: walking through it again holds up everybody for some 30 ms each time."""
     gc.collect()
     gc.freeze()
@@ -244,6 +252,18 @@ class Service:
             self._events.publish(MarketChecked(now))
         async with self.database.connection() as conn:
             self._leader_schedulers = await select_leader_schedulers(conn) or {}
+
+
+async def _make_ready(service: Service) -> None:
+    """Read what answers are made of before anybody asks: of a long season it takes seconds. Models trade meanwhile."""
+    context, began_s = service.context, time.monotonic()
+    try:
+        async with asyncio.timeout(_READY_S):
+            await warm.warm(context, context.clock.now())
+    except (Unavailable, TimeoutError) as error:
+        log.warning("the first answers will take longer: %s", str(error) or f"they are not ready after {_READY_S:g} s")
+        return
+    log.info("the first answers were made ready in %.1f s", time.monotonic() - began_s)
 
 
 @dataclass(frozen=True, slots=True)

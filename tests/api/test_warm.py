@@ -9,6 +9,7 @@ import pytest
 from trader.api import warm
 from trader.clock import ManualClock
 from trader.domain.records import VariantId
+from trader.services.portfolio import VariantHistories
 
 NOW = datetime.fromisoformat("2025-01-31T12:00:00Z")
 
@@ -24,10 +25,14 @@ class Noted:
     async def refresh(self) -> None:
         self.asked.append("analytics")
 
-    async def variant_history(self, window: str, now: datetime) -> dict[VariantId, object]:
+    async def prepare(self, now: datetime) -> None:
+        assert now == NOW
+        self.asked.append("hours")
+
+    async def variant_history(self, window: str, now: datetime) -> VariantHistories:
         assert now == NOW
         self.asked.append(f"variants {window}")
-        return {}
+        return VariantHistories({variant: [] for variant in VariantId}, [])
 
     async def encoded_history(self, _: object, *, start: datetime, end: datetime, points_max: int) -> None:
         self.asked.append(f"history {(end - start).days} {points_max}")
@@ -39,10 +44,10 @@ async def test_the_default_answers_are_made_ready_once_in_a_while(monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
     keeper = warm.Keeper(noted)
     await keeper.keep(NOW)
-    assert noted.asked == ["analytics", "variants 30d", "history 7 1000"]
+    assert noted.asked == ["analytics", "hours", "variants 30d", "history 7 1000"]
     seconds[0] += warm.EVERY_S - 1
     await keeper.keep(NOW)
-    assert len(noted.asked) == 3
+    assert len(noted.asked) == 4
     seconds[0] += 1
     await keeper.keep(NOW)
-    assert len(noted.asked) == 6
+    assert len(noted.asked) == 8

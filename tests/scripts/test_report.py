@@ -71,3 +71,4 @@ def test_scales_hold_their_values(low: float, high: float, monkeypatch: pytest.M
     assert found[0] <= low
     assert found[-1] >= high
     assert 2 <= len(found) <= 9
+    assert steps(-4.0, 1e-14)[-1] == 0, "what floats lose is no value of its own"

@@ -31,6 +31,7 @@ from trader.domain.records import VariantId
 from trader.domain.statistics import Drawdown, EquityPoint, return_confidence
 from trader.services.analytics import Analytics, LeaderboardEntry
 from trader.services.exchange import Exchange
+from trader.services.portfolio import WINDOWS
 from trader.services.runs import RunRecords, figures_of_trades
 from trader.store import agents as agents_store
 from trader.store import portfolio as portfolio_store
@@ -129,7 +130,7 @@ async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
             await portfolio_store_insert(bench, "one", START + step * 20 * MINUTE, str(step))
             read = (await records.refresh())["one"]
             fresh = (await RunRecords(bench.database).refresh())["one"]
-            assert sorted(read.trades) == sorted(fresh.trades)
+            assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
             assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
             assert seen(read.hours, read.series) == (fresh.hours, fresh.series)
             assert len(read.trades) == step + 1
@@ -238,6 +239,18 @@ async def test_an_interval_is_ready_when_its_hour_counts(bench: Bench) -> None:
     (entry,) = await bench.board("7d")
     assert bench.analytics.intervals_made == made
     assert entry.ci95 != before.ci95
+
+
+async def test_a_start_in_the_first_minute_of_an_hour_makes_what_is_still_shown(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "long")
+    await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
+    await bench.clock.advance(59 * HOUR)
+    await bench.analytics.refresh()
+    made = bench.analytics.intervals_made
+    for window in WINDOWS:
+        await bench.board(window)
+    assert bench.analytics.intervals_made == made
 
 
 async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench) -> None:

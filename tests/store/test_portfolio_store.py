@@ -95,13 +95,16 @@ async def test_variant_hours_equal_the_averages_over_raw_rows(
         await rolled_back.start()
         try:
             await _play(conn, played)
-            found = [tuple(row) for row in await store.select_variant_hours(conn, since)]
+            found = [tuple(row) for row in await store.select_variant_hours(conn, store.ceil_to_hour(since))]
+            tails = await store.select_hour_tails(conn, since.replace(minute=0, second=0, microsecond=0))
             expected = [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, since)]
             hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
             plain = await conn.fetch(PLAIN_HOURLY)
         finally:
             await rolled_back.rollback()
-    assert found == expected
+    cut = {tail.variant: tail.value for tail in reversed(tails) if tail.since >= since} if since.minute else {}
+    hour = since.replace(minute=0)
+    assert [(variant, hour, cut[variant]) for variant in VariantId if variant in cut] + found == expected
     columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
     assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 
@@ -224,5 +227,29 @@ async def test_concurrent_changes_of_models_and_snapshots_leave_exact_sums(datab
 
     await asyncio.gather(write("one"), write("two"), write("new"), move())
     async with database.connection() as conn:
+        found = [tuple(row) for row in await store.select_variant_hours(conn, START)]
+        assert found == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]
+
+
+async def test_two_writers_of_the_same_hours_wait_for_each_other_and_not_in_a_circle(database: Database) -> None:
+    """A leader's last snapshots and the first of the one after it."""
+    names = [f"m{number}" for number in range(30)]
+    async with database.connection() as conn:
+        await ensure_partitions(conn, START)
+        for name in names:
+            await add_model(conn, name)
+
+    async def write(order: list[str], second: int) -> None:
+        for minute in range(50):
+            at = START + minute * MINUTE + timedelta(seconds=second)
+            async with database.connection() as conn:
+                await store.insert_snapshots(conn, [make_snapshot(name, at, str(minute + second)) for name in order])
+
+    await asyncio.gather(write(names, 0), write(names[::-1], 1), write(names[::2], 2))
+    async with database.connection() as conn:
+        hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
+        plain = await conn.fetch(PLAIN_HOURLY)
+        columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
+        assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
         found = [tuple(row) for row in await store.select_variant_hours(conn, START)]
         assert found == [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, START)]

@@ -24,6 +24,7 @@ from trader.store.agents import (
     insert_payload,
     insert_step,
     insert_tool_call,
+    select_chosen_invocations,
     select_invocations,
     select_model_activity,
     select_models,
@@ -78,16 +79,16 @@ async def test_a_run_from_open_to_close(database: Database) -> None:
     async with database.connection() as conn:
         await add_models(conn)
         await insert_invocation(conn, run)
-        assert await select_invocations(conn, None, None, 10) == []
+        assert await select_invocations(conn, 10) == []
         await update_invocation(conn, msgspec.structs.replace(run, step_count=1, input_tokens=5))
         closed = ended(
             run, status="failed", failure_reason="why", response="words", step_count=2, input_tokens=10,
             output_tokens=20, cost_usd=Decimal("0.0025"),
         )  # fmt: skip
         await update_invocation(conn, closed)
-        assert await select_invocations(conn, None, None, 10) == [closed]
+        assert await select_invocations(conn, 10) == [closed]
         await update_invocation(conn, ended(run))
-        assert await select_invocations(conn, None, None, 10) == [closed], "what is closed stays as it is"
+        assert await select_invocations(conn, 10) == [closed], "what is closed stays as it is"
 
 
 async def test_lists_are_filtered_and_the_latest_first(database: Database) -> None:
@@ -99,7 +100,10 @@ async def test_lists_are_filtered_and_the_latest_first(database: Database) -> No
                 await update_invocation(conn, ended(running(model, minute)))
 
         async def ids(model_id: str | None, variant: VariantId | None, limit: int = 10) -> list[UUID]:
-            return [one.id for one in await select_invocations(conn, model_id, variant, limit)]
+            chosen = await select_chosen_invocations(conn, model_id, variant, limit)
+            if model_id is variant is None:
+                assert chosen == await select_invocations(conn, limit)
+            return [one.id for one in chosen]
 
         first, second, third = (running(m, n).id for n, m in ((0, ADA), (1, BOB), (2, ADA)))
         assert await ids(None, None) == [third, second, first]
@@ -119,7 +123,7 @@ async def test_interrupted_runs_are_closed(database: Database) -> None:
             await insert_invocation(conn, running(model, 0))
         await update_invocation(conn, ended(running(BOB, 0)))
         assert await update_interrupted(conn, "interrupted", AT - timedelta(hours=1)) == [(running(ADA, 0).id, "ada")]
-        (one,) = await select_invocations(conn, "ada", None, 10)
+        (one,) = await select_chosen_invocations(conn, "ada", None, 10)
         assert (one.status, one.failure_reason, one.finished_at) == ("failed", "interrupted", AT)
         assert await update_interrupted(conn, "interrupted", AT) == []
 

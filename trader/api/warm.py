@@ -1,7 +1,7 @@
 """What dashboards ask for by default, made before anybody asks.
 
-The first reading of a season takes seconds: records that are kept from then on (`services.histories`,
-`services.runs`) are made when the service begins to lead, and brought up to date after every writing of snapshots.
+The first reading of a season takes seconds: what is kept from then on (`services.histories`, `services.runs`) is made
+before the service listens, and brought up to date after every writing of snapshots.
 """
 
 import time
@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from trader.api.procedures.portfolio import DEFAULT_RANGE
 from trader.api.schemas.portfolio import GetPortfolioHistoryInput, records_of
+from trader.api.schemas.variants import variant_history_of
+from trader.services.portfolio import Window
 
 if TYPE_CHECKING:
     from trader.api.context import Context
 
 EVERY_S: Final = 30.0
+LONGEST: Final[Window] = "30d"
+"""The window whose points are those of all others too."""
 
 
 async def warm(context: "Context", now: datetime) -> None:
@@ -23,7 +27,8 @@ async def warm(context: "Context", now: datetime) -> None:
     :raises Unavailable: the database cannot answer now; the next answers take longer
     """
     await context.analytics.refresh()
-    await context.portfolio.variant_history("30d", now)
+    await context.portfolio.prepare(now)
+    variant_history_of(await context.portfolio.variant_history(LONGEST, now))
     points_max = GetPortfolioHistoryInput().max_points
     await context.portfolio.encoded_history(records_of, start=now - DEFAULT_RANGE, end=now, points_max=points_max)
 

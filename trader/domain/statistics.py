@@ -9,11 +9,14 @@ in which they closed; a win has a net pnl above zero, everything else is a loss.
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from copy import copy
 from datetime import datetime, timedelta
 from itertools import accumulate, pairwise
 from random import Random
 from statistics import median
 from typing import Literal, NamedTuple
+
+import msgspec
 
 DAYS_PER_YEAR = 365
 CLOSES_MIN = 3
@@ -31,7 +34,7 @@ _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 
 
-class EquityPoint(NamedTuple):
+class EquityPoint(msgspec.Struct, frozen=True, gc=False):
     """The last equity (netPortfolio) of one UTC hour. `hour` is the start of that hour."""
 
     hour: datetime
@@ -129,7 +132,11 @@ def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
 
 def daily_returns(series: Sequence[EquityPoint]) -> list[float]:
     """Relative changes between daily closes. Equity that was zero has no return; fewer than 3 closes give none."""
-    closes = daily_closes(series)
+    return returns_of(daily_closes(series))
+
+
+def returns_of(closes: Sequence[float]) -> list[float]:
+    """The same of daily closes."""
     if len(closes) < CLOSES_MIN:
         return []
     return [close / before - 1 for before, close in pairwise(closes) if before > 0]
@@ -137,7 +144,12 @@ def daily_returns(series: Sequence[EquityPoint]) -> list[float]:
 
 def sharpe_ratio(series: Sequence[EquityPoint]) -> float | None:
     """Mean / standard deviation (ddof 1) of the daily returns × √365."""
-    returns = daily_returns(series)
+    return sharpe_of(daily_closes(series))
+
+
+def sharpe_of(closes: Sequence[float]) -> float | None:
+    """The same of daily closes."""
+    returns = returns_of(closes)
     average, spread = mean(returns), deviation(returns)
     if average is None or spread is None:
         return None
@@ -147,7 +159,12 @@ def sharpe_ratio(series: Sequence[EquityPoint]) -> float | None:
 
 def sortino_ratio(series: Sequence[EquityPoint]) -> float | None:
     """Mean of the daily returns / √(Σ min(r, 0)² / n) × √365."""
-    returns = daily_returns(series)
+    return sortino_of(daily_closes(series))
+
+
+def sortino_of(closes: Sequence[float]) -> float | None:
+    """The same of daily closes."""
+    returns = returns_of(closes)
     average = mean(returns)
     if average is None:
         return None
@@ -161,8 +178,11 @@ def calmar_ratio(series: Sequence[EquityPoint]) -> float | None:
 
     The annualised return compounds the one from the first to the last daily close: (last / first)^(365 / days) − 1.
     """
-    closes = daily_closes(series)
-    fall = max_drawdown([point.value for point in series])
+    return calmar_of(daily_closes(series), max_drawdown(point.value for point in series))
+
+
+def calmar_of(closes: Sequence[float], fall: Drawdown | None) -> float | None:
+    """The same of daily closes and the max drawdown of the whole series."""
     if len(closes) < CLOSES_MIN or fall is None or closes[0] <= 0:
         return None
     growth = closes[-1] / closes[0]
@@ -173,18 +193,37 @@ def calmar_ratio(series: Sequence[EquityPoint]) -> float | None:
     return _over(annualised, fall.percent / 100)
 
 
+class Falling:
+    """The largest falls from the running peak of values that come one after the other."""
+
+    def __init__(self) -> None:
+        self.peak = -math.inf
+        self._share = self._money = 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        """Take the next values."""
+        peak, share, money = self.peak, self._share, self._money
+        for value in values:
+            if value > peak:
+                peak = value
+            elif value < peak:
+                money = max(money, peak - value)
+                if peak > 0:
+                    share = max(share, (peak - value) / peak)
+        self.peak, self._share, self._money = peak, share, money
+
+    def then(self, *values: float) -> Drawdown | None:
+        """The falls of all values so far and of these, which are not kept. None without any."""
+        after = copy(self)
+        after.add(values)
+        return None if after.peak == -math.inf else Drawdown(100 * after._share, after._money)
+
+
 def max_drawdown(values: Iterable[float]) -> Drawdown | None:
     """The largest fall from a running peak. None without values; zero when equity never fell."""
-    peak = -math.inf
-    share = money = 0.0
-    for value in values:
-        if value > peak:
-            peak = value
-        elif value < peak:
-            money = max(money, peak - value)
-            if peak > 0:
-                share = max(share, (peak - value) / peak)
-    return None if peak == -math.inf else Drawdown(100 * share, money)
+    falling = Falling()
+    falling.add(values)
+    return falling.then()
 
 
 def return_confidence(series: Sequence[EquityPoint], draws: int = BOOTSTRAP_DRAWS) -> Confidence95 | None:

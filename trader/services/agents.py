@@ -25,6 +25,7 @@ from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
 from trader.settings import Settings
 from trader.store.agents import (
     insert_tool_call,
+    select_chosen_invocations,
     select_invocations,
     select_model_activity,
     select_models,
@@ -215,7 +216,10 @@ class Agents:
     ) -> list[InvocationRecord]:
         """Finished runs, the latest first, of one model or variant or of all (None)."""
         async with self._database.connection() as conn:
-            found = await select_invocations(conn, model_id, variant, limit)
+            if model_id is None and variant is None:
+                found = await select_invocations(conn, limit)
+            else:
+                found = await select_chosen_invocations(conn, model_id, variant, limit)
             calls = await select_tool_calls(conn, [invocation.id for invocation in found])
             payloads = await select_payloads(conn, found) if with_answers else {}
             if any(invocation.model_id not in self._models for invocation in found):

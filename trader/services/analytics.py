@@ -139,14 +139,21 @@ class Analytics:
         """How often an interval was bootstrapped."""
 
     async def refresh(self) -> None:
-        """Read what is new in the current runs, and make the intervals of the hours that are over.
+        """Read what is new in the current runs; make their figures, and the intervals of the hours that are over.
 
         Done after every writing of snapshots, no request has to read a whole season or to draw thousands of samples.
         """
         records, now = await self._runs.refresh(), self._clock.now()
+        for record in records.values():
+            _ = record.recovery_factor  # and with it the figures of equity and trades, which are kept
+            for span in WINDOWS.values():
+                _fall(record, now - span, record.run.initial_capital)
+            await asyncio.sleep(0)
         for window in WINDOWS:
-            for model_id, record in records.items():
-                await self._intervals({model_id: record}, _whole_hours(window, now))
+            # Just after the end of an hour answers still have the intervals of the one before.
+            for hours in sorted({_whole_hours(window, now - INTERVAL_LAG), _whole_hours(window, now)}):
+                for model_id, record in records.items():
+                    await self._intervals({model_id: record}, hours)
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
@@ -247,18 +254,32 @@ class Analytics:
 def _entry(
     model: Model, record: RunRecord, equity: Decimal, since: datetime, interval: Confidence95 | None
 ) -> LeaderboardEntry:
-    first = bisect_right(record.hours, since, key=lambda value: value.last_at)
-    start = record.hours[first - 1].last if first else record.run.initial_capital
+    start = _start(record, since)
     return LeaderboardEntry(
         model=model,
         pnl_percent=statistics.return_percent(float(start), float(equity)),
         pnl_absolute=equity - start,
-        max_drawdown=record.window_drawdown(first, float(start), float(equity)),
+        max_drawdown=_fall(record, since, equity),
         start_value=start,
         end_value=equity,
         trades_count=len(record.trades) - bisect_left(record.trades, since, key=lambda trade: trade.closed_at),
         ci95=interval,
     )
+
+
+def _hours_before(record: RunRecord, since: datetime) -> int:
+    return bisect_right(record.hours, since, key=lambda value: value.last_at)
+
+
+def _start(record: RunRecord, since: datetime) -> Decimal:
+    """What the account was worth at the start of a window."""
+    before = _hours_before(record, since)
+    return record.hours[before - 1].last if before else record.run.initial_capital
+
+
+def _fall(record: RunRecord, since: datetime, equity: Decimal) -> float:
+    """The max drawdown within a window that ends with this equity, in percent."""
+    return record.window_drawdown(_hours_before(record, since), float(_start(record, since)), float(equity))
 
 
 def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:

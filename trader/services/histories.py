@@ -7,7 +7,6 @@ another name, all of it is made again.
 """
 
 import asyncio
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -16,8 +15,8 @@ from typing import Final, NamedTuple
 from trader.domain.records import Model, VariantId
 from trader.store import agents as agents_store
 from trader.store import portfolio as store
-from trader.store.pool import Database
-from trader.store.portfolio import EquityValue, VariantHour
+from trader.store.pool import Connection, Database
+from trader.store.portfolio import EquityValue, HourTail, VariantHour
 
 SETTLED_AFTER: Final = timedelta(minutes=5)
 """How long after its time a snapshot may be on its way into the database; far longer than a statement may take."""
@@ -29,6 +28,9 @@ CHUNK_BUCKETS: Final = 24
 KEPT_HOURS_MAX: Final = 32 * 24
 """More than the longest window."""
 
+TAILS_MAX: Final = 12
+"""Hours whose tails are kept: those that the windows cut now and next, with room for requests of a moment ago."""
+
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
@@ -38,29 +40,27 @@ Encode = Callable[[Sequence[EquityValue], Mapping[str, Model]], list[bytes]]
 
 
 class Bucket(NamedTuple):
-    """The records of one bucket, in order, separated by commas; `ends[i]` is where the i-th of them ends."""
+    """The encoded records of one bucket, in the order of time, with their models and times."""
 
     ids: tuple[str, ...]
     times: tuple[datetime, ...]
-    ends: "array[int]"
-    body: bytes
+    records: tuple[bytes, ...]
 
-    def of(self, places: Iterable[int], since: datetime) -> bytes:
-        """The records at these places, from `since` on."""
-        first, body, ends = bisect_left(self.times, since), self.body, self.ends
-        return b",".join(
-            [body[ends[place - 1] + 1 if place else 0 : ends[place]] for place in places if place >= first]
-        )
+    @property
+    def size(self) -> int:
+        """Bytes of its records."""
+        return sum(map(len, self.records))
+
+    def of(self, places: Sequence[int], since: datetime) -> list[bytes]:
+        """The records at these ascending places, from `since` on."""
+        records, first = self.records, bisect_left(places, bisect_left(self.times, since))
+        return [records[place] for place in places[first:]]
 
 
 def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes]) -> Bucket:
     """A bucket of values in the order of time, and their records."""
-    ends, end = array("Q"), -1
-    for record in records:
-        end += 1 + len(record)
-        ends.append(end)
     times = tuple(value.created_at for value in values)
-    return Bucket(tuple(value.account_id for value in values), times, ends, b",".join(records))
+    return Bucket(tuple(value.account_id for value in values), times, tuple(records))
 
 
 def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
@@ -100,7 +100,7 @@ class Histories:
         encode: Encode,
         written_until: datetime,
     ) -> list[bytes]:
-        """The records of the chosen models within [start, end], in pieces to be joined by commas.
+        """The encoded records of the chosen models within [start, end], the oldest first.
 
         All snapshots before `written_until` are in the database.
         """
@@ -114,15 +114,15 @@ class Histories:
             for place in _starts(first, settled, bucket):
                 found = kept[place]
                 if place >= start and len(chosen) == len(models):
-                    pieces.append(found.body)
+                    pieces += found.records
                     continue
                 if found.ids not in places:
                     places[found.ids] = [number for number, model_id in enumerate(found.ids) if model_id in chosen]
-                pieces.append(found.of(places[found.ids], start))
+                pieces += found.of(places[found.ids], start)
             self._bound(bucket)
         last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)
         pieces += encode(last, models)
-        return [piece for piece in pieces if piece]
+        return pieces
 
     def _forget_other(self, models: Mapping[str, Model]) -> None:
         shown = tuple(models.values())
@@ -158,7 +158,7 @@ class Histories:
         for start in chunk:
             after = bisect_left(values, start + bucket, place, key=lambda value: value.created_at)
             kept[start] = found = make_bucket(values[place:after], records[place:after])
-            self.size += len(found.body)
+            self.size += found.size
             place = after
 
     def _bound(self, bucket: timedelta) -> None:
@@ -166,12 +166,12 @@ class Histories:
         while self.size > self._bytes_max:
             width = next(iter(self._kept))
             if width != bucket:
-                self.size -= sum(len(each.body) for each in self._kept.pop(width).values())
+                self.size -= sum(each.size for each in self._kept.pop(width).values())
                 continue
             kept = self._kept[bucket]
             if not kept:
                 return
-            self.size -= len(kept.pop(min(kept)).body)
+            self.size -= kept.pop(min(kept)).size
 
 
 def _starts(first: datetime, end: datetime, bucket: timedelta) -> list[datetime]:
@@ -189,6 +189,7 @@ class VariantHours:
         self._models: frozenset[tuple[str, VariantId]] = frozenset()
         self._kept: list[VariantHour] = []
         self._from = self._until = _EPOCH
+        self._tails: dict[datetime, list[HourTail]] = {}
         self._lock = asyncio.Lock()
 
     async def read(self, since: datetime, written_until: datetime) -> list[VariantHour]:
@@ -198,21 +199,47 @@ class VariantHours:
         """
         first, settled = store.ceil_to_hour(since), floor_to_bucket(written_until, _HOUR)
         async with self._lock, self._database.connection() as conn:
-            models = frozenset((model.id, model.variant) for model in await agents_store.select_models(conn))
-            if models != self._models or not self._from <= first <= self._until:
-                self._models, self._from, self._until, self._kept = models, first, first, []
+            await self._forget_other(conn)
+            cut = _cut(await self._tails_of(conn, first - _HOUR, settled), since) if since < first else []
+            if not self._from <= first <= self._until:
+                self._from, self._until, self._kept = first, first, []
             known = self._until
-            new = await store.select_variant_hours(conn, since, known)
-            partial = bisect_left(new, first, key=lambda row: row.hour)
-            over = bisect_left(new, max(known, settled), partial, key=lambda row: row.hour)
+            new = await store.select_variant_hours(conn, known)
+            over = bisect_left(new, max(known, settled), key=lambda row: row.hour)
             if settled > known:
-                self._kept += new[partial:over]
+                self._kept += new[:over]
                 self._until = settled
             start = bisect_left(self._kept, first, key=lambda row: row.hour)
-            rest = new[over:] if settled > known else new[partial:]
-            found = new[:partial] + self._kept[start:] + rest
+            found = cut + self._kept[start:] + (new[over:] if settled > known else new)
             self._drop_before(settled)
             return found
+
+    async def prepare(self, sinces: Iterable[datetime], written_until: datetime) -> None:
+        """Read the hours that windows beginning at these moments cut, and those that they will cut next.
+
+        No request has to read raw rows then, as the hours go by.
+        """
+        settled = floor_to_bucket(written_until, _HOUR)
+        async with self._lock, self._database.connection() as conn:
+            await self._forget_other(conn)
+            hours = {floor_to_bucket(since, _HOUR) for since in sinces}
+            for hour in sorted(hours | {hour + _HOUR for hour in hours}):
+                await self._tails_of(conn, hour, settled)
+
+    async def _forget_other(self, conn: Connection) -> None:
+        models = frozenset((model.id, model.variant) for model in await agents_store.select_models(conn))
+        if models != self._models:
+            self._models, self._from, self._until, self._kept = models, _EPOCH, _EPOCH, []
+            self._tails.clear()
+
+    async def _tails_of(self, conn: Connection, hour: datetime, settled: datetime) -> list[HourTail]:
+        known = self._tails.pop(hour, None)
+        tails = await store.select_hour_tails(conn, hour) if known is None else known
+        if hour + _HOUR <= settled:
+            self._tails[hour] = tails
+            if len(self._tails) > TAILS_MAX:
+                del self._tails[next(iter(self._tails))]  # the one that was used longest ago
+        return tails
 
     def _drop_before(self, settled: datetime) -> None:
         """Forget what is older than any window, now and then."""
@@ -220,3 +247,12 @@ class VariantHours:
         if oldest - self._from > _DAY:
             self._kept = self._kept[bisect_left(self._kept, oldest, key=lambda row: row.hour) :]
             self._from = oldest
+
+
+def _cut(tails: Sequence[HourTail], since: datetime) -> list[VariantHour]:
+    """Of each variant's tails of an hour the one that begins with the first snapshot at or after `since`."""
+    firsts: dict[VariantId, HourTail] = {}
+    for tail in tails:
+        if tail.since >= since:
+            firsts.setdefault(tail.variant, tail)
+    return [VariantHour(tail.variant, floor_to_bucket(tail.since, _HOUR), tail.value) for tail in firsts.values()]

@@ -177,6 +177,10 @@ class Portfolio:
             histories[row.variant].append(Point(row.hour, row.value))
         return VariantHistories(histories, average_by_hour(histories.values()))
 
+    async def prepare(self, now: datetime) -> None:
+        """Read the hours that the windows cut, and will cut next, so that no request reads raw rows for them."""
+        await self._variant_hours.prepare([now - span for span in WINDOWS.values()], self._written_until())
+
     async def history(
         self,
         *,

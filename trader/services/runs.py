@@ -6,13 +6,13 @@ costs what happened since the one before, not what happened in a season.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
 from trader.domain import statistics
-from trader.domain.statistics import Confidence95, Drawdown, EquityPoint, Streaks, Summary
+from trader.domain.statistics import Confidence95, Drawdown, EquityPoint, Falling, Streaks, Summary
 from trader.store import analytics as analytics_store
 from trader.store import portfolio as portfolio_store
 from trader.store import trades as trades_store
@@ -58,6 +58,15 @@ class EquityFigures(NamedTuple):
     calmar: float | None
 
 
+class _DayFigures(NamedTuple):
+    """What of the equity figures changes with the day only. `day` is the one that is running."""
+
+    day: date | None
+    closes: Sequence[float]
+    sharpe: float | None
+    sortino: float | None
+
+
 class RunRecord:
     """What one run has come to. Its figures are made again only when what they are made of has changed."""
 
@@ -69,7 +78,10 @@ class RunRecord:
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
         self._recovery: tuple[float | None] | None = None
-        self._drawdowns: dict[tuple[int, float], tuple[float, float]] = {}
+        self._falling = Falling()
+        self._fallen = 0
+        self._of_days: _DayFigures | None = None
+        self._drawdowns: dict[tuple[int, int, float], Falling] = {}
         self.intervals: dict[tuple[datetime, datetime], Confidence95 | None] = {}
 
     @property
@@ -103,7 +115,6 @@ class RunRecord:
         self.hours[kept:] = hours
         self.series[kept:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
         self._equity_figures = self._recovery = None
-        self._drawdowns.clear()
 
     def make_figures(self) -> TradeFigures:
         self._trade_figures = figures_of_trades(self.trades)
@@ -116,13 +127,23 @@ class RunRecord:
     @property
     def equity_figures(self) -> EquityFigures:
         if self._equity_figures is None:
-            self._equity_figures = EquityFigures(
-                drawdown=statistics.max_drawdown([point.value for point in self.series]),
-                sharpe=statistics.sharpe_ratio(self.series),
-                sortino=statistics.sortino_ratio(self.series),
-                calmar=statistics.calmar_ratio(self.series),
-            )
+            self._equity_figures = self._make_equity_figures()
         return self._equity_figures
+
+    def _make_equity_figures(self) -> EquityFigures:
+        """Those of all hours. Only the last hour changes, and daily closes only with the day: the rest is kept."""
+        series = self.series
+        over = len(series) - 1
+        if over > self._fallen:
+            self._falling.add(point.value for point in series[self._fallen : over])
+            self._fallen = over
+        drawdown = self._falling.then(*(point.value for point in series[self._fallen :]))
+        day = series[-1].hour.date() if series else None
+        if self._of_days is None or self._of_days.day != day:
+            closes = statistics.daily_closes(series)
+            self._of_days = _DayFigures(day, closes, statistics.sharpe_of(closes), statistics.sortino_of(closes))
+        kept = self._of_days
+        return EquityFigures(drawdown, kept.sharpe, kept.sortino, statistics.calmar_of(kept.closes, drawdown))
 
     @property
     def recovery_factor(self) -> float | None:
@@ -134,20 +155,20 @@ class RunRecord:
     def window_drawdown(self, first: int, start: float, last: float) -> float:
         """The max drawdown, in percent, of `start`, the hours from the `first`-th on, and `last`.
 
-        That of all but `last` changes once a minute, and is kept until then.
+        That of the hours that are over is kept; the last one may change with every snapshot.
         """
-        key = first, start
-        known = self._drawdowns.get(key)
-        if known is None:
-            values = [start, *(point.value for point in self.series[first:])]
-            fall = statistics.max_drawdown(values)
-            assert fall is not None, "there is a value"
+        over = max(first, len(self.series) - 1)
+        key = first, over, start
+        falling = self._drawdowns.get(key)
+        if falling is None:
+            falling = Falling()
+            falling.add([start, *(point.value for point in self.series[first:over])])
             if len(self._drawdowns) >= DRAWDOWNS_KEPT:
                 self._drawdowns.clear()
-            known = self._drawdowns[key] = max(values), fall.percent
-        peak, percent = known
-        fallen = statistics.max_drawdown((peak, last))
-        return percent if fallen is None else max(percent, fallen.percent)
+            self._drawdowns[key] = falling
+        fall = falling.then(*(point.value for point in self.series[over:]), last)
+        assert fall is not None, "there is a value"
+        return fall.percent
 
 
 def _batches(records: Sequence[RunRecord]) -> Iterator[Sequence[RunRecord]]:

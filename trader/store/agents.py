@@ -237,21 +237,40 @@ async def select_payload(conn: Connection, invocation_id: UUID) -> bytes | None:
 
 
 SELECT_INVOCATIONS = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at
+FROM invocations
+WHERE status <> 'running'
+ORDER BY started_at DESC, model_id
+LIMIT $1
+"""
+
+
+async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
+    """Finished runs of all models, the latest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, limit)]
+
+
+# The latest of each model, then the latest of those: models that ran long ago cost no long scan.
+SELECT_CHOSEN_INVOCATIONS = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
        i.cost_usd, i.started_at, i.finished_at
-FROM invocations i
-JOIN models m ON m.id = i.model_id
-WHERE i.status <> 'running' AND ($1::text IS NULL OR i.model_id = $1) AND ($2::text IS NULL OR m.variant::text = $2)
+FROM models m
+CROSS JOIN LATERAL (
+    SELECT * FROM invocations WHERE model_id = m.id AND status <> 'running' ORDER BY started_at DESC LIMIT $3
+) i
+WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant::text = $2)
 ORDER BY i.started_at DESC, i.model_id
 LIMIT $3
 """
 
 
-async def select_invocations(
+async def select_chosen_invocations(
     conn: Connection, model_id: str | None, variant: VariantId | None, limit: int
 ) -> list[Invocation]:
-    """Finished runs, the latest first, of one model or variant or of all (None)."""
-    rows = await conn.fetch(SELECT_INVOCATIONS, model_id, None if variant is None else variant.value, limit)
+    """The same of one model, or of the models of a variant."""
+    asked = None if variant is None else variant.value
+    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, asked, limit)
     return [Invocation(**row) for row in rows]
 
 

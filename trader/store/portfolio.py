@@ -6,22 +6,42 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
+
 from trader.domain.records import Snapshot, VariantId
 from trader.store.pool import Connection
 
 # The rollups grow by what was inserted, not by what was given: a snapshot that is there already counts once.
+# The hours that are running are found by one look into the index of hours, and updated; a look per account through the
+# index of a whole season, as ON CONFLICT does, is for the rows that are new. IS NOT DISTINCT FROM keeps the planner
+# from joining by the hour, in which all accounts are alike. Two writers meet the rows in the same order, that of the
+# index, so they wait for each other, but not in a circle.
 INSERT_SNAPSHOTS = """
 WITH added AS (
     INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[])
     ON CONFLICT DO NOTHING
     RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at
-), hourly AS (
-    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at)
-    SELECT account_id, hour, (array_agg(run_id ORDER BY created_at DESC))[1], sum(net_portfolio), count(*),
-           (array_agg(net_portfolio ORDER BY created_at DESC))[1], max(created_at)
+), sums AS MATERIALIZED (
+    SELECT account_id, hour, (array_agg(run_id ORDER BY created_at DESC))[1] AS run_id, sum(net_portfolio) AS total,
+           count(*) AS count, (array_agg(net_portfolio ORDER BY created_at DESC))[1] AS last, max(created_at) AS last_at
     FROM added
     GROUP BY account_id, hour
+), running AS (
+    UPDATE portfolio_hourly h
+    SET run_id = CASE WHEN s.last_at > h.last_at THEN s.run_id ELSE h.run_id END,
+        total = h.total + s.total,
+        count = h.count + s.count,
+        last = CASE WHEN s.last_at > h.last_at THEN s.last ELSE h.last END,
+        last_at = greatest(h.last_at, s.last_at)
+    FROM sums s
+    WHERE h.hour = ANY($7::timestamptz[]) AND h.account_id = s.account_id AND h.hour IS NOT DISTINCT FROM s.hour
+    RETURNING h.account_id, h.hour
+), begun AS (
+    INSERT INTO portfolio_hourly AS h (account_id, hour, run_id, total, count, last, last_at)
+    SELECT account_id, hour, run_id, total, count, last, last_at
+    FROM sums s
+    WHERE NOT EXISTS (SELECT FROM running r WHERE r.account_id = s.account_id AND r.hour = s.hour)
     ORDER BY account_id, hour
     ON CONFLICT (account_id, hour) DO UPDATE
     SET run_id = CASE WHEN excluded.last_at > h.last_at THEN excluded.run_id ELSE h.run_id END,
@@ -31,10 +51,10 @@ WITH added AS (
         last_at = greatest(h.last_at, excluded.last_at)
 ), variants AS (
     INSERT INTO variant_hourly AS v (hour, variant, total, count)
-    SELECT a.hour, m.variant, sum(a.net_portfolio), count(*)
-    FROM added a JOIN models m ON m.id = a.account_id
-    GROUP BY a.hour, m.variant
-    ORDER BY a.hour, m.variant
+    SELECT s.hour, m.variant, sum(s.total), sum(s.count)
+    FROM sums s JOIN models m ON m.id = s.account_id
+    GROUP BY s.hour, m.variant
+    ORDER BY s.hour, m.variant
     ON CONFLICT (hour, variant) DO UPDATE SET total = v.total + excluded.total, count = v.count + excluded.count
 )
 SELECT count(*) FROM added
@@ -54,6 +74,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot]) -> i
         [snapshot.cash for snapshot in snapshots],
         [snapshot.unrealized_pnl for snapshot in snapshots],
         [snapshot.created_at for snapshot in snapshots],
+        list({snapshot.created_at.replace(minute=0, second=0, microsecond=0) for snapshot in snapshots}),
     )
     return added
 
@@ -88,33 +109,51 @@ class VariantHour(NamedTuple):
     value: Decimal
 
 
-# The first hour of a window is usually cut by it, and comes from the raw rows; the others come whole from the rollup.
 SELECT_VARIANT_HOURS = """
-WITH hours AS (
-    SELECT variant, hour, total, count FROM variant_hourly WHERE hour >= $3
-    UNION ALL
-    SELECT m.variant, date_trunc('hour', s.created_at, 'UTC'), sum(s.net_portfolio), count(*)
-    FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
-    WHERE s.created_at >= $1 AND s.created_at < $2
-    GROUP BY 1, 2
-)
 SELECT variant::text, hour, trim_scale(round(total / count, 8))
-FROM hours
-WHERE count > 0
-ORDER BY hours.hour, hours.variant
+FROM variant_hourly
+WHERE hour >= $1 AND count > 0
+ORDER BY variant_hourly.hour, variant_hourly.variant
 """
 
 
-async def select_variant_hours(
-    conn: Connection, since: datetime, known_until: datetime | None = None
-) -> list[VariantHour]:
-    """Σ netPortfolio / count of the snapshots with `created_at >= since`, per variant and hour, the oldest first.
-
-    The whole hours before `known_until` are left out.
-    """
-    whole = ceil_to_hour(since)
-    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, whole, max(whole, known_until or whole))
+async def select_variant_hours(conn: Connection, since: datetime) -> list[VariantHour]:
+    """Σ netPortfolio / count of the snapshots of each whole hour from `since` on, per variant, the oldest first."""
+    rows = await conn.fetch(SELECT_VARIANT_HOURS, since)
     return [VariantHour(VariantId(variant), hour, value) for variant, hour, value in rows]
+
+
+class HourTail(NamedTuple):
+    """The average netPortfolio of a variant's models from a snapshot of an hour on, to the end of that hour."""
+
+    variant: VariantId
+    since: datetime
+    value: Decimal
+
+
+# All averages that a window can ask of an hour, which it may cut at any moment: they change from snapshot to snapshot.
+# Account by account (OFFSET 0), since the index of times knows its ranges of pages only after a vacuum.
+SELECT_HOUR_TAILS = """
+SELECT variant::text, created_at, trim_scale(round(sum(total) OVER tail / sum(count) OVER tail, 8))
+FROM (
+    SELECT m.variant, s.created_at, sum(s.net_portfolio) AS total, count(*) AS count
+    FROM models m
+    CROSS JOIN LATERAL (
+        SELECT * FROM portfolio_snapshots
+        WHERE account_id = m.id AND created_at >= $1 AND created_at < $2
+        OFFSET 0
+    ) s
+    GROUP BY m.variant, s.created_at
+) s
+WINDOW tail AS (PARTITION BY variant ORDER BY created_at DESC)
+ORDER BY s.variant, s.created_at
+"""
+
+
+async def select_hour_tails(conn: Connection, hour: datetime) -> list[HourTail]:
+    """The averages over the tails of an hour, from the raw rows, per variant ascending by where they begin."""
+    rows = await conn.fetch(SELECT_HOUR_TAILS, hour, hour + timedelta(hours=1))
+    return [HourTail(VariantId(variant), since, value) for variant, since, value in rows]
 
 
 class EquityValue(NamedTuple):
@@ -148,16 +187,21 @@ async def select_raw_history(
     return [EquityValue(*row) for row in await conn.fetch(SELECT_RAW_HISTORY, account_ids, start, end, bucket)]
 
 
-# The hour in which the range ends is usually cut by it, and comes from the raw rows.
+# The hour in which the range ends is usually cut by it, and comes from the raw rows. OFFSET 0 keeps the planner to one
+# look into the index per account: by the hours alone it would read those of all accounts.
 SELECT_HOURLY_HISTORY = """
 SELECT account_id, trim_scale(value), at
 FROM (
     SELECT DISTINCT ON (account_id, date_bin($4::interval, at, '2000-01-01T00:00:00Z')) account_id, value, at
     FROM (
-        SELECT account_id, last AS value, last_at AS at
-        FROM portfolio_hourly
-        WHERE account_id = ANY($1::text[]) AND hour >= date_trunc('hour', $2::timestamptz, 'UTC') AND last_at >= $2
-          AND hour < date_trunc('hour', $3::timestamptz, 'UTC')
+        SELECT w.account_id, h.last AS value, h.last_at AS at
+        FROM unnest($1::text[]) AS w (account_id)
+        CROSS JOIN LATERAL (
+            SELECT * FROM portfolio_hourly
+            WHERE account_id = w.account_id AND hour >= date_trunc('hour', $2::timestamptz, 'UTC') AND last_at >= $2
+              AND hour < date_trunc('hour', $3::timestamptz, 'UTC')
+            OFFSET 0
+        ) h
         UNION ALL
         SELECT account_id, net_portfolio, created_at
         FROM portfolio_snapshots
@@ -177,7 +221,7 @@ async def select_hourly_history(
     return [EquityValue(*row) for row in await conn.fetch(SELECT_HOURLY_HISTORY, account_ids, start, end, bucket)]
 
 
-class HourlyValue(NamedTuple):
+class HourlyValue(msgspec.Struct, frozen=True, gc=False):
     """The last netPortfolio of an account in one hour, and when it was taken."""
 
     account_id: str

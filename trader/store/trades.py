@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
+import msgspec
 
 from trader.domain.money import divide
 from trader.domain.orders import Side
@@ -77,7 +77,7 @@ def _trade(row: asyncpg.Record) -> Trade:
     )
 
 
-class RunTrade(NamedTuple):
+class RunTrade(msgspec.Struct, frozen=True, gc=False):
     """What the statistics of a run need of one of its trades."""
 
     id: UUID
