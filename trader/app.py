@@ -5,29 +5,29 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from aiohttp import web
 
 from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, streams, warm
 from trader.api.context import Context
 from trader.clock import iso
-from trader.domain.market import Tick
 from trader.errors import StartError, Unavailable
 from trader.gateways.lighter_account import LighterAccounts
 from trader.gateways.llm import make_providers
 from trader.gateways.market import make_source
 from trader.gateways.market.source import MarketSource
 from trader.gateways.taapi import make_supplier
-from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers, jobs
+from trader.schedulers import Schedulers, jobs
+from trader.service import Guards, Service
 from trader.services.agents import Agents
 from trader.services.analytics import Analytics
 from trader.services.drift import DriftRecorder
-from trader.services.events import EventBus, MarketChecked
+from trader.services.events import EventBus
 from trader.services.exchange import Exchange
 from trader.services.live import LiveExchange
 from trader.services.loss_limits import LossLimits
@@ -39,7 +39,7 @@ from trader.services.trading import TradingRecords
 from trader.services.venue import Venue
 from trader.settings import Settings
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
+from trader.store.leadership import LeaderLock
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database, apply_schema, database_name
 from trader.store.safety import select_halts
@@ -53,10 +53,6 @@ _STREAMS_END_S: Final = 1.5
 
 _READY_S: Final = 30.0
 """How long callers may be kept waiting at the start for answers to be made ready."""
-
-_HEARTBEAT_S: Final = 5.0
-_STANDBY_EVERY_S: Final = 0.5
-"""Seconds of real time: between words to the standbys, and between a standby's tries to lead."""
 
 
 async def serve(settings: Settings) -> None:
@@ -122,136 +118,6 @@ async def check(settings: Settings) -> list[str]:
             f"database: connected, schema in place, {latency_ms:.1f} ms",
             *(f"halted: {halt}" for halt in halts),
         ]
-
-
-class Guards(NamedTuple):
-    """What keeps trading within what operators and limits allow."""
-
-    safety: Safety
-    limits: LossLimits
-    operations: Operations
-
-
-class Service:
-    """The running parts, and their role: of several processes on one database one leads, the others stand by."""
-
-    def __init__(
-        self,
-        context: Context,
-        database: Database,
-        events: EventBus,
-        hubs: streams.Hubs,
-        schedulers: Schedulers,
-        lock: LeaderLock,
-        guards: Guards,
-    ) -> None:
-        self.context = context
-        self.database = database
-        self.hubs = hubs
-        self.schedulers = schedulers
-        self.safety, self.limits, self.operations = guards
-        self.started_at = context.clock.now()
-        self._events = events
-        self._lock = lock
-        self._leader_schedulers: Mapping[str, bool] = {}
-        self._shown_at = self.started_at
-
-    @property
-    def role(self) -> Literal["leader", "standby"]:
-        return "standby" if self.context.exchange.term is None else "leader"
-
-    def running_schedulers(self) -> Mapping[str, bool]:
-        """Which schedulers run, here or on the leader."""
-        here = {name: status.running for name, status in self.schedulers.status().items()}
-        return here if self.role == "leader" else {name: self._leader_schedulers.get(name, False) for name in here}
-
-    async def follow_market(self) -> None:
-        """Take every tick of the market to the exchange, for ever."""
-        exchange = self.context.exchange
-
-        async def on_tick(tick: Tick) -> None:
-            await exchange.on_tick(tick)
-            await self.limits.on_tick(tick)
-
-        await self.context.market.run(on_tick, exchange.followed_until or self.started_at)
-
-    async def take_role(self) -> None:
-        """Lead when nobody does, else begin to stand by.
-
-        :raises StartError: the database is of another market or trading mode, or its books do not balance
-        """
-        if await self._lock.try_acquire():
-            await self._lead()
-        else:
-            log.info("another process leads on this database; standing by")
-            await self._follow()
-
-    async def keep_role(self) -> None:
-        """Lead as long as the lock is held; stand by, and try for it, as long as it is not. For ever."""
-        while True:
-            try:
-                if self.role == "leader":
-                    await self._lead_until_lost()
-                elif await self._lock.try_acquire():
-                    await self._lead()
-                else:
-                    await self._follow()
-            except Unavailable as error:
-                log.warning("as %s: %s", self.role, error)
-            if self.role == "standby":
-                await asyncio.sleep(_STANDBY_EVERY_S)
-
-    async def resign(self) -> None:
-        """Stop trading: first the schedules, then the models, then the exchange."""
-        self.limits.stop()
-        await self.schedulers.close()
-        await self.context.agents.close()
-        await self.operations.close()
-        await self.context.exchange.resign()
-        await self._lock.release()
-
-    async def _lead(self) -> None:
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(self.resign)
-            await self.safety.load()  # before anybody can trade
-            await self.limits.load(self.context.clock.now())
-            await self.context.exchange.lead()
-            await self.context.agents.start()
-            await self.schedulers.start()
-            self.operations.start()
-            undo.pop_all()
-        log.info("leading, term %d", self.context.exchange.term)
-
-    async def _lead_until_lost(self) -> None:
-        lost = asyncio.create_task(self._lock.lost(), name="leader lock")
-        try:
-            while not (await asyncio.wait([lost], timeout=_HEARTBEAT_S))[0]:
-                try:
-                    await self._tell_standbys()
-                except Unavailable as error:
-                    log.warning("the standbys could not be told: %s", error)
-        finally:
-            lost.cancel()
-        log.error("this process leads no more; trading stops here")
-        self.context.exchange.suspend()
-        await self.resign()
-
-    async def _tell_standbys(self) -> None:
-        term = self.context.exchange.term
-        if term is not None:
-            async with self.database.connection() as conn:
-                await update_heartbeat(conn, term, dict(self.running_schedulers()))
-
-    async def _follow(self) -> None:
-        """Show what the leader trades, with live values at the price tracker's pace."""
-        await self.context.exchange.follow()
-        await self.context.agents.follow()
-        now = self.context.clock.now()
-        if now - self._shown_at >= PRICE_TRACKER_EVERY:
-            self._shown_at = now
-            self._events.publish(MarketChecked(now))
-        async with self.database.connection() as conn:
-            self._leader_schedulers = await select_leader_schedulers(conn) or {}
 
 
 async def _make_ready(service: Service) -> None:
