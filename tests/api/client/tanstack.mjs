@@ -31,7 +31,9 @@ const again = await queries.fetchQuery(polled[0])
 const cached = requests.splice(0)
 
 const watched = new QueryObserver(queries, orpc.trading.getPositions.queryOptions({ input: {} }))
-const seen = new Promise(resolve => watched.subscribe(({ data }) => data?.length && resolve(data)))
+const seen = new Promise(resolve => watched.subscribe(({ data }) => {
+  if (data?.some(({ modelId }) => modelId === 'default')) resolve(data)
+}))
 const place = new MutationObserver(queries, orpc.simulator.placeOrder.mutationOptions({
   onSuccess: () => queries.invalidateQueries({ queryKey: orpc.trading.key() }),
 }))
