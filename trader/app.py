@@ -48,8 +48,8 @@ from trader.store.trading import select_processed_until
 log = logging.getLogger("trader")
 
 BODY_BYTES_MAX: Final = 1024 * 1024
-_STREAMS_END_S: Final = 1.5
-"""How long requests may take to end at shutdown; the streams are closed before."""
+_REQUESTS_END_S: Final = 1.0
+"""How long requests may take to end at shutdown; the framework waits as long twice. The streams are closed before."""
 
 _READY_S: Final = 30.0
 """How long callers may be kept waiting at the start for answers to be made ready."""
@@ -281,7 +281,7 @@ async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -
     """Serve HTTP; the port listened on (PORT 0 takes any free one)."""
     limits = connections.Limits.of(settings)
     connections.raise_file_limit(limits.connections_max)
-    runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_STREAMS_END_S)
+    runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_REQUESTS_END_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, settings.host, settings.port)
