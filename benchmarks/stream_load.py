@@ -55,7 +55,7 @@ class Follower(asyncio.Protocol):
         cast("asyncio.Transport", transport).write(asking(self._name))
 
     def data_received(self, data: bytes) -> None:
-        at_ns = time.monotonic_ns()
+        at_ns = time.time_ns()
         self._rest += data
         while (end := self._rest.find(b"\n\n")) >= 0:
             message, self._rest = self._rest[:end], self._rest[end + 2 :]
