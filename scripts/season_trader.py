@@ -24,7 +24,7 @@ from trader.domain.money import ZERO, floor_to, round_to
 from trader.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
 from trader.domain.records import Model, VariantId
 from trader.domain.tools import ClosePosition, CreatePosition, FetchIndicators, Holding, UpdateExitPlan
-from trader.store.bookings import (
+from trader.store.booking_rows import (
     closed_row,
     fill_row,
     funding_row,

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from trader.__main__ import main, settings_help
 from trader.dotenv import parse_dotenv, read_dotenv
 from trader.errors import SettingsError
-from trader.settings import DEFINITIONS, PROVIDERS, Secret, Settings, read_database_url
+from trader.setting_forms import Secret
+from trader.settings import DEFINITIONS, PROVIDERS, Settings, read_database_url
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from ipaddress import ip_address
-from typing import TypeVar
+from typing import TypeVar, final
 from urllib.parse import SplitResult, urlsplit
 
 T = TypeVar("T")
@@ -13,6 +13,33 @@ Form = Callable[[str], T]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 HOST_NAME = re.compile(r"(?=.{1,253}\.?$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*\.?")
+
+
+@final
+class Secret:
+    """A text that shows itself only when asked by name."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __reduce__(self) -> str:
+        raise TypeError("A secret is not written down.")
 
 
 class Unfit(Exception):
@@ -76,10 +103,10 @@ def moment(text: str) -> datetime:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
-def secret_text(text: str) -> str:
+def secret(text: str) -> Secret:
     """A secret that can be sent in a header."""
     if re.fullmatch(r"[\x21-\x7e]{1,1024}", text):
-        return text
+        return Secret(text)
     raise Unfit("printable ASCII without spaces, at most 1024 characters")
 
 

@@ -13,39 +13,12 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple
 
 from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
-from trader.setting_forms import Form, Unfit
-
-
-@final
-class Secret:
-    """A text that shows itself only when asked by name."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def reveal(self) -> str:
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
-
-    __str__ = __repr__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and self._value == other._value
-
-    def __hash__(self) -> int:
-        return hash((Secret, self._value))
-
-    def __reduce__(self) -> str:
-        raise TypeError("A secret is not written down.")
+from trader.setting_forms import Form, Secret, Unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +27,6 @@ class ProviderSettings:
 
     base_url: str | None
     keys: tuple[Secret, ...]
-
-
-def _secret(text: str) -> Secret:
-    return Secret(forms.secret_text(text))
 
 
 class Definition(NamedTuple):
@@ -136,7 +105,8 @@ DEFINITIONS: Final = (
     Definition("SIM_SEED", "0", forms.whole_number(0, 2**63 - 1), "Seed of everything random."),
     Definition("SIM_MAX_ACCOUNTS", "1000", forms.whole_number(1, 1_000_000), "How many accounts there may be."),
     Definition(
-        "API_TOKEN", "", _secret, "When set, procedures that change something need `Authorization: Bearer <token>`.",
+        "API_TOKEN", "", forms.secret,
+        "When set, procedures that change something need `Authorization: Bearer <token>`.",
         secret=True,
     ),
     Definition("MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256), "How many models may think at the same time."),
@@ -178,7 +148,7 @@ DEFINITIONS: Final = (
         "Index of our account there: of every model whose row names no other (live).",
     ),
     Definition(
-        "VENUE_API_KEY", "", _secret,
+        "VENUE_API_KEY", "", forms.secret,
         "Private key of that API key; its public key is registered for every account that is traded (live).",
         secret=True,
     ),
@@ -186,7 +156,9 @@ DEFINITIONS: Final = (
         "LIVE_CONFIRM", "", forms.whole_number(0, 2**48 - 1),
         "VENUE_ACCOUNT_INDEX again: the word that real money is meant. Without it TRADING_MODE=live does not start.",
     ),
-    Definition("TAAPI_API_KEY", "", _secret, "Key of taapi.io, for supplementary indicators (optional).", secret=True),
+    Definition(
+        "TAAPI_API_KEY", "", forms.secret, "Key of taapi.io, for supplementary indicators (optional).", secret=True
+    ),
     Definition(
         "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
         "How long raw portfolio snapshots are kept, in days; hourly averages stay.",
@@ -337,7 +309,7 @@ def _read_providers(texts: Mapping[str, str], problems: list[str]) -> Mapping[st
     keys: dict[str, list[tuple[int, str, Secret]]] = {name: [] for name in PROVIDERS}
     for name, text in texts.items():
         if found := _KEY_NAME.fullmatch(name):
-            key = _parse(name, _secret, text, problems, secret=True)
+            key = _parse(name, forms.secret, text, problems, secret=True)
             if isinstance(key, Secret):
                 keys[found.group(1).lower()].append((int(found.group(2) or 0), name, key))
     providers = {}

@@ -22,7 +22,8 @@ from trader.gateways.llm import PROVIDERS
 from trader.gateways.rules import RuleProvider
 from trader.schedulers import JobStatus
 from trader.services.books import Tally
-from trader.settings import Secret, Settings
+from trader.setting_forms import Secret
+from trader.settings import Settings
 from trader.store.pool import PoolUse
 
 Client = TestClient[web.Request, web.Application]

@@ -18,7 +18,7 @@ from trader.domain.records import VariantId
 from trader.gateways.chat import ChatClient, ProviderRow
 from trader.gateways.llm import Providers
 from trader.services.agents import InvocationRecord
-from trader.settings import Secret
+from trader.setting_forms import Secret
 from trader.store.agents import select_steps
 from trader.store.pool import Database
 from trader.variants import VARIANTS

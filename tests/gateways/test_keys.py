@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader.gateways.keys import KeyRing
-from trader.settings import Secret
+from trader.setting_forms import Secret
 
 KEY = "sk-live-4f9a8b7c6d5e"
 

@@ -29,7 +29,7 @@ from trader.errors import MarketDataError, StartError
 from trader.gateways.lighter_orders import LighterOrders
 from trader.gateways.lighter_signer import TRANSACTION_EXPIRES_S, LighterSigner
 from trader.gateways.market.lighter_api import LighterApi
-from trader.settings import Secret
+from trader.setting_forms import Secret
 
 pytestmark = pytest.mark.sdk
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")

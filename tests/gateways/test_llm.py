@@ -20,7 +20,7 @@ from trader.domain.tools import Holding
 from trader.domain.view import AccountView, StatsView, View
 from trader.errors import ProviderError
 from trader.gateways.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
-from trader.settings import Secret
+from trader.setting_forms import Secret
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
 KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003")

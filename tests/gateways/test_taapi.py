@@ -16,7 +16,8 @@ from support.scripted import START, make_settings
 from trader.clock import ManualClock
 from trader.domain.view import Supplementary
 from trader.gateways.taapi import Taapi, make_supplier
-from trader.settings import Secret, Settings
+from trader.setting_forms import Secret
+from trader.settings import Settings
 from trader.store.pool import Database
 
 KEY = "eyJ-taapi-secret-000000000001"

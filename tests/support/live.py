@@ -31,7 +31,8 @@ from trader.services.events import Event, EventBus
 from trader.services.live import LiveExchange
 from trader.services.market import MarketData
 from trader.services.safety import Safety
-from trader.settings import Secret, Settings
+from trader.setting_forms import Secret
+from trader.settings import Settings
 from trader.store.agents import update_venue_account_index, upsert_model
 from trader.store.pool import Database
 from trader.store.trading import select_accounts

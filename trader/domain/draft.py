@@ -14,7 +14,7 @@ import msgspec
 from trader.domain.account import Account, Marks, Position, RestingOrder, Run, Taken, equity, hours_crossed, maintenance
 from trader.domain.booking import NO_TERMS, Booking, ClosedTrade, RateOfHour, RestingChange, Rules, Terms, row_id
 from trader.domain.market import Quote
-from trader.domain.matching import Execution, taken_of, totals, walk
+from trader.domain.matching import Execution, fees_of, rate_of, split, taken_of, totals, walk
 from trader.domain.money import ONE, ZERO, divide, share
 from trader.domain.orders import (
     Cause,
@@ -134,7 +134,7 @@ class Draft:
         if position is None or position.side is side.opens:
             self._open(symbol, side, executions, cause, terms, maker=maker)
             return
-        closing, opening = _split(executions, position.quantity)
+        closing, opening = split(executions, position.quantity)
         self._close(position, side, closing, cause, terms, maker=maker)
         if opening:
             self._open(symbol, side, opening, cause, terms, maker=maker)
@@ -150,7 +150,7 @@ class Draft:
     ) -> None:
         rate = self._fee_rate(cause, maker=maker)
         quantity, notional = totals(executions)
-        fees = _fees(executions, rate)
+        fees = fees_of(executions, rate)
         margin = divide(notional, terms.leverage or ONE)
         position = self.positions.get(symbol)
         if position is None:
@@ -201,7 +201,7 @@ class Draft:
         gross = notional - part.entry_notional
         if side is OrderSide.BUY:
             gross = -gross
-        exit_fees = _fees(executions, rate)
+        exit_fees = fees_of(executions, rate)
         self.realized += gross
         self.fees += exit_fees
         if rest is None:
@@ -259,7 +259,7 @@ class Draft:
                 side=side,
                 quantity=execution.quantity,
                 price=execution.price,
-                fee=execution.price * execution.quantity * _rate_of(execution, rate),
+                fee=execution.price * execution.quantity * rate_of(execution, rate),
                 liquidation_fee=liquidation_fee,
                 maker=maker,
                 cause=cause,
@@ -355,29 +355,6 @@ class Draft:
         """The same for an account without positions, whose last close cost more than it had."""
         if not self.positions:
             self.write_off()
-
-
-def _rate_of(execution: Execution, rate: Decimal) -> Decimal:
-    return rate if execution.fee_rate is None else execution.fee_rate
-
-
-def _fees(executions: Sequence[Execution], rate: Decimal) -> Decimal:
-    """What the executions cost: each at the rate that a venue charged, else at this one."""
-    return sum((e.price * e.quantity * _rate_of(e, rate) for e in executions), ZERO)
-
-
-def _split(executions: Sequence[Execution], quantity: Decimal) -> tuple[list[Execution], list[Execution]]:
-    """The executions up to `quantity`, and those beyond it; the one across the border is cut."""
-    first: list[Execution] = []
-    second: list[Execution] = []
-    for execution in executions:
-        inside = min(execution.quantity, quantity)
-        quantity -= inside
-        if inside:
-            first.append(execution._replace(quantity=inside))
-        if inside < execution.quantity:
-            second.append(execution._replace(quantity=execution.quantity - inside))
-    return first, second
 
 
 def _divide_position(position: Position, quantity: Decimal) -> tuple[Position, Position | None]:

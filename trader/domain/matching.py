@@ -55,3 +55,27 @@ def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:
         quantity += amount
         notional += price * amount
     return quantity, notional
+
+
+def rate_of(execution: Execution, rate: Decimal) -> Decimal:
+    """The fee rate that a venue charged, else this one."""
+    return rate if execution.fee_rate is None else execution.fee_rate
+
+
+def fees_of(executions: Sequence[Execution], rate: Decimal) -> Decimal:
+    """What the executions cost: each at the rate that a venue charged, else at this one."""
+    return sum((e.price * e.quantity * rate_of(e, rate) for e in executions), ZERO)
+
+
+def split(executions: Sequence[Execution], quantity: Decimal) -> tuple[list[Execution], list[Execution]]:
+    """The executions up to `quantity`, and those beyond it; the one across the border is cut."""
+    first: list[Execution] = []
+    second: list[Execution] = []
+    for execution in executions:
+        inside = min(execution.quantity, quantity)
+        quantity -= inside
+        if inside:
+            first.append(execution._replace(quantity=inside))
+        if inside < execution.quantity:
+            second.append(execution._replace(quantity=execution.quantity - inside))
+    return first, second

@@ -22,7 +22,7 @@ from trader.domain.conversation import Answer, Message, ToolRequest, Turn, stora
 from trader.domain.tool_schemas import TOOL_SCHEMAS
 from trader.errors import ProviderError
 from trader.gateways.keys import Key, KeyRing
-from trader.settings import Secret
+from trader.setting_forms import Secret
 
 ATTEMPT_LIMIT_S = 60.0
 RETRIES_MAX = 3

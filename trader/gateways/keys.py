@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from trader.gateways.usage import Usage
-from trader.settings import Secret
+from trader.setting_forms import Secret
 
 REST_S = 30.0
 """How long a key rests after a 429 that does not say; doubled for each further one in a row."""

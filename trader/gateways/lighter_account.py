@@ -9,7 +9,8 @@ from trader.gateways.lighter_history import LighterHistory
 from trader.gateways.lighter_orders import LighterOrders
 from trader.gateways.lighter_signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
 from trader.gateways.market.lighter_api import MAINNET_URL, LighterApi, Listing
-from trader.settings import Secret, Settings
+from trader.setting_forms import Secret
+from trader.settings import Settings
 
 MakeSigner = Callable[[str, int, int, Secret], Signer]
 """Of the venue's address, the account's index, the key's index, and the key."""

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple, Protocol
 
 from trader.errors import StartError
-from trader.settings import Secret
+from trader.setting_forms import Secret
 
 SDK_VERSION: Final = "1.1.8"
 

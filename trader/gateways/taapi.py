@@ -19,7 +19,8 @@ import orjson
 from trader.clock import Clock
 from trader.domain.market import Interval
 from trader.domain.view import Supplementary
-from trader.settings import Secret, Settings
+from trader.setting_forms import Secret
+from trader.settings import Settings
 
 URL: Final = "https://api.taapi.io"
 EXCHANGE: Final = "binance"

@@ -9,7 +9,7 @@ import msgspec
 
 from trader.domain.orders import Cause, Order, OrderSide
 from trader.domain.venue_orders import SentOrder, SentStatus, VenueOrder, VenueOrderType
-from trader.store.bookings import venue_order_row
+from trader.store.booking_rows import venue_order_row
 from trader.store.pool import Connection
 
 INSERT_VENUE_ACCOUNT = """
