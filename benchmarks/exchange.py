@@ -2,15 +2,12 @@
 
     scripts/benchmark exchange
 
-Durable orders: market orders through HTTP from 16 accounts at once, beside pgbench with 16 clients that insert one row
-per transaction on the same server (embedded, fsync on). Restart: 10,000 open positions rebuilt from their rows, beside
-reading the same rows. Refresh: one update of every market for 1,000 accounts of 3 positions, with the longest time for
-which the event loop was held, beside a plain loop over the same figures. The pure core is `exchange_core`.
+Restart: 10,000 open positions rebuilt from their rows, beside reading the same rows. Refresh: one update of every
+market for 1,000 accounts of 3 positions, with the longest time for which the event loop was held, beside a plain loop
+over the same figures. Durable orders are `durable_orders`, the pure core is `exchange_core`.
 """
 
 import asyncio
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -18,14 +15,10 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import aiohttp
-import orjson
-from support.process import ServiceProcess
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 
-from benchmarks import exchange_core
+from benchmarks import durable_orders, exchange_core
 from trader.clock import ManualClock
 from trader.domain.account import equity, maintenance
 from trader.domain.market import MARKETS, Tick
@@ -33,93 +26,12 @@ from trader.domain.orders import ExitPlan, Order, OrderSide
 from trader.services.events import EventBus
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.embedded import EmbeddedPostgres
 from trader.store.pool import Database, apply_schema
 
-CLIENTS, SECONDS = 16, 8
 POSITIONS, REFRESHED_ACCOUNTS, UPDATES = 10_000, 1_000, 50
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 SIZES = {"BTC": "0.001", "ETH": "0.01", "SOL": "0.5"}
-
-PGBENCH_SCRIPT = "INSERT INTO bench (client, quantity, price, at) VALUES (:client_id, 0.01, 94000.1, now());\n"
-
-
-async def orders_per_second(service: ServiceProcess, seconds: float) -> float:
-    """Acknowledged market orders per second of 16 accounts, each waiting for its answer before the next order."""
-    deadline_s = time.monotonic() + seconds
-    count = 0
-
-    async def client(number: int) -> None:
-        """Speaks HTTP by itself: a client library costs as much per order as the service does."""
-        nonlocal count
-        address = urlsplit(service.url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        requests = [_request(address.netloc, f"bench-{number}", side) for side in ("buy", "sell")]
-        turn = 0
-        while time.monotonic() < deadline_s:
-            writer.write(requests[turn % 2])
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-            answer = await reader.readexactly(length)
-            assert b'"status":"filled"' in answer or b'"status":"partial"' in answer, answer
-            turn += 1
-            count += 1
-        writer.close()
-
-    await asyncio.gather(*(client(n) for n in range(CLIENTS)))
-    return count / seconds
-
-
-def _request(host: str, account_id: str, side: str) -> bytes:
-    body = orjson.dumps({"accountId": account_id, "symbol": "BTC", "side": side, "quantity": 0.001})
-    head = f"POST /api/rpc/simulator.placeOrder HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-async def _first_cycle_over(service: ServiceProcess) -> None:
-    """Wait for the demo's agents, whose first cycle draws weeks of the synthetic market."""
-    async with asyncio.timeout(60):
-        while (await service.get("/health/schedulers"))[1]["modelsRunning"]:  # noqa: ASYNC110 - another process
-            await asyncio.sleep(0.5)
-
-
-def inserts_per_second(dsn: str, folder: Path, seconds: int) -> float:
-    """What pgbench reaches with as many clients and one insert per transaction."""
-    script = folder / "insert.sql"
-    script.write_text(PGBENCH_SCRIPT)
-    subprocess.run(
-        ["psql", "-q", dsn, "-c", "CREATE TABLE bench (client int, quantity numeric, price numeric, at timestamptz)"],
-        check=True,
-    )
-    result = subprocess.run(
-        ["pgbench", "-n", "-M", "prepared", "-c", str(CLIENTS), "-j", "1", "-T", str(seconds), "-f", str(script), dsn],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    line = next(line for line in result.stdout.splitlines() if line.startswith("tps"))
-    return float(line.split()[2])
-
-
-async def measure_orders(folder: Path) -> None:
-    if shutil.which("pgbench") is None or shutil.which("psql") is None:
-        print("durable orders          skipped: pgbench and psql are not installed (Debian: postgresql-contrib)")
-        return
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=CLIENTS)) as http:
-        service = await ServiceProcess.start(folder, http, SIM_LATENCY_MS="0")
-        try:
-            await orders_per_second(service, 2)
-            await _first_cycle_over(service)
-            ours = await orders_per_second(service, SECONDS)
-            async with EmbeddedPostgres.attached(folder / EMBEDDED_FOLDER) as server:
-                dsn = server.dsn((await server.databases())[0])
-                reference = await asyncio.to_thread(inserts_per_second, dsn, folder, SECONDS)
-        finally:
-            await service.stop()
-    print(
-        f"durable orders          {ours:8.0f} /s   pgbench {reference:8.0f} /s   "
-        f"ratio {ours / reference:.2f} (goal ≥ 0.50)"
-    )
 
 
 @asynccontextmanager
@@ -224,16 +136,12 @@ async def measure_books(folder: Path) -> None:
             await database.close()
 
 
-async def measure(folder: Path) -> None:
-    await measure_orders(folder)
-    await measure_books(folder)
-
-
 def main() -> None:
+    durable_orders.main()
     with tempfile.TemporaryDirectory(prefix="trader-benchmark-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # as root the server runs as nobody, who must get in
-        asyncio.run(measure(folder))
+        asyncio.run(measure_books(folder))
     exchange_core.main()
 
 

@@ -1,7 +1,7 @@
 """Which of several processes on one database trades: the one that holds an advisory lock.
 
 The lock lives on a connection of its own, so that it ends with the process, however that ends. Each leader has a term;
-bookings of an earlier term are refused by `bookings.WRITE_BOOKINGS`, so one that has lost its lock without knowing
+bookings of an earlier term are refused by `bookings.UPDATE_ACCOUNTS`, so one that has lost its lock without knowing
 cannot write any more.
 """
 
