@@ -1,221 +1,152 @@
 """The event streams under load and abuse: `python -m benchmarks.stream_load [minutes of simulated time]`.
 
-Five streams with 50 places each. On every stream 40 callers read as fast as they can, and 10 misbehave: they stall,
-read slowly, close their half of the connection, or vanish and come again. Meanwhile a market is followed in fast time:
-every 0.15 s is a second of a service at work. Exit code 1 when one of these does not hold:
+Five streams with 50 places each. On every stream 40 well-behaved callers follow, and 10 misbehave (`benchmarks.abuse`):
+they read nothing, read slowly, close their half of the connection, or vanish and come again, 50 times a second in all.
+Meanwhile a market is followed in fast time: every 0.15 s is a second of a service at work, and each of these seconds
+publishes a new state of every stream and the events of ten steps of workflows; a real second has one such moment for
+some of the streams. Faster would be to measure a queue: how much of its core the service is busy at this pace is told.
+
+When an update has arrived is what the kernel says (`benchmarks.arrivals`); every update and every well-behaved
+subscriber counts. After each sitting all callers leave. The reference, in turns with the service, is a bare loop
+that writes the same states to the same callers, well-behaved or not. Exit code 1 when one of these does not hold:
 
 - an update reaches the last well-behaved socket within 20 ms at p99 (only told when the machine is said to be shared)
+- every update reaches everybody, and no well-behaved subscriber is cut off
 - pings arrive within 1 s of their time
-- memory grows by less than 5 MB after warm-up
-- when all callers have left, nothing is left of them
+- memory grows by less than 5 MB after warm-up, peak compared with peak
+- when all callers have left, nothing is left of them, each time
 """
 
 import argparse
 import asyncio
-import json
-import random
+import logging
+import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
-from aiohttp import web
-
-from benchmarks.streams import MARK, STREAMS, Service, resident_bytes
-from trader.api import streams
+from benchmarks.arrivals import STREAMS, Arrivals, resident_bytes, start_caller
+from benchmarks.streams import P99_MAX_MS, ROUND_S, Bare, Service, followed, run
 from trader.api.streams import Timing
+from trader.logs import configure_logs
+from trader.services.events import WorkflowProgress
 
 GOOD: Final = 40
-ROUND_S: Final = 0.15
-PING_S: Final = 3.0
-P99_MAX_MS: Final = 20.0
+SITTINGS: Final = 4
+STEPS: Final = 10
+STEP_BYTES: Final = 400
+TIMING: Final = Timing(ping_s=3.0, write_s=2.0)
+"""In fast time too: of the pings and of the patience with readers."""
+
 PING_LATE_MAX_S: Final = 1.0
 GROWTH_MAX_BYTES: Final = 5_000_000
 LEAVE_WAIT_S: Final = 10.0
 
 
-# -- the callers: their own process
-
-
-class Follower(asyncio.Protocol):
-    """Reads everything at once, and notes when updates and pings arrive."""
-
-    def __init__(self, name: str, arrivals: dict[int, list[int]], late_s: list[float]) -> None:
-        self._name = name
-        self._arrivals = arrivals
-        self._late_s = late_s
-        self._rest = b""
-        self._ping_s = 0.0
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.Transport", transport).write(asking(self._name))
-
-    def data_received(self, data: bytes) -> None:
-        at_ns = time.time_ns()
-        self._rest += data
-        while (end := self._rest.find(b"\n\n")) >= 0:
-            message, self._rest = self._rest[:end], self._rest[end + 2 :]
-            if b"event: ping" in message:
-                self._note_ping()
-            elif (mark := message.find(MARK)) >= 0 and (sent_ns := int(message[mark + len(MARK) :][:20])):
-                self._arrivals[sent_ns].append(at_ns)
-
-    def _note_ping(self) -> None:
-        now_s = time.monotonic()
-        if self._ping_s:
-            self._late_s.append(abs(now_s - self._ping_s - PING_S))
-        self._ping_s = now_s
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-def asking(name: str) -> bytes:
-    return f"GET /api/events/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-
-
-async def stall(port: int, name: str, _: random.Random) -> None:
-    """Never reads."""
-    _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-    writer.write(asking(name))
-    try:
-        await asyncio.sleep(4)
-    finally:
-        writer.transport.abort()
-
-
-async def read_slowly(port: int, name: str, _: random.Random) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-    writer.write(asking(name))
-    try:
-        while await reader.read(512):  # noqa: ASYNC110 - to be slow is what is wanted
-            await asyncio.sleep(0.05)
-    finally:
-        writer.transport.abort()
-
-
-async def close_half(port: int, name: str, _: random.Random) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(asking(name))
-    try:
-        await reader.read(512)
-        writer.write_eof()
-        while await reader.read(65536):
-            pass
-    finally:
-        writer.transport.abort()
-
-
-async def vanish(port: int, name: str, chance: random.Random) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(asking(name))
-    try:
-        async with asyncio.timeout(chance.random()):
-            while await reader.read(65536):
-                pass
-    except TimeoutError:
-        pass
-    finally:
-        writer.transport.abort()
-
-
-Abuse = Callable[[int, str, random.Random], Coroutine[Any, Any, None]]
-ABUSES: Final[tuple[Abuse, ...]] = (stall, stall, read_slowly, read_slowly, close_half, close_half, *[vanish] * 4)
-
-
-async def again_and_again(abuse: Abuse, port: int, name: str, seed: int) -> None:
-    chance = random.Random(f"{abuse.__name__}:{name}:{seed}")
-    while True:
-        with suppress(ConnectionError):
-            await abuse(port, name, chance)
-        await asyncio.sleep(0.05)
-
-
-async def call(port: int) -> None:
-    """The calling process: until standard input ends, then everybody leaves. Prints what arrived when."""
-    arrivals: dict[int, list[int]] = defaultdict(list)
-    late_s: list[float] = []
-    loop = asyncio.get_running_loop()
-    followers = [Follower(name, arrivals, late_s) for name in STREAMS for _ in range(GOOD)]
-    transports = []
-    for follower in followers:
-        transport, _ = await loop.create_connection(lambda follower=follower: follower, "127.0.0.1", port)  # type: ignore[misc]
-        transports.append(transport)
-    abusers = [
-        asyncio.create_task(again_and_again(abuse, port, name, seed))
-        for name in STREAMS
-        for seed, abuse in enumerate(ABUSES)
-    ]
-    await asyncio.to_thread(sys.stdin.read)
-    lost = sum(follower.ended.done() for follower in followers)
-    for task in abusers:
-        task.cancel()
-    await asyncio.wait(abusers)
-    for transport in transports:
-        transport.abort()
-    last_ms = [(max(times) - sent_ns) / 1e6 for sent_ns, times in sorted(arrivals.items())]
-    print(json.dumps({"last_ms": last_ms, "late_s": late_s, "lost": lost}))
-
-
-# -- the server
-
-
 class LoadedService(Service):
-    """The service of the fan-out benchmark with pings that a short run sees."""
+    """The service of the fan-out benchmark, in fast time and with the events of many workflows."""
 
-    async def start(self) -> int:
-        app = web.Application()
-        streams.setup(app, self.hubs, Timing(ping_s=PING_S, write_s=2.0))
-        self.runner = web.AppRunner(app)
-        await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
-        await self.hubs.start()
-        return int(self.runner.addresses[0][1])
+    def __init__(self) -> None:
+        super().__init__(TIMING)
 
-    @property
-    def connections(self) -> int:
-        assert self.runner.server is not None
-        return len(self.runner.server.connections)
+    def publish(self) -> int:
+        for step in range(STEPS):
+            details = {"modelId": f"model-{step}", "step": step, "rest": "x" * STEP_BYTES}
+            self.events.publish(WorkflowProgress("workflow:step", datetime.now(UTC), details))
+        return super().publish()
 
 
-async def measure(rounds: int) -> dict[str, Any]:
-    service = LoadedService()
-    port = await service.start()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.stream_load", "--call", str(port)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[1],
-        limit=2**26,
-    )
+@dataclass
+class Sittings:
+    """What was seen of one server."""
+
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    peak_subscribers: int = 0
+    peak_bytes: int = 0
+    busy_s: float = 0.0
+    lasted_s: float = 0.0
+    left: int = 0
+
+    async def sit(self, server: Service | Bare, port: int, rounds: int) -> None:
+        """So many rounds with all callers; then they leave."""
+        readers = await followed(server, port, GOOD, TIMING.ping_s)
+        abusers = await start_caller("benchmarks.abuse", str(port))
+        await asyncio.sleep(1)  # they have come
+        marks_ns = await self._publish(server, rounds)
+        self.arrivals.add(await readers.finish(marks_ns))
+        await abusers.communicate(b"")
+        self.left += await left(server)
+
+    async def _publish(self, server: Service | Bare, rounds: int) -> list[int]:
+        loop = asyncio.get_running_loop()
+        began_s, began_busy_s = loop.time(), time.process_time()
+        marks_ns = []
+        for number in range(1, rounds + 1):
+            marks_ns.append(server.publish())
+            await asyncio.sleep(max(0.0, began_s + number * ROUND_S - loop.time()))
+            self.peak_subscribers = max(self.peak_subscribers, server.connected())
+            self.peak_bytes = max(self.peak_bytes, resident_bytes())
+        self.lasted_s += loop.time() - began_s
+        self.busy_s += time.process_time() - began_busy_s
+        return marks_ns
+
+
+async def left(server: Service | Bare) -> int:
+    """Subscribers and connections that stay when nobody is there."""
     loop = asyncio.get_running_loop()
-    while service.connected() < GOOD * len(STREAMS):  # noqa: ASYNC110 - another process is watched
+    until_s = loop.time() + LEAVE_WAIT_S
+    while (present := server.present()) and loop.time() < until_s:  # noqa: ASYNC110 - a count has no event
         await asyncio.sleep(0.05)
-    warm_rounds = max(20, rounds // 6)
-    grown_from = peak = 0
-    due_s = loop.time()
-    for number in range(warm_rounds + rounds):
-        if number == warm_rounds:
-            grown_from = resident_bytes()
-        service.publish()
-        due_s += ROUND_S
-        await asyncio.sleep(max(0.0, due_s - loop.time()))
-        peak = max(peak, service.connected())
-    grown = resident_bytes() - grown_from
-    async with asyncio.timeout(60):
-        out, _ = await process.communicate(b"")
-    left_s = loop.time()
-    while (service.connected() or service.connections) and loop.time() - left_s < LEAVE_WAIT_S:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    result: dict[str, Any] = json.loads(out)
-    result |= {"grown": grown, "peak": peak, "left": service.connected() + service.connections}
+    return present
+
+
+async def measure(rounds: int, *, is_shared: bool) -> int:
+    service, reference = LoadedService(), Bare()
+    port, reference_port = await service.start(), await reference.start()
+    warm, measured, bare = Sittings(), Sittings(), Sittings()
+    await warm.sit(service, port, max(60, rounds // 6))
+    await bare.sit(reference, reference_port, max(10, rounds // 30))
+    for _ in range(SITTINGS):
+        await measured.sit(service, port, rounds // SITTINGS)
+        await bare.sit(reference, reference_port, max(10, rounds // 30))
+    dropped = {name: hub.dropped for name, hub in service.hubs.all.items()}
     await service.stop()
-    return result
+    await reference.stop()
+    return told(warm, measured, bare, dropped, is_shared=is_shared)
+
+
+def told(warm: Sittings, measured: Sittings, bare: Sittings, dropped: dict[str, int], *, is_shared: bool) -> int:
+    arrivals = measured.arrivals
+    print(
+        f"{len(STREAMS)} streams × {GOOD} well-behaved subscribers; with the others at most {measured.peak_subscribers}"
+    )
+    print(f"readers cut off because they could not keep up: {dropped}")
+    for name, sittings in (("service", measured), ("reference", bare)):
+        print(f"{sittings.arrivals.told(name)}   core busy {sittings.busy_s / sittings.lasted_s:.0%}")
+    print(f"service / reference, p99: {arrivals.last_ms_at(0.99) / bare.arrivals.last_ms_at(0.99):.2f}")
+    print(f"updates of which some subscriber got only the next: {arrivals.superseded}")
+    grown = measured.peak_bytes - warm.peak_bytes
+    left = warm.left + measured.left
+    p99_ms = arrivals.last_ms_at(0.99)
+    bars = [
+        (f"last socket p99 {p99_ms:.1f} ms", f"< {P99_MAX_MS:g} ms", is_shared or p99_ms < P99_MAX_MS),
+        (f"{arrivals.missing} updates missing", "0", not arrivals.missing),
+        (f"{arrivals.lost} well-behaved subscribers lost", "0", not arrivals.lost),
+        (
+            f"{arrivals.pings} pings, at most {arrivals.pings_late_s:.2f} s beside their time",
+            f"< {PING_LATE_MAX_S:g} s",
+            arrivals.pings > 0 and arrivals.pings_late_s < PING_LATE_MAX_S,
+        ),
+        (f"memory growth {grown / 1e6:.1f} MB", f"< {GROWTH_MAX_BYTES / 1e6:g} MB", grown < GROWTH_MAX_BYTES),
+        (f"{left} subscribers and connections left", "0", not left),
+    ]
+    for what, goal, is_met in bars:
+        print(f"{what} (goal {goal}): {'met' if is_met else 'MISSED'}")
+    return 0 if all(is_met for *_, is_met in bars) else 1
 
 
 def main() -> int:
@@ -224,30 +155,13 @@ def main() -> int:
     parser.add_argument(
         "--shared", action="store_true", help="others use this machine: the time of updates is only told"
     )
-    parser.add_argument("--call", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.call:
-        asyncio.run(call(options.call))
-        return 0
-    result = asyncio.run(measure(round(options.minutes * 60)))
-    last_ms = sorted(result["last_ms"])
-    p99_ms = last_ms[int(len(last_ms) * 0.99)]
-    late_s = max(result["late_s"], default=float("inf"))
-    print(f"{len(last_ms)} updates, at most {result['peak']} subscribers, {result['lost']} well-behaved ones lost")
-    print(f"last socket p50 {last_ms[len(last_ms) // 2]:.1f} ms   p99 {p99_ms:.1f} ms   max {last_ms[-1]:.1f} ms")
-    print(f"{len(result['late_s'])} pings, at most {late_s:.2f} s beside their time")
-    print(
-        f"memory growth after warm-up {result['grown'] / 1e6:.1f} MB; {result['left']} subscribers and connections left"
-    )
-    met = {
-        "updates in time": options.shared or p99_ms < P99_MAX_MS,
-        "pings in time": late_s < PING_LATE_MAX_S,
-        "memory flat": result["grown"] < GROWTH_MAX_BYTES,
-        "nobody lost": not result["lost"],
-        "nothing left": not result["left"],
-    }
-    print("; ".join(f"{name}: {'met' if holds else 'MISSED'}" for name, holds in met.items()))
-    return 0 if all(met.values()) else 1
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        configure_logs("info", "json")  # a line per request, as a service writes them
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(warnings)
+    return run(measure(round(options.minutes * 60), is_shared=options.shared))
 
 
 if __name__ == "__main__":
