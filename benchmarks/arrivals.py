@@ -17,7 +17,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -118,32 +119,28 @@ def resident_bytes() -> int:
 class Follower:
     """One subscriber: notes when each marked frame and each ping had arrived whole in its socket."""
 
-    def __init__(self, name: str, port: int) -> None:
+    def __init__(self, name: str) -> None:
         self.frames: list[tuple[int, int]] = []  # mark and arrival, in nanoseconds
         self.pings_ns: list[int] = []
         self.began_ns = 0
         self.has_ended = False
-        self._keeps_newest_only = name != "workflow"
+        self._gets_states = name != "workflow"
         self._rest = b""
-        self.socket = socket.create_connection(("127.0.0.1", port))
-        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self.socket.sendall(f"GET /api/events/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
-    def receive(self) -> None:
+    def receive(self, sock: socket.socket) -> None:
         """Take what has arrived."""
         try:
-            data, ancillary, _, _ = self.socket.recvmsg(2**18, 64)
+            data, ancillary, _, _ = sock.recvmsg(2**18, 64)
         except ConnectionError:
-            data, ancillary = b"", []
+            data = b""
+        if data:
+            [(_, _, noted)] = ancillary
+            seconds, nanoseconds = struct.unpack("qq", noted)
+            self.note(data, seconds * 10**9 + nanoseconds)
         self.has_ended = not data
-        at_ns = time.time_ns()  # the kernel begins to note times only a moment after it was first asked to
-        for _, kind, content in ancillary:
-            if kind == SO_TIMESTAMPNS:
-                seconds, nanoseconds = struct.unpack("qq", content)
-                at_ns = seconds * 10**9 + nanoseconds
-        self._note(data, at_ns)
 
-    def _note(self, data: bytes, at_ns: int) -> None:
+    def note(self, data: bytes, at_ns: int) -> None:
+        """These bytes arrived then."""
         self.began_ns = self.began_ns or at_ns
         *frames, self._rest = (self._rest + data).split(b"\n\n")
         for frame in frames:
@@ -159,11 +156,15 @@ class Follower:
         for mark_ns in marks_ns:
             while found_ns < mark_ns:
                 found_ns, at_ns = next(frames, (NEVER_NS, NEVER_NS))
-            is_newer = found_ns > mark_ns
-            yield (NEVER_NS if is_newer and not self._keeps_newest_only else at_ns), is_newer
+            if found_ns == mark_ns:
+                yield at_ns, False
+            elif self._gets_states and found_ns != NEVER_NS:
+                yield at_ns, True
+            else:
+                yield NEVER_NS, False
 
     def pings_late_s(self, ping_s: float, end_ns: int) -> float:
-        """How far beside its time a ping was at most, counted from the first frame on."""
+        """How far beside its time a ping was at most, counted from the first bytes on."""
         late_s, number = 0.0, 0
         while (due_ns := self.began_ns + (number + 1) * ping_s * 1e9) < end_ns or number < len(self.pings_ns):
             at_ns = self.pings_ns[number] if number < len(self.pings_ns) else end_ns
@@ -172,13 +173,30 @@ class Follower:
         return late_s
 
 
+def subscribed(name: str, port: int) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    sock.sendall(f"GET /api/events/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return sock
+
+
+@contextmanager
+def noting() -> Iterator[None]:
+    """The kernel begins to note times a moment after the first socket of the machine has asked for them."""
+    with socket.socket() as first:
+        first.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        time.sleep(0.1)
+        yield
+
+
 def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
     """Subscribe to every stream, and read until standard input tells what was published."""
-    followers = [Follower(name, port) for name in STREAMS for _ in range(subscribers)]
+    followers = []
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
-        for follower in followers:
-            selector.register(follower.socket, selectors.EVENT_READ, follower)
+        for name in STREAMS * subscribers:
+            followers.append(Follower(name))
+            selector.register(subscribed(name, port), selectors.EVENT_READ, followers[-1])
         marks_ns: list[int] | None = None
         while (ready := selector.select(None if marks_ns is None else 0)) or marks_ns is None:
             for key, _ in ready:
@@ -186,15 +204,15 @@ def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
                     marks_ns = msgspec.json.decode(sys.stdin.buffer.read(), type=list[int])
                     selector.unregister(sys.stdin)
                     continue
-                key.data.receive()
+                key.data.receive(key.fileobj)
                 if key.data.has_ended:
                     selector.unregister(key.fileobj)
-    return judged(followers, marks_ns, ping_s)
+    return judged(followers, marks_ns, ping_s, time.time_ns())
 
 
-def judged(followers: Sequence[Follower], marks_ns: Sequence[int], ping_s: float) -> Arrivals:
+def judged(followers: Sequence[Follower], marks_ns: Sequence[int], ping_s: float, end_ns: int) -> Arrivals:
+    """What they got of what was published until `end_ns`."""
     result = Arrivals()
-    end_ns = time.time_ns()
     for follower in followers:
         result.pings += len(follower.pings_ns)
         result.pings_late_s = max(result.pings_late_s, follower.pings_late_s(ping_s, end_ns))
@@ -213,5 +231,6 @@ def judged(followers: Sequence[Follower], marks_ns: Sequence[int], ping_s: float
 
 if __name__ == "__main__":
     leave_server_core()
-    arrivals = read(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    with noting():
+        arrivals = read(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
     sys.stdout.buffer.write(msgspec.json.encode(arrivals))

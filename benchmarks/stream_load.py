@@ -59,6 +59,12 @@ class LoadedService(Service):
             self.events.publish(WorkflowProgress("workflow:step", datetime.now(UTC), details))
         return super().publish()
 
+    def came(self) -> int:
+        return sum(sum(latencies.counts) for latencies in self.requests.latencies.values())
+
+    def cut_off(self) -> int:
+        return sum(hub.dropped for hub in self.hubs.all.values())
+
 
 @dataclass
 class Sittings:
@@ -113,18 +119,17 @@ async def measure(rounds: int, *, is_shared: bool) -> int:
     for _ in range(SITTINGS):
         await measured.sit(service, port, rounds // SITTINGS)
         await bare.sit(reference, reference_port, max(10, rounds // 30))
-    dropped = {name: hub.dropped for name, hub in service.hubs.all.items()}
     await service.stop()
     await reference.stop()
-    return told(warm, measured, bare, dropped, is_shared=is_shared)
+    return told(service, warm, measured, bare, is_shared=is_shared)
 
 
-def told(warm: Sittings, measured: Sittings, bare: Sittings, dropped: dict[str, int], *, is_shared: bool) -> int:
+def told(service: LoadedService, warm: Sittings, measured: Sittings, bare: Sittings, *, is_shared: bool) -> int:
     arrivals = measured.arrivals
     print(
-        f"{len(STREAMS)} streams × {GOOD} well-behaved subscribers; with the others at most {measured.peak_subscribers}"
+        f"{len(STREAMS)} streams × {GOOD} well-behaved callers; at most {measured.peak_subscribers} subscribers in all"
     )
-    print(f"readers cut off because they could not keep up: {dropped}")
+    print(f"{service.came()} callers came; of those who could not keep up {service.cut_off()} were cut off")
     for name, sittings in (("service", measured), ("reference", bare)):
         print(f"{sittings.arrivals.told(name)}   core busy {sittings.busy_s / sittings.lasted_s:.0%}")
     print(f"service / reference, p99: {arrivals.last_ms_at(0.99) / bare.arrivals.last_ms_at(0.99):.2f}")

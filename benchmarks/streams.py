@@ -11,10 +11,12 @@ server's memory over the run.
 """
 
 import asyncio
+import gc
 import sys
 import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -23,7 +25,7 @@ from benchmarks.arrivals import STREAMS, Arrivals, Readers, pin_server, resident
 from trader.__main__ import loop_factory
 from trader.api import streams
 from trader.api.broadcast import frame
-from trader.api.connections import Limits, Runner, Server
+from trader.api.connections import WAITING_MAX, Limits, Runner, Server
 from trader.api.requests import REQUESTS, RequestLog
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
@@ -46,6 +48,7 @@ class Service:
     def __init__(self, timing: Timing | None = None) -> None:
         self._timing = timing or Timing()
         self._sent_ns = 0
+        self.requests = RequestLog()
         self.events = EventBus()
         self.hubs = Hubs(dict.fromkeys(STREAMS[:4], self._load), self.events, SystemClock())
 
@@ -55,11 +58,11 @@ class Service:
     async def start(self) -> int:
         """The port that it listens on."""
         app = web.Application()
-        app[REQUESTS] = RequestLog()
+        app[REQUESTS] = self.requests
         streams.setup(app, self.hubs, self._timing)
         self._runner = Runner(app, Limits(), access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=WAITING_MAX).start()
         await self.hubs.start()
         return int(self._runner.addresses[0][1])
 
@@ -117,7 +120,8 @@ class Bare:
 
     async def start(self) -> int:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: BareProtocol(self._connected), "127.0.0.1", 0)
+        make = partial(BareProtocol, self._connected)
+        self._server = await loop.create_server(make, "127.0.0.1", 0, backlog=WAITING_MAX)
         return int(self._server.sockets[0].getsockname()[1])
 
     def publish(self) -> int:
@@ -165,6 +169,8 @@ async def measure(server: Service | Bare, rounds: int) -> Arrivals:
 def run(main: Coroutine[Any, Any, int]) -> int:
     """On the loop and on the core of a service that is measured."""
     pin_server()
+    gc.collect()
+    gc.freeze()  # as the service does when it has started
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(main)
 

@@ -284,7 +284,7 @@ async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -
     runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_REQUESTS_END_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, settings.port)
+    site = web.TCPSite(runner, settings.host, settings.port, backlog=connections.WAITING_MAX)
     await site.start()
     addresses = runner.addresses
     if not addresses:

@@ -236,6 +236,36 @@ async def test_events_between_two_loads_share_the_next() -> None:
         assert 2 <= source.loads <= elapsed_s / 0.05 + 2
 
 
+async def test_newcomers_do_not_hold_up_what_everyone_gets() -> None:
+    source = Source()
+    async with running(source, spacing_s=3600) as hub:
+        subscriber = hub.subscribe()
+        assert await taken(subscriber) == b"data: 0\n\n"
+        source.state = 1
+        hub.changed()
+        assert await taken(subscriber) == b"data: 1\n\n"
+        newcomer = hub.subscribe()
+        hub.changed()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (source.loads, subscriber.take(), newcomer.take()) == (2, b"", b"")
+
+
+async def test_loads_stay_few_however_many_come_and_whatever_happens() -> None:
+    source = Source()
+    loop = asyncio.get_running_loop()
+    async with running(source, spacing_s=0.05) as hub:
+        began_s = loop.time()
+        while (elapsed_s := loop.time() - began_s) < 0.4:
+            newcomers = [hub.subscribe() for _ in range(5)]
+            hub.changed()
+            await asyncio.sleep(0)
+            for newcomer in newcomers:
+                hub.unsubscribe(newcomer)
+        assert 2 <= source.loads <= 2 * (elapsed_s / 0.05 + 1)
+        assert await taken(hub.subscribe()) == b"data: 0\n\n"
+
+
 async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

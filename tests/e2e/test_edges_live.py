@@ -2,7 +2,10 @@
 
 import asyncio
 import io
+import signal
+import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +244,24 @@ async def test_the_token_guards_what_changes_something(tmp_path: Path, dsn: str)
         assert (await post("trading.getPositions", b"{}", None))[0] == 200
         assert await service.stop() == 0
         assert TOKEN.encode() not in b"".join(service.log)
+
+
+async def test_nobody_is_turned_away_when_all_come_at_once(tmp_path: Path, dsn: str) -> None:
+    """As after a restart: a caller for whom there is no room to wait would try again after a second."""
+    async with serving(tmp_path, DATABASE_URL=dsn) as service:
+        url = URL(service.url)
+        service.process.send_signal(signal.SIGSTOP)  # it accepts nobody meanwhile
+        try:
+            with ExitStack() as stack:
+                callers = []
+                for _ in range(500):
+                    caller = socket.create_connection((str(url.host), url.port or 0), timeout=0.5)
+                    callers.append(stack.enter_context(caller))
+                service.process.send_signal(signal.SIGCONT)
+                for caller in callers:
+                    caller.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                for caller in callers:
+                    caller.settimeout(10)
+                    assert caller.recv(65536).startswith(b"HTTP/1.1 ")
+        finally:
+            service.process.send_signal(signal.SIGCONT)

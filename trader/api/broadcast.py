@@ -10,7 +10,9 @@ that is most of them most of the time, and the time a message takes to the last 
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from trader.errors import TraderError, Unavailable
 
@@ -28,7 +30,8 @@ RETRY_S = 1.0
 """After this a state that could not be loaded is tried again, if an event asked for it."""
 
 SPACING_S = 0.1
-"""Loads of one stream start at least this far apart; events between them share the next one."""
+"""Loads for everyone are at least this far apart, and events between them share the next one; a load for newcomers
+alone is this far from any before. So those who come and go all the time do not hold up what everyone gets."""
 
 Load = Callable[[], Awaitable[bytes]]
 
@@ -132,8 +135,12 @@ class Broadcaster:
         """Send a message to every subscriber; those who cannot keep up are dropped."""
         slow = [subscriber for subscriber in self._subscribers if not subscriber.offer(message)]
         for subscriber in slow:
-            self.dropped += 1
-            subscriber.end()
+            self.drop(subscriber)
+
+    def drop(self, subscriber: Subscriber) -> None:
+        """End a subscriber that cannot keep up."""
+        self.dropped += 1
+        subscriber.end()
 
     async def start(self) -> None:
         """Ready to serve."""
@@ -189,8 +196,8 @@ class StateBroadcaster(Broadcaster):
     """Tells what is: loads the state for newcomers and after every event that may have changed it.
 
     One long-lived task does all loading. Nothing is loaded while nobody listens; all that asked before a load began
-    share it. A load that fails is logged and ends the newcomers that waited for it. One that failed because something
-    is unavailable is tried again soon, any other on the next event.
+    share it, newcomers that for everyone. A load that fails is logged and ends the newcomers that waited for it. One
+    that failed because something is unavailable is tried again soon, any other on the next event.
     """
 
     def __init__(self, name: str, load: Load, *, capacity: int = CAPACITY, spacing_s: float = SPACING_S) -> None:
@@ -200,6 +207,7 @@ class StateBroadcaster(Broadcaster):
         self._wanted = asyncio.Event()
         self._changed = False
         self._newcomers: dict[Subscriber, None] = {}
+        self._everyone_due_s = self._newcomers_due_s = 0.0  # of the event loop's time: when each may be loaded for
         self._task: asyncio.Task[None] | None = None
         self.loads = 0
         self.failures = 0
@@ -230,18 +238,35 @@ class StateBroadcaster(Broadcaster):
             await asyncio.wait({self._task}, timeout=1)
 
     async def _refresh_forever(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
+            everyone = await self._due()
             newcomers, self._newcomers = self._newcomers, {}
-            everyone, self._changed = self._changed, False
-            if newcomers or (everyone and self._subscribers):
-                state = await self._loaded()
-                self._hand_out(state, newcomers, everyone)
-                again = everyone and isinstance(state, TraderError)
-                await asyncio.sleep(RETRY_S if again else self._spacing_s)
-                if again:
+            if everyone:
+                self._changed = False
+            state = await self._loaded()
+            self._hand_out(state, newcomers, everyone)
+            self._newcomers_due_s = loop.time() + self._spacing_s
+            if everyone:
+                self._everyone_due_s = self._newcomers_due_s
+                if isinstance(state, TraderError):
+                    self._everyone_due_s = self._newcomers_due_s = loop.time() + RETRY_S
                     self.changed()
+
+    async def _due(self) -> bool:
+        """Until there is somebody to load for, and it is time to; whether that is everyone."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wanted.clear()
+            self._changed = self._changed and bool(self._subscribers)
+            everyone_s = self._everyone_due_s if self._changed else math.inf
+            newcomers_s = self._newcomers_due_s if self._newcomers else math.inf
+            due_s, now_s = min(everyone_s, newcomers_s), loop.time()
+            if due_s <= now_s:
+                return everyone_s <= now_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(None if due_s == math.inf else due_s):
+                    await self._wanted.wait()
 
     def _hand_out(self, state: bytes | BaseException, newcomers: dict[Subscriber, None], everyone: bool) -> None:
         if isinstance(state, BaseException):

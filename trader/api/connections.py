@@ -22,6 +22,10 @@ from trader.settings import Settings
 
 log = logging.getLogger(__name__)
 
+WAITING_MAX: Final = 1024
+"""How many connections may wait to be accepted, as far as the system allows; a caller beyond it tries again after a
+second. After a restart every subscriber of every stream comes back at once."""
+
 _OTHER_FILES: Final = 256
 """What the process has open beside connections: the database, the venue, providers, the log."""
 

@@ -157,14 +157,16 @@ def _handler(hub: Broadcaster, timing: Timing) -> Handler:
                     )
                 return _refusal(subscriber.error or Unavailable("The stream has ended"))
             log.info("stream %s opened (request %s)", hub.name, request.get(REQUEST_ID))
-            return await _serve(request, subscriber, first, timing)
+            return await _serve(request, hub, subscriber, first, timing)
         finally:
             hub.unsubscribe(subscriber)
 
     return stream
 
 
-async def _serve(request: web.Request, subscriber: Subscriber, first: bytes, timing: Timing) -> web.StreamResponse:
+async def _serve(
+    request: web.Request, hub: Broadcaster, subscriber: Subscriber, first: bytes, timing: Timing
+) -> web.StreamResponse:
     """Write to one client until it goes, is cut off, or the stream ends."""
     response = web.StreamResponse(headers=HEADERS)
     if request.version >= HttpVersion11:
@@ -179,13 +181,17 @@ async def _serve(request: web.Request, subscriber: Subscriber, first: bytes, tim
         alive = await writer.begin(first)
         while alive and not subscriber.ended and _is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
-            message = subscriber.take()
+            if not (alive := await writer.caught_up()):
+                break
+            message = subscriber.take()  # only now: what came while the reader was waited for has replaced it
             if (now := loop.time()) >= ping_at:
                 message += PING
                 ping_at += timing.ping_s
                 if ping_at <= now:  # a reader was waited for so long that pings were missed: they are not made up for
                     ping_at = now + timing.ping_s
-            alive = await writer.write(message)
+            writer.put(message)
+        if not alive and not subscriber.ended:
+            hub.drop(subscriber)
         await writer.finish()
     return response
 
@@ -194,8 +200,8 @@ class _Writer:
     """Writes to one response and waits for its reader, within a bound and breakable by the subscriber's end.
 
     A message goes to the transport in one piece and without a pause, be it from the handler or pushed by the
-    broadcaster, so the two never mix. Nothing is pushed while the reader is behind: what is kept for it is at most
-    the transport's limit and one message, and one message (or the backlog) in the subscriber.
+    broadcaster, so the two never mix. Nothing is pushed while the reader is behind: what is kept for it beside the
+    kernel's buffer is at most one message in the transport, and one message (or the backlog) in the subscriber.
     """
 
     def __init__(
@@ -214,15 +220,19 @@ class _Writer:
 
     async def begin(self, message: bytes) -> bool:
         """Write the headers and the first message; False when the reader took too long and was cut off."""
-        alive = await self._bounded(self._response.write(message)) and await self._drained()
+        alive = await self._bounded(self._response.write(message)) and await self.caught_up()
         self._subscriber.push = self._push
         return alive
 
-    async def write(self, message: bytes) -> bool:
-        """Write a message, which may be empty, and wait for a reader who is behind; False when it was cut off."""
-        if message:
-            self._put(message)
-        return await self._drained()
+    async def caught_up(self) -> bool:
+        """Wait for a reader who is behind; False when it took too long and was cut off."""
+        return not self._is_behind() or await self._bounded(self._payload.drain())
+
+    def put(self, message: bytes) -> None:
+        """Write a message, which may be empty, for a reader who is not behind."""
+        transport = self._request.transport
+        if message and transport is not None:
+            transport.write(_chunk(message) if self._response.chunked else message)
 
     async def finish(self) -> None:
         """Say that nothing more comes; the framework would wait for a stalled reader without a bound."""
@@ -231,19 +241,11 @@ class _Writer:
     def _push(self, message: bytes) -> bool:
         if self._is_behind() or not _is_connected(self._request):
             return False
-        self._put(message)
+        self.put(message)
         return True
-
-    def _put(self, message: bytes) -> None:
-        transport = self._request.transport
-        if transport is not None:
-            transport.write(_chunk(message) if self._response.chunked else message)
 
     def _is_behind(self) -> bool:
         return self._request.protocol.writing_paused
-
-    async def _drained(self) -> bool:
-        return not self._is_behind() or await self._bounded(self._payload.drain())
 
     async def _bounded(self, wait: Awaitable[None]) -> bool:
         self._subscriber.cut = self._abort
@@ -274,7 +276,12 @@ def _is_connected(request: web.Request) -> bool:
 
 
 def _tune(request: web.Request) -> None:
-    """Let the kernel hold little for the client, and give up early on one that has vanished."""
+    """Let nothing be held for the client but by the kernel, and that little; give up early on one that has vanished.
+
+    With nothing to hold, uvloop writes at once, not at the end of the loop's turn, when others have had theirs.
+    """
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=0)
     sock = request.get_extra_info("socket")
     if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
