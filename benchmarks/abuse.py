@@ -82,7 +82,7 @@ ABUSES: Final[tuple[Abuse, ...]] = (stall, stall, read_slowly, read_slowly, clos
 async def again_and_again(abuse: Abuse, port: int, name: str, seed: int) -> None:
     chance = random.Random(f"{abuse.__name__}:{name}:{seed}")
     while True:
-        with suppress(ConnectionError):
+        with suppress(OSError):
             await abuse(port, name, chance)
         await asyncio.sleep(PAUSE_S)
 
@@ -96,7 +96,9 @@ async def main(port: int) -> None:
     await asyncio.to_thread(sys.stdin.read)
     for task in abusers:
         task.cancel()
-    await asyncio.wait(abusers)
+    for outcome in await asyncio.gather(*abusers, return_exceptions=True):
+        if not isinstance(outcome, asyncio.CancelledError):
+            raise RuntimeError("one of them stopped to misbehave") from outcome
 
 
 if __name__ == "__main__":

@@ -108,6 +108,13 @@ class Readers:
         return msgspec.json.decode(out, type=Arrivals)
 
 
+def stolen_s() -> float:
+    """How long the server's core has been taken by other guests of the host, since the machine was started."""
+    prefix = f"cpu{min(CORES)} "
+    [line] = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(prefix)]
+    return int(line.split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def resident_bytes() -> int:
     """What this process has in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

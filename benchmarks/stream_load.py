@@ -1,14 +1,16 @@
 """The event streams under load and abuse: `python -m benchmarks.stream_load [minutes of simulated time]`.
 
 Five streams with 50 places each. On every stream 40 well-behaved callers follow, and 10 misbehave (`benchmarks.abuse`):
-they read nothing, read slowly, close their half of the connection, or vanish and come again, 50 times a second in all.
-Meanwhile a market is followed in fast time: every 0.15 s is a second of a service at work, and each of these seconds
-publishes a new state of every stream and the events of ten steps of workflows; a real second has one such moment for
-some of the streams. Faster would be to measure a queue: how much of its core the service is busy at this pace is told.
+they read nothing, read slowly, close their half of the connection, or vanish and come again, over a hundred times a
+second in all. Meanwhile a market is followed in fast time: every 0.15 s is a second of a service at work, and brings a
+new state of every stream and the events of ten steps of workflows; few real seconds have half of that. The pace leaves
+the loop free again long before the next update, else a queue would be measured: how much of its core the service is
+busy is told, and how much of that core the host gave to others, which is in every figure.
 
-When an update has arrived is what the kernel says (`benchmarks.arrivals`); every update and every well-behaved
-subscriber counts. After each sitting all callers leave. The reference, in turns with the service, is a bare loop
-that writes the same states to the same callers, well-behaved or not. Exit code 1 when one of these does not hold:
+When an update has arrived is what the kernel says (`benchmarks.arrivals`). After the warm-up every update counts, and
+every well-behaved subscriber; those who misbehave are not followed. After each sitting all callers leave. The
+reference, in turns with the service, is a bare loop that writes the same states to the same callers, well-behaved or
+not. Exit code 1 when one of these does not hold:
 
 - an update reaches the last well-behaved socket within 20 ms at p99 (only told when the machine is said to be shared)
 - every update reaches everybody, and no well-behaved subscriber is cut off
@@ -29,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from benchmarks.arrivals import STREAMS, Arrivals, resident_bytes, start_caller
+from benchmarks.arrivals import STREAMS, Arrivals, resident_bytes, start_caller, stolen_s
 from benchmarks.streams import P99_MAX_MS, ROUND_S, Bare, Service, followed, run
 from trader.api.streams import Timing
 from trader.logs import configure_logs
@@ -37,6 +39,9 @@ from trader.services.events import WorkflowProgress
 
 GOOD: Final = 40
 SITTINGS: Final = 4
+WARM_ROUNDS_MIN: Final = 120
+"""Until every stalled reader has filled what there is for it."""
+
 STEPS: Final = 10
 STEP_BYTES: Final = 400
 TIMING: Final = Timing(ping_s=3.0, write_s=2.0)
@@ -74,6 +79,7 @@ class Sittings:
     peak_subscribers: int = 0
     peak_bytes: int = 0
     busy_s: float = 0.0
+    stolen_s: float = 0.0
     lasted_s: float = 0.0
     left: int = 0
 
@@ -85,11 +91,12 @@ class Sittings:
         marks_ns = await self._publish(server, rounds)
         self.arrivals.add(await readers.finish(marks_ns))
         await abusers.communicate(b"")
+        assert abusers.returncode == 0
         self.left += await left(server)
 
     async def _publish(self, server: Service | Bare, rounds: int) -> list[int]:
         loop = asyncio.get_running_loop()
-        began_s, began_busy_s = loop.time(), time.process_time()
+        began_s, began_busy_s, began_stolen_s = loop.time(), time.process_time(), stolen_s()
         marks_ns = []
         for number in range(1, rounds + 1):
             marks_ns.append(server.publish())
@@ -98,6 +105,7 @@ class Sittings:
             self.peak_bytes = max(self.peak_bytes, resident_bytes())
         self.lasted_s += loop.time() - began_s
         self.busy_s += time.process_time() - began_busy_s
+        self.stolen_s += stolen_s() - began_stolen_s
         return marks_ns
 
 
@@ -114,7 +122,7 @@ async def measure(rounds: int, *, is_shared: bool) -> int:
     service, reference = LoadedService(), Bare()
     port, reference_port = await service.start(), await reference.start()
     warm, measured, bare = Sittings(), Sittings(), Sittings()
-    await warm.sit(service, port, max(60, rounds // 6))
+    await warm.sit(service, port, max(WARM_ROUNDS_MIN, rounds // 6))
     await bare.sit(reference, reference_port, max(10, rounds // 30))
     for _ in range(SITTINGS):
         await measured.sit(service, port, rounds // SITTINGS)
@@ -131,14 +139,15 @@ def told(service: LoadedService, warm: Sittings, measured: Sittings, bare: Sitti
     )
     print(f"{service.came()} callers came; of those who could not keep up {service.cut_off()} were cut off")
     for name, sittings in (("service", measured), ("reference", bare)):
-        print(f"{sittings.arrivals.told(name)}   core busy {sittings.busy_s / sittings.lasted_s:.0%}")
+        busy, stolen = sittings.busy_s / sittings.lasted_s, sittings.stolen_s / sittings.lasted_s
+        print(f"{sittings.arrivals.told(name)}   core busy {busy:.0%}, taken by other guests of the host {stolen:.1%}")
     print(f"service / reference, p99: {arrivals.last_ms_at(0.99) / bare.arrivals.last_ms_at(0.99):.2f}")
     print(f"updates of which some subscriber got only the next: {arrivals.superseded}")
     grown = measured.peak_bytes - warm.peak_bytes
     left = warm.left + measured.left
     p99_ms = arrivals.last_ms_at(0.99)
     bars = [
-        (f"last socket p99 {p99_ms:.1f} ms", f"< {P99_MAX_MS:g} ms", is_shared or p99_ms < P99_MAX_MS),
+        (f"last socket p99 {p99_ms:.1f} ms", f"< {P99_MAX_MS:g} ms", None if is_shared else p99_ms < P99_MAX_MS),
         (f"{arrivals.missing} updates missing", "0", not arrivals.missing),
         (f"{arrivals.lost} well-behaved subscribers lost", "0", not arrivals.lost),
         (
@@ -150,8 +159,8 @@ def told(service: LoadedService, warm: Sittings, measured: Sittings, bare: Sitti
         (f"{left} subscribers and connections left", "0", not left),
     ]
     for what, goal, is_met in bars:
-        print(f"{what} (goal {goal}): {'met' if is_met else 'MISSED'}")
-    return 0 if all(is_met for *_, is_met in bars) else 1
+        print(f"{what} (goal {goal}): {'not judged' if is_met is None else 'met' if is_met else 'MISSED'}")
+    return 1 if any(is_met is False for *_, is_met in bars) else 0
 
 
 def main() -> int:

@@ -276,9 +276,10 @@ def _is_connected(request: web.Request) -> bool:
 
 
 def _tune(request: web.Request) -> None:
-    """Let nothing be held for the client but by the kernel, and that little; give up early on one that has vanished.
+    """Let little be held for the client, and give up early on one that has vanished.
 
-    With nothing to hold, uvloop writes at once, not at the end of the loop's turn, when others have had theirs.
+    Without a buffer of its own the transport holds what the kernel does not take of one message, and a newer state
+    replaces the next.
     """
     if request.transport is not None:
         request.transport.set_write_buffer_limits(high=0)
