@@ -1,6 +1,6 @@
 """The guard: each rule at its edge, and no order beyond the limits whatever is decided."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -114,6 +114,22 @@ def test_leverage_of_the_variant_and_of_the_market() -> None:
 )
 def test_exit_plan_on_its_side(changes: dict[str, Any], rule: str) -> None:
     assert refused(opening(**changes), situation()).rule == rule
+
+
+def test_times_of_any_zone_are_those_of_utc() -> None:
+    zone = timezone(timedelta(hours=5))
+    later = (NOW + timedelta(hours=1, microseconds=1_500)).astimezone(zone)
+    in_utc = NOW + timedelta(hours=1, milliseconds=1)
+    plan = approved(opening(time_exit=later), situation()).exit_plan
+    assert plan is not None
+    assert (plan.time_exit, plan.time_exit.tzinfo if plan.time_exit else None) == (in_utc, UTC)
+    changed = judge_plan(
+        UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", situation(held("BTC", Side.LONG, "0.1"))
+    )
+    assert isinstance(changed, ExitPlan)
+    assert (changed.time_exit, changed.time_exit.tzinfo if changed.time_exit else None) == (in_utc, UTC)
+    passed = refused(opening(time_exit=NOW.astimezone(zone)), situation())
+    assert passed.reason == "The timeExit 2025-01-02T12:00:00.000Z is not in the future."
 
 
 def test_stop_is_mandatory_in_the_tool_itself() -> None:
@@ -321,6 +337,14 @@ def test_bad_arguments_are_told(arguments: str) -> None:
     answer = decode(ToolRequest("1", "closePosition", arguments))
     assert isinstance(answer, BadCall)
     assert answer.error
+
+
+@pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_a_time_without_a_date_in_utc_is_told(moment: str) -> None:
+    arguments = msgspec.json.decode(msgspec.json.encode(opening())) | {"timeExit": moment}
+    answer = decode(ToolRequest("1", "createPosition", msgspec.json.encode(arguments).decode()))
+    assert isinstance(answer, BadCall)
+    assert "`timeExit` must lie within the years 1 to 9999" in answer.error
 
 
 def test_nul_characters_never_reach_a_decision() -> None:

@@ -143,6 +143,16 @@ async def test_exit_plan_is_moved(floor: Floor) -> None:
     assert (plan.stop, plan.target) == (Decimal(93_000), Decimal(99_000))
 
 
+async def test_no_time_of_a_model_makes_its_account_unreadable(floor: Floor) -> None:
+    """PostgreSQL holds years that Python does not: such a row could not be read at the next start."""
+    record = await run_one(floor, calling(opening(timeExit="9999-12-31T23:59:59-14:00")), hold("well"))
+    assert [call.status for call in record.tool_calls] == ["failed", "ok"]
+    assert record.invocation.status == "completed"
+    await floor.exchange.resign()
+    await floor.exchange.lead()
+    assert not floor.exchange.account("ada").positions
+
+
 async def test_guard_refuses_and_the_model_sees_why(floor: Floor) -> None:
     record = await run_one(floor, calling(opening(leverage=11)), hold("well"))
     assert not floor.exchange.account("ada").positions

@@ -6,13 +6,14 @@ words and figures, for the record and for the model.
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 
+from trader.clock import cut_to_ms, iso
 from trader.domain.account import Account, Marks, equity
 from trader.domain.market import STALE_AFTER
 from trader.domain.money import ONE, ZERO, divide, from_number, text
@@ -109,7 +110,7 @@ def judge_opening(decision: CreatePosition, symbol: str, situation: Situation, l
         target=_decimal(decision.target),
         invalidation=decision.invalidation,
         invalidation_price=_decimal(decision.invalidation_price),
-        time_exit=decision.time_exit,
+        time_exit=_utc(decision.time_exit),
     )
     refusal = (
         _no_fresh_price(symbol, situation)
@@ -152,7 +153,7 @@ def judge_plan(decision: UpdateExitPlan, symbol: str, situation: Situation) -> E
         target=_decimal(decision.target),
         invalidation=decision.invalidation,
         invalidation_price=_decimal(decision.invalidation_price),
-        time_exit=decision.time_exit,
+        time_exit=_utc(decision.time_exit),
     )
     refusal = check_plan(changes, held.side, situation.marks[symbol], situation.now)
     if refusal is not None:
@@ -175,7 +176,7 @@ def check_plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refu
         if price is not None and (price >= mark if where == "below" else price <= mark):
             return Refusal(name, f"The {name} {text(price)} of a {side} must be {where} the mark {text(mark)}.")
     if plan.time_exit is not None and plan.time_exit <= now:
-        return Refusal("timeExit", f"The timeExit {plan.time_exit:%Y-%m-%dT%H:%M:%SZ} is not in the future.")
+        return Refusal("timeExit", f"The timeExit {iso(plan.time_exit)} is not in the future.")
     return None
 
 
@@ -253,6 +254,11 @@ def _notional(decision: CreatePosition, symbol: str, situation: Situation, limit
 def _no_position(symbol: str, situation: Situation) -> Refusal:
     held = ", ".join(situation.account.positions) or "none"
     return Refusal("no position", f"You hold no position in {symbol}. Positions held: {held}.")
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    """A model may give a time of any zone; in the books all are of one."""
+    return None if moment is None else cut_to_ms(moment.astimezone(UTC))
 
 
 def _decimal(value: float | None) -> Decimal | None:

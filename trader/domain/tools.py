@@ -6,7 +6,7 @@ required, optional ones nullable). Numbers are JSON numbers; `domain.money.from_
 
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import msgspec
@@ -21,13 +21,26 @@ Price = Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Arguments of a tool call. Refuses numbers that are not finite, which JSON cannot hold but Python can."""
+    """Arguments of a tool call.
+
+    Refuses numbers that are not finite, which JSON cannot hold but Python can, and times that have no date in UTC,
+    which a database can hold but Python cannot.
+    """
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
+        for field, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"`{name}` must be a finite number")
+            if isinstance(value, datetime):
+                _refuse_no_date(name, value)
+
+
+def _refuse_no_date(name: str, moment: datetime) -> None:
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"`{name}` must lie within the years 1 to 9999 in UTC") from None
 
 
 class CreatePosition(Tool, frozen=True, kw_only=True):
