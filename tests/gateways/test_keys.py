@@ -39,6 +39,36 @@ def test_no_key_is_left(said: str) -> None:
     assert "***" in found
 
 
+def test_a_burst_of_rate_limits_is_one_rest() -> None:
+    now = 0.0
+    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+    key = keys.take()
+    assert key is not None
+    for _ in range(8):  # as many runs ask at once
+        keys.rest(key, None)
+    assert keys.usage.key_rests == 1
+    now = 29.9
+    assert keys.take() is None
+    now = 30.0
+    assert keys.take() is key
+    keys.rest(key, None)
+    now = 89.9
+    assert keys.take() is None, "the next one in a row is twice as long"
+    now = 90.0
+    assert keys.take() is key
+
+
+def test_a_rest_can_be_asked_to_last_longer() -> None:
+    now = 0.0
+    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+    key = keys.take()
+    assert key is not None
+    keys.rest(key, 10)
+    keys.rest(key, 20)
+    now = 19.9
+    assert keys.take() is None
+
+
 def test_words_that_are_no_secrets_stay() -> None:
     said = b'{"index": 1, "model": "ollama", "text": "x\\n"}'
     assert ring("1", "ollama", "x").scrub(said) == said

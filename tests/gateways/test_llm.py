@@ -84,7 +84,7 @@ class FakeServer:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         self.keys.append(key)
-        self.bodies.append(orjson.loads(await request.read()))
+        self.bodies.append(msgspec.json.decode(await request.read()))  # numbers of any size
         if key in self.by_key:
             return await self.by_key[key](request)
         reply = self.script.pop(0) if len(self.script) > 1 else self.script[0]
@@ -231,6 +231,17 @@ async def test_retry_after_forms(
         await client_of(KEYS[0]).answer(TURN)
 
 
+async def test_a_rest_of_no_time_is_not_used_up_at_once(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    server = fake[0]
+    server.script = [answering(429, Retry_After="0")]
+    client = client_of(KEYS[0], KEYS[1])
+    for calls in (2, 4):
+        async with asyncio.timeout(5):
+            with pytest.raises(ProviderError, match="every key of fake rests"):
+                await client.answer(TURN)
+        assert len(server.keys) == calls, "each key is asked once for an answer"
+
+
 async def test_refused_keys_are_out_until_restart(
     fake: tuple[FakeServer, str], client_of: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,6 +324,7 @@ def raw_answer(body: bytes, content_type: str = "application/json") -> Reply:
         (raw_answer(b""), "unusable JSON"),
         (answering(200, {}), "without choices"),
         (answering(200, {"choices": "none"}), "unusable JSON"),
+        (raw_answer(b'{"choices": [{"message": {"reasoning": %s}}]}' % (b"[" * 700 + b"]" * 700)), "unusable JSON"),
         (answering(200, {"choices": [{"message": None}]}), "unusable JSON"),
         (answering(200, {"choices": [{"message": {"tool_calls": [{"id": "x"}]}}]}), "unusable JSON"),
         (answering(200, {"error": {"code": 502, "message": "upstream"}}), "answered 502"),
@@ -441,6 +453,18 @@ async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_o
     assert "no tool 'sellEverything'" in unknown.error
     echoed = [call["function"]["arguments"] for call in answer.message["tool_calls"]]
     assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
+
+
+async def test_what_is_odd_goes_back_as_it_came(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
+    details = [{"index": huge}, msgspec.json.decode(deep)]
+    call = {"function": {"name": "holding", "arguments": {"reason": huge}}}
+    answer = await read(fake, client, {"content": "", "reasoning_details": details, "tool_calls": [call]})
+    assert isinstance(decode(answer.calls[0]), BadCall)
+    fake[0].script = [OK]
+    turn = msgspec.structs.replace(TURN, number=2, messages=[*TURN.messages, answer.message])
+    assert (await client.answer(turn)).calls
+    assert fake[0].bodies[-1]["messages"][-1]["reasoning_details"] == details
 
 
 async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:

@@ -150,7 +150,9 @@ async def html(_: web.Request) -> web.StreamResponse:
         (FakeTaapi.json({"data": "none"}), "an answer that is not of their form"),
         (FakeTaapi.json({"data": []}), "an answer without values"),
         (
-            FakeTaapi.json({"data": [item("macd", valueMACD="NaN"), item("mfi", value=True)]}),
+            FakeTaapi.json(
+                {"data": [item("macd", valueMACD="NaN"), item("mfi", value=True), item("cmf", value=10**400)]}
+            ),
             "an answer without values",
         ),
         (FakeTaapi.json({"data": [], "more": " " * 300_000}), "more than 256 KiB"),

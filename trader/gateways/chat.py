@@ -108,21 +108,23 @@ class ChatClient:
 
     async def answer(self, turn: Turn) -> Answer:
         """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
-        body = orjson.dumps(self._request(turn))
+        body = msgspec.json.encode(self._request(turn))
         began_s = time.monotonic()
         failures, said = 0, ""
+        spent: set[Key] = set()  # a key may be free again at once, and is all the same asked to wait until next time
         while True:
-            key = self._keys.take()
+            key = self._keys.take(spent)
             if key is None:
                 raise _told(self._keys.why_none(), said)
             try:
                 reply = await self._attempt(key, body)
             except _KeyUnusable as error:
+                spent.add(key)
                 said = error.said
             except _FieldRefused as error:
                 if not self._leave_out(turn.model.router_model_name, error.field):
                     raise
-                body = orjson.dumps(self._request(turn))
+                body = msgspec.json.encode(self._request(turn))
             except _Transient as error:
                 self.usage.attempts["failed"] += 1
                 failures += 1
@@ -198,6 +200,8 @@ class ChatClient:
             raise _Transient(f"{self.name} answered 200 with {response.content_type} instead of JSON")
         try:
             reply = msgspec.json.decode(content, type=_Reply)
+            for choice in reply.choices:
+                choice.message.make_storable()
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise _Transient(f"{self.name} answered 200 with unusable JSON: {_brief(str(error))}") from None
         if reply.error is not None:
@@ -267,6 +271,11 @@ class _Said(msgspec.Struct):
     reasoning: Any = None
     reasoning_content: Any = None
     reasoning_details: Any = None
+
+    def make_storable(self) -> None:
+        """Of what goes back as it came. :raises RecursionError: it is nested too deep for that"""
+        for name in REASONING_FIELDS:
+            setattr(self, name, storable(getattr(self, name)))
 
 
 class _Choice(msgspec.Struct):
@@ -343,7 +352,7 @@ def _text(content: Any) -> str | None:
 def _arguments(arguments: Any) -> str:
     if isinstance(arguments, str):
         return arguments or "{}"
-    return "{}" if arguments is None else orjson.dumps(arguments).decode()
+    return "{}" if arguments is None else msgspec.json.encode(arguments).decode()
 
 
 def _message(said: _Said, text: str | None, calls: Sequence[ToolRequest]) -> Message:
@@ -360,7 +369,7 @@ def _message(said: _Said, text: str | None, calls: Sequence[ToolRequest]) -> Mes
         ]
     for name in REASONING_FIELDS:
         if (value := getattr(said, name)) is not None:
-            message[name] = storable(value)
+            message[name] = value
     return message
 
 

@@ -4,7 +4,7 @@ A key is known by its number, from 1. Its value leaves this module only for the 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,19 +54,24 @@ class KeyRing:
         self._turn = 0
         self.usage = Usage()
 
-    def take(self) -> Key | None:
-        """The next key whose turn it is; None when every key rests or is out."""
+    def take(self, spent: Collection[Key] = ()) -> Key | None:
+        """The next key whose turn it is; None when every key rests, is out, or is among the `spent`."""
         now = self._timer()
         for offset in range(len(self._keys)):
             key = self._keys[(self._turn + offset) % len(self._keys)]
-            if not key.refused and key.rests_until <= now:
+            if not key.refused and key.rests_until <= now and key not in spent:
                 self._turn = (self._turn + offset + 1) % len(self._keys)
                 return key
         return None
 
     def rest(self, key: Key, retry_after_s: float | None) -> None:
-        """Leave the key alone for as long as the provider asked (at most 10 minutes), else 30 s, doubling."""
+        """Leave the key alone for as long as the provider asked (at most 10 minutes), else 30 s, doubling.
+
+        Requests of several runs are under way at once: what answers them while the key rests does not double it.
+        """
         if retry_after_s is None:
+            if key.rests_until > self._timer():
+                return
             rest_s = key.next_rest_s
             key.next_rest_s = min(rest_s * 2, REST_S_MAX)
         else:

@@ -192,11 +192,17 @@ def _values(item: _Item) -> list[tuple[str, float]]:
     """The figures of one indicator; what is no finite number is absent."""
     fields = FIELDS.get(item.id or item.indicator or "", {})
     result = item.result if isinstance(item.result, dict) else {}
-    return [
-        (field, float(value))
-        for name, field in fields.items()
-        if isinstance(value := result.get(name), int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ]
+    return [(field, value) for name, field in fields.items() if (value := _finite(result.get(name))) is not None]
+
+
+def _finite(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON knows whole numbers of any size
+        return None
+    return number if math.isfinite(number) else None
 
 
 def make_supplier(settings: Settings, clock: Clock) -> Taapi | None:
