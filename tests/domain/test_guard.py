@@ -123,9 +123,7 @@ def test_times_of_any_zone_are_those_of_utc() -> None:
     plan = approved(opening(time_exit=later), situation()).exit_plan
     assert plan is not None
     assert (plan.time_exit, plan.time_exit.tzinfo if plan.time_exit else None) == (in_utc, UTC)
-    changed = judge_plan(
-        UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", situation(held("BTC", Side.LONG, "0.1"))
-    )
+    changed = judge_plan(UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", situation(held("BTC", Side.LONG, "0.1")))
     assert isinstance(changed, ExitPlan)
     assert (changed.time_exit, changed.time_exit.tzinfo if changed.time_exit else None) == (in_utc, UTC)
     passed = refused(opening(time_exit=NOW.astimezone(zone)), situation())
@@ -216,6 +214,18 @@ def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
         if isinstance(verdict, Refusal):
             assert verdict.rule == "reversal"
             assert "within 3 cycles" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("traded_s", "judged_s", "cycles"),
+    [(5, 8, 0), (5, 59, 0), (59.9, 60, 1), (5, 70, 1), (5, 190, 3), (5, 239.9, 3), (59.9, 240, 4)],
+)
+def test_slow_runs_let_no_more_cycles_pass(traded_s: float, judged_s: float, cycles: int) -> None:
+    last = {"BTC": Footing(Side.SHORT, NOW + timedelta(seconds=traded_s))}
+    now = msgspec.structs.replace(situation(last_trades=last), now=NOW + timedelta(seconds=judged_s))
+    fresh = msgspec.structs.replace(now, quoted_at=dict.fromkeys(MARKS, now.now))
+    assert fresh.cycles_ago("BTC") == cycles
+    assert isinstance(judge_opening(opening(), "BTC", fresh, LIMITS), Approved) is (cycles > 3)
 
 
 def test_adding_soon_after_is_no_reversal() -> None:

@@ -113,6 +113,7 @@ async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
 
 async def test_next_run_sees_position_action_and_closes(floor: Floor) -> None:
     await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    await floor.see(after_s=60)
     record = await run_one(floor, calling(("closePosition", {"symbol": "btcusdt", "fraction": 0.5})), hold())
     view = floor.provider.turns[1].view
     assert [(held.symbol, held.quantity, held.entry_price) for held in view.positions] == [

@@ -4,7 +4,6 @@ It is pure: the account and marks of the moment in, an approved order or a refus
 words and figures, for the record and for the model.
 """
 
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,6 +22,9 @@ from trader.domain.view import Limits
 
 CYCLE: Final = timedelta(seconds=60)
 """The interval of the trade executor, in which reversals are counted."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The grid of the cycles begins here, as that of all schedules does."""
 
 OPENING_SIDE: Final = {Side.LONG: OrderSide.BUY, Side.SHORT: OrderSide.SELL}
 
@@ -89,9 +91,12 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return equity(self.account, self.marks)
 
     def cycles_ago(self, symbol: str) -> int | None:
-        """How many cycles ago the market was last traded: 1 for the cycle before this one."""
+        """How many cycles ago the market was last traded: 0 in this cycle, 1 in the one before.
+
+        Counted on the grid of the cycles: a model that thinks longer than before has not let more of them pass.
+        """
         last = self.last_trades.get(symbol)
-        return None if last is None else max(0, math.ceil((self.now - last.at) / CYCLE))
+        return None if last is None else max(0, (self.now - _EPOCH) // CYCLE - (last.at - _EPOCH) // CYCLE)
 
 
 def is_halted(situation: Situation, limits: Limits) -> bool:

@@ -113,7 +113,7 @@ class StatsView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The last thing this agent did in a market: the side it stood on, and how many of its cycles ago (1: the last)."""
+    """The last thing this agent did in a market: the side it stood on, and how many cycles ago (1: the last)."""
 
     action: Literal["createPosition", "closePosition"]
     side: Side
