@@ -67,13 +67,16 @@ async def serve(settings: Settings) -> None:
     async with AsyncExitStack() as stack:
         outside = await _open_outside(settings, stack)
         service = await _make_services(settings, outside, stack)
-        await service.take_role()
+        stop = asyncio.create_task(stopping.wait(), name="stop signal")
+        stack.push_async_callback(_cancel, [stop])
+        if not await _take_role(service, stop):
+            return
         stack.push_async_callback(service.resign)
         tasks = [
             asyncio.create_task(service.follow_market(), name="market feed"),
             asyncio.create_task(service.keep_role(), name="role"),
             asyncio.create_task(service.operations.run(), name="operators"),
-            asyncio.create_task(stopping.wait(), name="stop signal"),
+            stop,
         ]
         if outside.server is not None:
             tasks.append(asyncio.create_task(_fail_with(outside.server), name="embedded PostgreSQL"))
@@ -91,6 +94,20 @@ async def serve(settings: Settings) -> None:
         for task in done:
             task.result()  # only the stop signal ends by itself: this raises what another one died of
         log.info("stopping")
+
+
+async def _take_role(service: Service, stop: asyncio.Task[Any]) -> bool:
+    """Lead or stand by. False when it is to stop before that: of a long downtime the catching up takes minutes."""
+    taking = asyncio.create_task(service.take_role(), name="taking the role")
+    try:
+        await asyncio.wait([taking, stop], return_when=asyncio.FIRST_COMPLETED)
+        if taking.done():
+            taking.result()
+            return True
+        log.info("stopping before the start is done")
+        return False
+    finally:
+        await _cancel([taking])
 
 
 def settle_memory() -> None:

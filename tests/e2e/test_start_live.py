@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import asyncpg
 from support.contract import OUTPUTS, VARIANT
 from support.process import ROOT, ServiceProcess, serving
 from support.shapes import assert_shape
@@ -132,6 +133,35 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
         finally:
             if again.process.returncode is None:
                 await again.kill()
+
+
+async def test_it_stops_while_it_catches_up_on_a_long_downtime(tmp_path: Path, dsn: str) -> None:
+    """Months of missed seconds take many minutes; whoever starts it may think better of it."""
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        placed = await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.001)
+        assert placed["order"]["status"] == "filled"
+        assert await service.stop() == 0
+    conn = await asyncpg.connect(dsn)
+    await conn.execute("UPDATE service_state SET processed_until = now() - interval '90 days'")
+    before = await conn.fetchval("SELECT processed_until FROM service_state")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "trader", "--demo",
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PORT": "0", "DATABASE_URL": dsn},
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        while b"catching up" not in (line := await process.stderr.readline()):
+            assert line, "it ended"
+        process.send_signal(signal.SIGTERM)
+        said = (await process.stderr.read()).decode()
+        assert await process.wait() == 0
+    assert "stopping before the start is done" in said
+    assert "leading" not in said
+    assert "Traceback" not in said
+    assert await conn.fetchval("SELECT processed_until FROM service_state") >= before, "it goes on from there"
+    await conn.close()
 
 
 async def start_by_script(folder: Path, http: aiohttp.ClientSession) -> ServiceProcess:
