@@ -515,6 +515,54 @@ async def test_a_record_that_could_not_be_written_is_written_later(dsn: str, dat
     await away.close()
 
 
+class DoubtfulDatabase(Database):
+    """Takes one row, and breaks off before it says so."""
+
+    breaks_off = False
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        async with super().connection() as conn:
+            yield conn
+            if self.breaks_off and await conn.fetchval("SELECT count(*) FROM invocations"):
+                self.breaks_off = False
+                raise Unavailable("The database did not answer in time")
+
+
+async def test_a_beginning_that_was_not_confirmed_is_closed_in_the_next_cycle(dsn: str) -> None:
+    doubtful = await DoubtfulDatabase.connect(dsn, size=4)
+    assert isinstance(doubtful, DoubtfulDatabase)
+    async with open_floor(doubtful) as floor:
+        await floor.add("ada")
+        doubtful.breaks_off = True
+        await floor.start_batch()
+        await floor.idle()
+        assert not doubtful.breaks_off
+        assert not floor.provider.turns, "nothing was begun"
+        await floor.cycle()
+        latest, first = await floor.agents.invocations()
+        assert latest.invocation.status == "completed"
+        assert first.invocation.status == "failed"
+        assert first.invocation.failure_reason == "it was not begun: The database did not answer in time"
+        async with doubtful.connection() as conn:
+            assert await conn.fetchval("SELECT count(*) FROM invocations WHERE status = 'running'") == 0
+    await doubtful.close()
+
+
+async def test_a_moment_of_a_replay_that_comes_again_is_not_run_again(
+    floor: Floor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replay that is started again goes on from its last tick, where the last process may have run its models."""
+    first = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    assert floor.clock.now() == first.invocation.started_at
+    await floor.start_batch()
+    await floor.idle()
+    assert [record.invocation.id for record in await floor.agents.invocations()] == [first.invocation.id]
+    assert len(floor.provider.turns) == 1
+    assert floor.exchange.account("ada").positions["BTC"].quantity == Decimal("0.1")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 # --- payloads, rule agents, sameness ----------------------------------------------------------------------------------
 
 

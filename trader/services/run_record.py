@@ -138,10 +138,17 @@ class RunRecord:
     def call_count(self) -> int:
         return self._call_count
 
-    async def open(self) -> None:
-        """Write the invocation row. :raises Unavailable: the database cannot take it; then nothing was begun."""
-        async with self._database.connection() as conn:
-            await insert_invocation(conn, self.invocation)
+    async def open(self) -> bool:
+        """Write the invocation row. False: the model ran at this moment already, before a replay was started again.
+
+        :raises Unavailable: the database did not confirm it; nothing was begun, and a row there may be is to be closed
+        """
+        try:
+            async with self._database.connection() as conn:
+                return await insert_invocation(conn, self.invocation)
+        except Unavailable as error:
+            self.close("failed", f"it was not begun: {error}", None, self.invocation.started_at)
+            raise
 
     def note_messages(self, messages: list[Message]) -> None:
         """The conversation that the payload will hold; the list may still grow."""

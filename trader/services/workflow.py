@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from trader.clock import Clock
+from trader.clock import Clock, iso
 from trader.domain.conversation import Answer, Message, ToolRequest, Turn
 from trader.domain.guard import Refusal
 from trader.domain.market import canonical_symbol
@@ -88,7 +88,9 @@ class Workflow:
 
         :raises Unavailable: the database did not take the invocation row; nothing was done
         """
-        await self.record.open()
+        if not await self.record.open():
+            _log.info("%s has run at %s already", self._model.id, iso(self.record.invocation.started_at))
+            return
         self._publish("workflow:started", {})
         async with _Closing(self), asyncio.timeout(self.limit_s):
             self._ended_by = await self._converse()

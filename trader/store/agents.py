@@ -86,12 +86,14 @@ async def select_model_activity(conn: Connection) -> dict[str, tuple[int, dateti
 INSERT_INVOCATION = """
 INSERT INTO invocations (id, model_id, status, started_at)
 VALUES ($1, $2, 'running', $3)
+ON CONFLICT (id) DO NOTHING
 """
 
 
-async def insert_invocation(conn: Connection, invocation: Invocation) -> None:
-    """Open the record of a run."""
-    await conn.execute(INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at)
+async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
+    """Open the record of a run. False: there is one already that the model started at this moment."""
+    done: str = await conn.execute(INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at)
+    return done == "INSERT 0 1"
 
 
 UPDATE_INVOCATION = """
