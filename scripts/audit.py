@@ -1,16 +1,18 @@
 """Recompute every account from its fills, funding and insurance, and compare with the rows of `orders`.
 
-Without --database-url: DATABASE_URL, or every database of the embedded PostgreSQL of this folder (of a service at work
-too). Exit code 0: the books are clean; 1: they are not, or cannot be read.
+Without --database-url: DATABASE_URL (of the environment or of .env), or every database of the embedded PostgreSQL of
+this folder (of a service at work too). Exit code 0: the books are clean; 1: they are not, or cannot be read.
 """
 
 import argparse
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 from trader.errors import TraderError
 from trader.services.audit import audit
+from trader.settings import read_database_url
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.pool import Database, place
 
@@ -19,10 +21,10 @@ PROBLEMS_SHOWN_MAX = 50
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/audit", description=__doc__)
-    parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL"), help="default: DATABASE_URL")
+    parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
     options = parser.parse_args()
     try:
-        return asyncio.run(_audit(options.database_url))
+        return asyncio.run(_audit(options.database_url or read_database_url(os.environ, Path(".env"))))
     except TraderError as error:
         print(f"audit: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,9 @@
 """Tell how far paper is from the venue: the error of each fill against its simulation, in basis points.
 
 Positive is where the venue was dearer than paper. p95 is of the errors without their sign, worst the largest of them.
-Prints a table per market, side and size, and draws it as one HTML file. Without --database-url: DATABASE_URL, or the
-one database of the embedded PostgreSQL of this folder. Exit code 0: there are figures; 1: there are none.
+Prints a table per market, side and size, and draws it as one HTML file. Without --database-url: DATABASE_URL (of
+the environment or of .env), or the one database of the embedded PostgreSQL of this folder. Exit code 0: there are
+figures; 1: there are none.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from drift_page import Group, page
 
 from trader.domain.drift import LARGEST, SIZES, figures, size_of
 from trader.errors import StartError, TraderError
+from trader.settings import read_database_url
 from trader.store import drift as store
 from trader.store.drift import FillError
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/drift", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL"), help="default: DATABASE_URL")
+    parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
     parser.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
     parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
     parser.add_argument("output", nargs="?", type=Path, default=Path("drift.html"), help="default: drift.html")
@@ -58,7 +60,8 @@ async def _read(options: argparse.Namespace) -> tuple[str, list[FillError], int]
     if options.days is not None:
         since = datetime.now(UTC) - timedelta(days=options.days)
     async with AsyncExitStack() as stack:
-        dsn = options.database_url or await _embedded_dsn(stack, options.database)
+        dsn = options.database_url or read_database_url(os.environ, Path(".env"))
+        dsn = dsn or await _embedded_dsn(stack, options.database)
         database = await Database.connect(dsn, size=1)
         stack.push_async_callback(database.close)
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):

@@ -7,8 +7,9 @@ Every call is read again from the model's raw words, judged again by the guard o
 moment, and met again with the recorded books by the rules of the exchange; what comes out is compared with the
 recorded results and with the rows of the books, digit for digit. Nothing is written.
 
-Without --database-url: DATABASE_URL, or the embedded PostgreSQL of this folder (of a service at work too). Exit code 0:
-the same; 1: not the same, or not all of it is recorded; 2: there is no such run, or the database cannot be read.
+Without --database-url: DATABASE_URL (of the environment or of .env), or the embedded PostgreSQL of this folder (of a
+service at work too). Exit code 0: the same; 1: not the same, or not all of it is recorded; 2: there is no such run, or
+the database cannot be read.
 """
 
 import argparse
@@ -31,6 +32,7 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
 from trader.errors import NotFound, TraderError
 from trader.services.reruns import RunRerun, execute_run_again
+from trader.settings import read_database_url
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.pool import Database
 
@@ -40,10 +42,11 @@ WORDS = {True: "same", False: "DIFFERENT", None: "unknown"}
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("invocation", type=UUID, help="the id of the run, as getInvocations shows it")
-    parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL"), help="default: DATABASE_URL")
+    parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
     options = parser.parse_args(arguments)
     try:
-        return _tell(asyncio.run(_find(options.database_url, options.invocation)))
+        database_url = options.database_url or read_database_url(os.environ, Path(".env"))
+        return _tell(asyncio.run(_find(database_url, options.invocation)))
     except TraderError as error:
         print(f"replay_run: {error}", file=sys.stderr)
         return 2

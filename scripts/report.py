@@ -1,7 +1,8 @@
 """Render a season report: one HTML file with equity curves, drawdowns, trades, costs and the leaderboard.
 
-Without --database-url: DATABASE_URL, or the one database of the embedded PostgreSQL of this folder. Exit code 0: the
-report is written; 1: it cannot be, or the books do not explain the equity (the report says of which accounts).
+Without --database-url: DATABASE_URL (of the environment or of .env), or the one database of the embedded PostgreSQL of
+this folder. Exit code 0: the report is written; 1: it cannot be, or the books do not explain the equity (the report
+says of which accounts).
 """
 
 import argparse
@@ -18,6 +19,7 @@ from report_page import Season, page
 from trader.domain import statistics
 from trader.domain.statistics import Confidence95, EquityPoint
 from trader.errors import StartError, TraderError
+from trader.settings import read_database_url
 from trader.store import report as store
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.pool import Database, place
@@ -26,7 +28,7 @@ from trader.store.report import Account
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/report", description=__doc__)
-    parser.add_argument("--database-url", default=os.environ.get("DATABASE_URL"), help="default: DATABASE_URL")
+    parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
     parser.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
     parser.add_argument("--name", help="of the season, for its title; default: the database")
     parser.add_argument("output", nargs="?", type=Path, default=Path("season.html"), help="default: season.html")
@@ -45,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _read(options: argparse.Namespace) -> Season:
     async with AsyncExitStack() as stack:
-        dsn = options.database_url or await _embedded_dsn(stack, options.database)
+        dsn = options.database_url or read_database_url(os.environ, Path(".env"))
+        dsn = dsn or await _embedded_dsn(stack, options.database)
         database = await Database.connect(dsn, size=1)
         stack.push_async_callback(database.close)
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):

@@ -1,0 +1,47 @@
+"""The tools look where the service does: a DATABASE_URL in .env names the database, whatever else is in the folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trader.store.pool import Database, place
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+NO_RUN = "0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10"
+
+
+def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "code", "said"),
+    [
+        ("audit.py", [], 0, "{place}: 0 runs, 0 orders"),
+        ("report.py", [], 1, "{place} has no model with a snapshot"),
+        ("drift.py", [], 1, "{place} has no fill of a venue"),
+        ("replay_run.py", [NO_RUN], 2, f"there is no run {NO_RUN}"),
+    ],
+)
+async def test_the_database_of_the_file_is_read(
+    database: Database, dsn: str, tmp_path: Path, script: str, arguments: list[str], code: int, said: str
+) -> None:
+    (tmp_path / ".env").write_text(f"DATABASE_URL={dsn}\n", encoding="utf-8")
+    ended = _run(tmp_path, script, *arguments)
+    assert ended.returncode == code, ended.stderr
+    assert said.format(place=place(dsn)) in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("script", ["audit.py", "report.py", "drift.py"])
+def test_a_wrong_address_is_told_without_its_password(tmp_path: Path, script: str) -> None:
+    (tmp_path / ".env").write_text("DATABASE_URL=mysql://root:hunter2@localhost/x\n", encoding="utf-8")
+    ended = _run(tmp_path, script)
+    assert ended.returncode == 1
+    assert "DATABASE_URL: expected postgresql://" in ended.stderr
+    assert "hunter2" not in ended.stderr
+    assert "Traceback" not in ended.stderr
