@@ -130,6 +130,18 @@ def test_a_position_can_be_reduced_once_by_orders_that_wait() -> None:
     assert desk.reserved == 2_200
 
 
+def test_what_waits_beyond_the_position_needs_margin_though_each_order_alone_would_only_reduce() -> None:
+    desk = Desk(10_000)
+    desk.order(BUY, "4")
+    assert desk.order(SELL, "4", limit="2100").status is OrderStatus.RESTING
+    refused = desk.order(SELL, "4", limit="2200")  # would open a short of 8,800 on an available 1,996
+    assert refused.status is OrderStatus.REJECTED
+    assert "insufficient margin" in str(refused.reason)
+    assert desk.order(SELL, "4", limit="2200", reduce_only=True).status is OrderStatus.RESTING
+    assert desk.order(SELL, "4", limit="2200", leverage=10).status is OrderStatus.RESTING
+    assert desk.available > 0
+
+
 def test_depth_taken_is_gone_for_the_account_until_the_next_snapshot() -> None:
     desk = Desk(10_000, eth([(1999, 5)], [(2001, 1), (2003, 1)]))
     assert prices(desk.order(BUY, "1")) == [(D(2001), D(1))]

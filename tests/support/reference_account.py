@@ -161,7 +161,12 @@ class ReferenceAccount:
             self.resting.append(
                 Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms[0], order.reduce_only, terms[1], at)
             )
-        if not (order.reduce_only or quantity <= reducible) and self.free() < 0:
+        opens = quantity > reducible
+        if rests:
+            waiting = [one for one in self.resting if one.symbol == order.symbol and one.sign == sign]
+            promised = sum((one.remaining for one in waiting if not one.reduce_only), Fraction(0))
+            opens = opens or promised > abs(self.quantity(order.symbol))
+        if opens and not order.reduce_only and self.free() < 0:
             return Answer("rejected")
         return Answer(
             "resting" if rests else "partial" if unfilled else "filled",

@@ -23,6 +23,7 @@ from trader.domain.account import (
     free_margin,
     maintenance,
     opposing,
+    reserved,
 )
 from trader.domain.admission import entry_mark, passive_limit, quantity_of, refusal_of_plan, refusal_of_size
 from trader.domain.booking import Booking, RateOfHour, Rules, Terms, row_id
@@ -86,7 +87,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
             draft.rest(rest)
     elif not executions:
         return refuse(account, order, f"the {order.symbol} book shows nothing to {order.side}", moment.at)
-    refusal = _refusal_of_margin(account, draft, order, quantity)
+    refusal = _refusal_of_margin(account, draft, order, quantity, request_id)
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
     average = divide(notional, filled) if filled else None
@@ -126,8 +127,8 @@ def cancel(account: Account, order_id: UUID, at: datetime) -> Booking | None:
     return draft.booking()
 
 
-def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: Decimal) -> str | None:
-    if order.reduce_only or quantity <= opposing(account, order.symbol, order.side):
+def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: Decimal, request_id: UUID) -> str | None:
+    if _only_reduces(account, draft, order, quantity, request_id):
         return None
     missing = -free_margin(draft.account(), draft.marks)
     if missing <= 0:
@@ -137,6 +138,19 @@ def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: D
         f"insufficient margin: with its fees the order needs {text(round(available + missing, 8))}, "
         f"available is {text(round(available, 8))}"
     )
+
+
+def _only_reduces(account: Account, draft: Draft, order: Order, quantity: Decimal, request_id: UUID) -> bool:
+    """Whether nothing of an order opens, what rests of it included: what it would reduce may be promised to others."""
+    if order.reduce_only:
+        return True
+    if quantity > opposing(account, order.symbol, order.side):
+        return False
+    if request_id not in draft.resting:
+        return True
+    after = draft.account()
+    others = tuple(one for one in after.resting if one.id != request_id)
+    return reserved(after) == reserved(msgspec.structs.replace(after, resting=others))
 
 
 def _terms(order: Order, request_id: UUID) -> Terms:
