@@ -210,6 +210,15 @@ def test_a_position_closed_after_a_boundary_pays_for_it_before_any_update() -> N
     assert desk.bookings[-1].trades[0].part.funding == D(-2_000) * D("0.0000125")
 
 
+def test_a_reset_after_a_boundary_pays_for_it_before_any_update() -> None:
+    desk = Desk()
+    desk.order(BUY, "1")
+    desk.moment = moment_of(deep_quote("ETH", 2_000, at=START + timedelta(minutes=31)))
+    booking = desk.reset()
+    assert len(booking.funding) == 1
+    assert booking.trades[0].part.funding == D(-2_000) * D("0.0000125")
+
+
 def test_no_funding_for_a_position_opened_at_the_boundary() -> None:
     desk = Desk(10_000, deep_quote("ETH", 2_000, at=START + timedelta(minutes=30)))
     desk.order(BUY, "1")

@@ -78,7 +78,7 @@ class Desk:
         return None
 
     def reset(self, capital: int = 5_000) -> Booking:
-        booking = exchange.reset(self.account, D(capital), "USDT", self.moment, RULES)
+        booking = exchange.reset(self.account, D(capital), "USDT", self.moment, RULES, self.rate)
         self._apply(booking)
         return booking
 

@@ -190,10 +190,12 @@ class ReferenceAccount:
         self.changed_at = at
         return True
 
-    def reset(self, capital: Decimal, moment: Moment) -> Books:
+    def reset(self, capital: Decimal, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Books:
         """Gives the books of the run that ended."""
         self._see(moment)
         at = max(moment.at, self.changed_at)
+        for symbol in self.books().holdings:
+            self._fund(symbol, at, rate)
         self.resting.clear()
         for symbol, holding in self.books().holdings.items():
             part = (self.marks[symbol], abs(holding.quantity))

@@ -91,8 +91,8 @@ class SideBySide:
         self.seen["insurance"] += len(booking.insurance)
 
     def reset(self, capital: Decimal, moment: Moment) -> None:
-        booking = exchange.reset(self.account, capital, "USDT", moment, RULES)
-        ended = self.model.reset(capital, moment)
+        booking = exchange.reset(self.account, capital, "USDT", moment, RULES, self.rate)
+        ended = self.model.reset(capital, moment, self.rate)
         self._note_ids(booking)
         self.rows.append(booking)
         self._check_trades(ended)

@@ -113,7 +113,7 @@ def refuse(account: Account, order: Order, reason: str, at: datetime) -> Booking
         requested_quantity=order.quantity,
         at=at,
     )
-    after = msgspec.structs.replace(account, sequence=sequence, changed_at=at, last_order_at=at)
+    after = msgspec.structs.replace(account, sequence=sequence, last_order_at=at)
     return Booking(account=after, sequence_before=account.sequence, run=account.run, answer=answer)
 
 
@@ -227,12 +227,17 @@ def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment,
     return draft.booking()
 
 
-def reset(account: Account, initial_capital: Decimal, quote_currency: str, moment: Moment, rules: Rules) -> Booking:
+def reset(
+    account: Account, initial_capital: Decimal, quote_currency: str, moment: Moment, rules: Rules,
+    rate_of_hour: RateOfHour,
+) -> Booking:  # fmt: skip
     """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
     draft = Draft(account, rules, moment.marks, moment.at)
+    for symbol in account.positions:
+        draft.fund(symbol, rate_of_hour)
     for order in account.resting:
         draft.cancel(order, "the account was reset")
-    for position in account.positions.values():
+    for position in list(draft.positions.values()):
         executions = [Execution(moment.marks[position.symbol], position.quantity)]
         draft.execute(position.symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
     draft.write_off()

@@ -3,12 +3,13 @@
 What becomes of an order or an update is decided by the pure rules of `domain.exchange`; `books` makes it last.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from trader.clock import Clock
+from trader.clock import Clock, iso
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Account, Run
 from trader.domain.booking import Booking, Rules, row_id
@@ -61,6 +62,7 @@ class Exchange:
         self._books = self._reviews.books
         self._holding = store.Holding(market.identity, "simulated")
         self._placings = Placings(database)
+        self._opening = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -207,13 +209,17 @@ class Exchange:
         """End the account's run and start the next with SIM_INITIAL_CAPITAL."""
         self._refuse_unless_trading()
         if account_id not in self.accounts:
-            self._refuse_when_full(account_id)
-            return await self.open_account(account_id)
+            return await self._open_within_limit(account_id)
         settings = self._settings
         await self._books.change(
             account_id,
             lambda account: rules_of_exchange.reset(
-                account, settings.initial_capital, settings.quote_currency, self._reviews.moment(), self._rules
+                account,
+                settings.initial_capital,
+                settings.quote_currency,
+                self._reviews.moment(),
+                self._rules,
+                self._market.funding_rate,
             ),
         )
         return self.accounts[account_id]
@@ -222,13 +228,12 @@ class Exchange:
 
     async def _place(self, order: Order) -> OrderAnswer:
         if order.account_id not in self.accounts:
-            self._refuse_when_full(order.account_id)
-            await self.open_account(order.account_id)
+            await self._open_within_limit(order.account_id)
         refusal = await self._wait_for_book(order.symbol)
 
         def decide(account: Account) -> Booking:
             halted = self._safety.refusal_to_open(account.id) if may_open(account, order) else None
-            if (reason := halted or refusal) is not None:
+            if (reason := halted or refusal or self._refusal_in_gap()) is not None:
                 return rules_of_exchange.refuse(account, order, reason, self._clock.now())
             return rules_of_exchange.place(
                 account, order, self._reviews.moment(), self._rules, self._market.funding_rate
