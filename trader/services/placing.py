@@ -94,6 +94,7 @@ async def present_answer(database: Database, account_id: str, order_id: UUID) ->
             raise no_such_order(account_id, str(order_id))
         state = await store.select_limit_order_status(conn, account_id, order_id)
         fills = await store.select_fills_of_request(conn, order_id)
+        realized = await store.select_realized_of_request(conn, order_id)
     if state is None:
         return answer
     status, reason = state
@@ -105,6 +106,7 @@ async def present_answer(database: Database, account_id: str, order_id: UUID) ->
         total_quantity=quantity,
         average_price=divide(sum((f.quantity * f.price for f in fills), ZERO), quantity) if quantity else None,
         total_fees=sum((fill.fee for fill in fills), ZERO),
+        realized_pnl=realized,
         fills=tuple(fills),
     )
 

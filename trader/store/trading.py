@@ -183,6 +183,21 @@ async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[Answ
     ]
 
 
+# A trade is closed by fills of one order; those on its closing side name it.
+SELECT_REALIZED_OF_REQUEST = """
+SELECT coalesce(sum(o.gross_pnl), 0)
+FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $1) f
+JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
+    AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
+"""
+
+
+async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decimal:
+    """The gross profit that the fills of a placed order have realized."""
+    realized: Decimal = await conn.fetchval(SELECT_REALIZED_OF_REQUEST, order_id)
+    return realized
+
+
 # --- the service itself -----------------------------------------------------------------------------------------------
 
 
