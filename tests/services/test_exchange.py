@@ -96,6 +96,21 @@ async def test_a_resting_order_reserves_margin_fills_as_maker_and_can_be_cancell
         await venue.exchange.cancel_order("b", str(other.id))
 
 
+async def test_a_cancelled_order_tells_what_its_fills_realized(venue: Venue) -> None:
+    await venue.buy("0.1")
+    target = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=Decimal(95000), reduce_only=True)
+    await venue.see({"BTC": "95000.1"}, size="0.04")  # one level at or beyond the limit
+    cancelled = await venue.exchange.cancel_order("a", str(target.id))
+    account = venue.exchange.accounts["a"]
+    assert (cancelled.status, cancelled.total_quantity) == (OrderStatus.CANCELLED, Decimal("0.04"))
+    assert cancelled.realized_pnl == account.realized > 0
+    flip = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=Decimal(96000))
+    await venue.see({"BTC": "96000.1"})
+    filled = await venue.exchange.cancel_order("a", str(flip.id))
+    assert filled.status is OrderStatus.FILLED
+    assert filled.realized_pnl == venue.exchange.accounts["a"].realized - account.realized > 0
+
+
 async def test_a_stop_closes_the_position_at_what_the_book_gives(venue: Venue) -> None:
     await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000), target=Decimal(99000)))
     await venue.see({"BTC": "92000"})
@@ -167,6 +182,18 @@ async def test_no_more_accounts_than_allowed(database: Database) -> None:
         await venue.buy("0.01")
         with pytest.raises(InvalidInput, match="no more than 1"):
             await venue.buy("0.01", account_id="b")
+
+
+async def test_no_more_accounts_than_allowed_though_they_are_opened_at_once(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SIM_MAX_ACCOUNTS="3") as venue:
+        await venue.see({"BTC": "94000"})
+        tried = await asyncio.gather(
+            *(venue.buy("0.01", account_id=f"m{n}") for n in range(6)),
+            *(venue.exchange.reset_account(f"r{n}") for n in range(6)),
+            return_exceptions=True,
+        )
+        assert len(venue.exchange.accounts) == 3
+        assert sum(isinstance(one, InvalidInput) for one in tried) == 9
 
 
 async def test_an_order_without_a_fresh_price_is_refused(database: Database) -> None:

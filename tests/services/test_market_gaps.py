@@ -12,7 +12,7 @@ from support.venue import Venue, agree_with_rows, running
 
 from trader.clock import ManualClock
 from trader.domain.market import MARKETS, Tick
-from trader.domain.orders import ExitPlan
+from trader.domain.orders import ExitPlan, OrderType
 from trader.errors import InvalidInput, MarketDataError
 from trader.store.pool import Database
 
@@ -105,6 +105,55 @@ async def test_without_an_answer_the_accounts_go_on_after_two_minutes(database: 
         assert await stopped_at(venue) == []
         await venue.see({"BTC": "92000"}, after_s=10)
         assert [(reason, price) for reason, _, price in await stopped_at(venue)] == [("stop", Decimal("91999.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_what_is_asked_for_without_a_price_does_not_hide_what_the_market_did(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        resting = await venue.buy("0.01", type=OrderType.LIMIT, limit_price=Decimal(90000))
+        dip = clock.now() + 4 * MINUTE
+        source.miss(dip, {"BTC": "92500"})
+        await clock.advance(9 * MINUTE)
+        assert "too old to trade on" in str((await venue.sell("0.1", reduce_only=True)).reason)
+        assert "too old" in str(await venue.exchange.set_exit_plan("a", "BTC", ExitPlan(stop=Decimal(90000))))
+        assert (await venue.exchange.cancel_order("a", str(resting.id))).status == "cancelled"
+        await venue.see({"BTC": "95000"}, after_s=60)
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_what_is_asked_for_without_a_price_does_not_hide_it_from_the_next_process(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        dip = clock.now() + 4 * MINUTE
+        source.miss(dip, {"BTC": "92500"})
+        await clock.advance(9 * MINUTE)
+        await venue.sell("0.1", reduce_only=True)
+    await clock.advance(MINUTE)
+    async with running(database, source, clock) as venue:
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_nothing_is_traded_between_a_gap_and_the_news_of_it(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        source.is_down = True
+        dip = clock.now() + 4 * MINUTE
+        source.miss(dip, {"BTC": "92500"})
+        await venue.see({"BTC": "95000"}, after_s=600)
+        answer = await venue.buy("0.1", leverage=Decimal(5))
+        assert answer.status == "rejected"
+        assert "is not known yet" in str(answer.reason)
+        assert "is not known yet" in str(await venue.exchange.set_exit_plan("a", "BTC", ExitPlan()))
+        source.is_down = False
+        await venue.see({"BTC": "95000"}, after_s=10)
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        assert (await venue.buy("0.1", leverage=Decimal(5))).status == "filled"
         await agree_with_rows(venue)
 
 

@@ -120,7 +120,7 @@ class ReferenceAccount:
         else:
             self._liquidate(moment, at)
             self._write_off_when_flat(at)
-        self.changed_at = at
+            self.changed_at = at
         return answer
 
     def _place(self, order: Order, moment: Moment, at: datetime) -> Answer:

@@ -100,9 +100,10 @@ class Taken(msgspec.Struct, frozen=True):
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """An account in its present run. Changed only by the bookings of `exchange`, which make new values of it.
 
-    `sequence` counts every booking ever made on it; `changed_at` is the time of the last one. `last_order_at` is when
-    an order was last placed (None: never in this run). `realized`, `fees`, `funding` and `insurance` are sums over
-    the run, and `cash = initial capital + realized − fees + funding + insurance`.
+    `sequence` counts every booking ever made on it; `changed_at` is the time of the last that was no refusal: what the
+    market did until then, the account has seen. `last_order_at` is when an order was last placed (None: never).
+    `realized`, `fees`, `funding` and `insurance` are sums over the run, and
+    `cash = initial capital + realized − fees + funding + insurance`.
     """
 
     id: str

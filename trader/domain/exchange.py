@@ -98,7 +98,10 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
 
 
 def refuse(account: Account, order: Order, reason: str, at: datetime) -> Booking:
-    """The booking of a refusal: nothing but its answer."""
+    """The booking of a refusal: nothing but its answer.
+
+    It does not date the account: that would hide from it what the market did while it was refused for want of a price.
+    """
     at = max(at, account.changed_at)
     sequence = account.sequence + 1
     answer = OrderAnswer(

@@ -25,6 +25,7 @@ from trader.services.placing import (
     checked,
     order_id_of,
     present_answer,
+    refusal_of_age,
     refusal_of_price,
 )
 from trader.services.reviews import Reviews
@@ -175,7 +176,7 @@ class Exchange:
         self._refuse_unless_trading()
         if account_id in self.accounts:
             await self._books.change(
-                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._clock.now())
+                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._reviews.seen_until())
             )
         return await present_answer(self._database, account_id, wanted)
 
@@ -185,6 +186,9 @@ class Exchange:
 
         def decide(account: Account) -> Booking | None:
             nonlocal refusal
+            refusal = self._refusal_in_gap() or refusal_of_age(self._market, symbol, self._clock.now())
+            if symbol in account.positions and refusal is not None:
+                return None  # nothing tells the side of a price, and the old plan holds for what was missed
             result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._reviews.moment(), self._rules)
             if isinstance(result, str):
                 refusal = result
@@ -262,12 +266,19 @@ class Exchange:
         if self.term is None:
             raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
 
-    def _refuse_when_full(self, account_id: str) -> None:
-        limit = self._settings.max_accounts
-        if len(self.accounts) >= limit:
-            raise InvalidInput(
-                Issue(("accountId",), f"{account_id!r} does not exist, and no more than {limit} accounts can be opened")
-            )
+    def _refusal_in_gap(self) -> str | None:
+        """Why nothing is decided between a gap of the feed and the news of what happened in it."""
+        since = self._reviews.gap_since
+        return None if since is None else f"what the market did since {iso(since)} is not known yet; ask again"
+
+    async def _open_within_limit(self, account_id: str) -> Account:
+        """Open an account that somebody asked for; one at a time, so that the limit holds."""
+        async with self._opening:
+            limit = self._settings.max_accounts
+            if account_id not in self.accounts and len(self.accounts) >= limit:
+                why = f"{account_id!r} does not exist, and no more than {limit} accounts can be opened"
+                raise InvalidInput(Issue(("accountId",), why))
+            return await self.open_account(account_id)
 
     def _first_run(self, account_id: str, initial_capital: Decimal) -> Run:
         return Run(

@@ -68,11 +68,16 @@ def checked(order: Order, markets: Mapping[str, Market]) -> Order:
 
 def refusal_of_price(market: MarketData, symbol: str, now: datetime) -> str | None:
     """Why there is no price to trade on now."""
+    if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
+        return f"{symbol} is not traded on now: {trouble}"
+    return refusal_of_age(market, symbol, now)
+
+
+def refusal_of_age(market: MarketData, symbol: str, now: datetime) -> str | None:
+    """Why the last price, if there is any, says nothing of now."""
     quote = market.quote(symbol)
     if quote is None:
         return f"there is no price for {symbol} yet"
-    if (trouble := market.trouble(symbol)) is not None:
-        return f"{symbol} is not traded on now: {trouble}"
     if quote.is_stale(now):
         return f"the last {symbol} price is of {iso(quote.at)}, too old to trade on"
     return None

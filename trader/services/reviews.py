@@ -81,6 +81,17 @@ class Reviews:
         """Whether the accounts follow the market as it happens, with nothing missing."""
         return self._is_live
 
+    @property
+    def gap_since(self) -> datetime | None:
+        """From when on the accounts do not know what the market did, though its prices are here again; else None."""
+        since, seen = self.books.reviewed_until, self._seen_until
+        return since if since is not None and seen is not None and seen - since > STALE_AFTER else None
+
+    def seen_until(self) -> datetime:
+        """Until when the accounts have seen the market: now, but for what a gap of the feed still hides."""
+        now, until = self._clock.now(), self.books.reviewed_until
+        return until if until is not None and now - until > STALE_AFTER else now
+
     async def prime(self) -> None:
         """Take the prices of this moment, so that nobody starts blind."""
         await self._market.prime()
