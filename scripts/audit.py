@@ -1,5 +1,7 @@
 """Recompute every account from its fills, funding and insurance, and compare with the rows of `orders`.
 
+Of live trading the fills are compared with the trades of the venue that they were booked from, too.
+
 Without --database-url: DATABASE_URL (of the environment or of .env), or every database of the embedded PostgreSQL of
 this folder (of a service at work too). Exit code 0: the books are clean; 1: they are not, or cannot be read.
 """
@@ -47,7 +49,8 @@ async def _audit_database(dsn: str) -> int:
         report = await audit(database, _show_progress)
     finally:
         await database.close()
-    print(f"{place(dsn)}: {report.runs} runs, {report.orders} orders, {report.entries} ledger entries")
+    looked_at = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
+    print(f"{place(dsn)}: {looked_at}{f', {report.trades} trades of the venue' if report.trades else ''}")
     for problem in report.problems[:PROBLEMS_SHOWN_MAX]:
         print(f"  {problem}")
     if len(report.problems) > PROBLEMS_SHOWN_MAX:

@@ -1,17 +1,20 @@
 """The books recomputed from the ledger alone, by the average-cost method, to be compared with the rows of `orders`.
 
-Nothing here is shared with the exchange that wrote the rows except the rounding of `money.share`.
+And of live trading the ledger compared with the trades of the venue that it was made of. Nothing here is shared with
+the exchange that wrote the rows except the rounding of `money.share`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import groupby
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
-from trader.domain.money import ZERO, share
-from trader.domain.orders import Fill, FundingPayment, InsurancePayment, OrderSide
+from trader.domain.money import ZERO, share, text
+from trader.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
 
 Entry = Fill | FundingPayment | InsurancePayment
 
@@ -54,16 +57,19 @@ class _Holding(msgspec.Struct):
 
 
 def recompute(entries: Iterable[Entry]) -> list[OrderFigures]:
-    """Every position and trade that the ledger of one run makes, from its entries in the order of `sequence`."""
+    """Every position and trade that the ledger of one run makes, from its entries in the order of `sequence`.
+
+    Funding and insurance of what no fill has made are left out: the figures of that row differ then.
+    """
     holdings: dict[str, _Holding] = {}
     closed: dict[UUID, OrderFigures] = {}
     for _, group in groupby(entries, key=lambda e: (type(e), e.order_id, getattr(e, "side", None))):
         batch = list(group)
         for entry in batch:
             if isinstance(entry, FundingPayment):
-                holdings[entry.symbol].funding += entry.amount
-            elif isinstance(entry, InsurancePayment):
-                trade = closed[entry.order_id]
+                if (holding := holdings.get(entry.symbol)) is not None:
+                    holding.funding += entry.amount
+            elif isinstance(entry, InsurancePayment) and (trade := closed.get(entry.order_id)) is not None:
                 closed[entry.order_id] = msgspec.structs.replace(trade, insurance=trade.insurance + entry.amount)
         fills = [entry for entry in batch if isinstance(entry, Fill)]
         if fills:
@@ -104,7 +110,7 @@ def _book(holdings: dict[str, _Holding], closed: dict[UUID, OrderFigures], fills
     holding.entry_notional -= entry
     holding.fees -= entry_fees
     holding.funding -= funding
-    if not holding.quantity:
+    if holding.quantity <= 0:  # below: the ledger closes more than it opened, which the row of this trade contradicts
         del holdings[first.symbol]
 
 
@@ -138,3 +144,80 @@ def compare(rows: Iterable[OrderFigures], recomputed: Iterable[OrderFigures]) ->
             if getattr(row, figure) != getattr(ledger, figure)
         ]
     return mismatches
+
+
+# --- the venue's trades -----------------------------------------------------------------------------------------------
+
+
+class VenueTrade(msgspec.Struct, frozen=True, kw_only=True):
+    """A trade of the venue as its row says. `request_id` and `cause` are those of its order; None where it has none."""
+
+    trade_id: int
+    request_id: UUID | None
+    cause: Cause | None
+    kind: str
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee_rate: Decimal
+    maker: bool
+
+
+class VenueMismatch(msgspec.Struct, frozen=True):
+    """What the trades of the venue and the fills that they were booked as do not agree about."""
+
+    what: str
+    figure: str
+    by_trades: Decimal
+    by_books: Decimal
+
+    def __str__(self) -> str:
+        traded, booked = text(self.by_trades), text(self.by_books)
+        return f"{self.what}: {self.figure} is {traded} by the venue's trades and {booked} in the books"
+
+
+class _Deal(NamedTuple):
+    """What a trade has in common with the fills that it was booked as. A trade that flips is booked as two."""
+
+    symbol: str
+    side: OrderSide
+    price: Decimal
+    maker: bool
+    request_id: UUID | None
+    cause: Cause | None
+
+    def __str__(self) -> str:
+        role = "maker" if self.maker else "taker"
+        whose = f"of order {self.request_id}" if self.cause is None else f"for {self.cause}"
+        return f"{self.side} of {self.symbol} at {text(self.price)} as {role} {whose}"
+
+
+def compare_with_venue(fills: Iterable[Fill], trades: Iterable[VenueTrade]) -> list[VenueMismatch]:
+    """What of one run in live trading is in the fills and not in the venue's trades, or the other way round.
+
+    A fill without a request has its cause from the order that the service sent, else from the trade itself. Only a
+    reset fills without the venue.
+    """
+    by_trades: defaultdict[_Deal, list[Decimal]] = defaultdict(lambda: [ZERO, ZERO])
+    by_fills: defaultdict[_Deal, list[Decimal]] = defaultdict(lambda: [ZERO, ZERO])
+    for trade in trades:
+        sums = by_trades[_deal(trade, trade.cause or (Cause.ORDER if trade.kind == "trade" else Cause.LIQUIDATION))]
+        sums[0] += trade.quantity
+        sums[1] += trade.price * trade.quantity * trade.fee_rate
+    for fill in fills:
+        if fill.cause is not Cause.RESET:
+            sums = by_fills[_deal(fill, fill.cause)]
+            sums[0] += fill.quantity
+            sums[1] += fill.fee + fill.liquidation_fee
+    return [
+        VenueMismatch(str(deal), figure, of_trades, of_fills)
+        for deal in sorted(by_trades.keys() | by_fills.keys(), key=str)
+        for figure, of_trades, of_fills in zip(("quantity", "fee"), by_trades[deal], by_fills[deal], strict=True)
+        if of_trades != of_fills
+    ]
+
+
+def _deal(one: Fill | VenueTrade, cause: Cause) -> _Deal:
+    # What a request fills is caused by its order at first, and by its limit once it has rested.
+    return _Deal(one.symbol, one.side, one.price, one.maker, one.request_id, cause if one.request_id is None else None)

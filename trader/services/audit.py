@@ -1,20 +1,28 @@
-"""The audit: every account recomputed from its ledger and compared with its rows, to the last digit."""
+"""The audit: every account recomputed from its ledger and compared with its rows, to the last digit.
+
+In live trading its fills are compared with the trades of the venue, too.
+"""
 
 from collections.abc import Callable
 
 import msgspec
 
-from trader.domain.audit import compare, recompute
+from trader.domain.audit import compare, compare_with_venue, recompute
+from trader.domain.orders import Fill
 from trader.store import audit as store
 from trader.store.pool import Database
 
 
 class AuditReport(msgspec.Struct):
-    """What was looked at, and every sentence that is wrong. `problems` is empty when the books are clean."""
+    """What was looked at, and every sentence that is wrong. `problems` is empty when the books are clean.
+
+    `trades` are those of a venue.
+    """
 
     runs: int = 0
     orders: int = 0
     entries: int = 0
+    trades: int = 0
     problems: list[str] = []
 
     @property
@@ -33,7 +41,7 @@ async def audit(database: Database, progress: Callable[[int, int], None] = _say_
         database.connection() as conn,
         conn.transaction(isolation="repeatable_read", readonly=True),
     ):
-        runs = await store.select_runs(conn)
+        runs, is_live = await store.select_runs(conn), await store.select_is_live(conn)
         for number, (run_id, account_id, run_number) in enumerate(runs, start=1):
             rows = await store.select_figures(conn, run_id)
             entries = await store.select_entries(conn, run_id)
@@ -42,7 +50,13 @@ async def audit(database: Database, progress: Callable[[int, int], None] = _say_
             report.entries += len(entries)
             where = f"account {account_id}, run {run_number}"
             report.problems += [f"{where}: {mismatch}" for mismatch in compare(rows, recompute(entries))]
+            trades = await store.select_trades_of_run(conn, run_id)
+            if is_live or trades:
+                fills = [entry for entry in entries if isinstance(entry, Fill)]
+                report.trades += len(trades)
+                report.problems += [f"{where}: {mismatch}" for mismatch in compare_with_venue(fills, trades)]
             progress(number, len(runs))
         report.problems += [str(difference) for difference in await store.select_differences(conn)]
+        report.problems += [str(mismatch) for mismatch in await store.select_wrongly_filled(conn)]
         report.problems += [str(broken) for broken in await store.select_broken_promises(conn)]
     return report

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.audit import Entry, Mismatch, OrderFigures
+from trader.domain.audit import Entry, Mismatch, OrderFigures, VenueMismatch, VenueTrade
 from trader.domain.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
 from trader.store.pool import Connection
 
@@ -116,12 +116,16 @@ async def select_entries(conn: Connection, run_id: UUID) -> list[Entry]:
     return sorted([*fills, *funding, *insurance], key=lambda entry: entry.sequence)
 
 
-# An order is acknowledged with the taker fills it had at once; those are in the ledger exactly once. A fill is never
-# worse than the limit of its order.
+# An order is acknowledged with the fills it had at once, the first that it has; those are in the ledger exactly once,
+# and of an order that did not rest there are no others. A fill is never worse than the limit of its order.
 SELECT_BROKEN_PROMISES = """
 SELECT q.id AS order_id, 'acknowledged quantity' AS figure,
        (q.answer ->> 'total_quantity')::numeric AS by_row, coalesce(sum(f.quantity), 0) AS by_ledger
-FROM order_requests q LEFT JOIN fills f ON f.request_id = q.id AND NOT f.maker
+FROM order_requests q LEFT JOIN (
+    SELECT request_id, quantity, row_number() OVER (PARTITION BY request_id ORDER BY sequence) AS number
+    FROM fills WHERE request_id IS NOT NULL
+) f ON f.request_id = q.id
+    AND (q.answer ->> 'status' <> 'resting' OR f.number <= jsonb_array_length(q.answer -> 'fills'))
 GROUP BY q.id
 HAVING (q.answer ->> 'total_quantity')::numeric <> coalesce(sum(f.quantity), 0)
 UNION ALL
@@ -139,3 +143,54 @@ HAVING l.quantity - l.remaining <> coalesce(sum(f.quantity), 0)
 async def select_broken_promises(conn: Connection) -> list[Mismatch]:
     """Orders whose fills are not those they were answered with, or worse than their limit."""
     return [Mismatch(**record) for record in await conn.fetch(SELECT_BROKEN_PROMISES)]
+
+
+SELECT_IS_LIVE = "SELECT EXISTS (SELECT FROM service_state WHERE trading_mode = 'live')"
+
+
+async def select_is_live(conn: Connection) -> bool:
+    """Whether the fills of this database are those of a venue."""
+    is_live: bool = await conn.fetchval(SELECT_IS_LIVE)
+    return is_live
+
+
+SELECT_TRADES_OF_RUN = """
+SELECT t.trade_id, o.request_id, o.cause, t.kind, t.symbol, t.side, t.quantity, t.price, t.fee_rate, t.maker
+FROM venue_trades t
+LEFT JOIN venue_orders o ON o.account_id = t.account_id AND o.client_index = t.client_index
+WHERE t.run_id = $1
+"""
+
+
+async def select_trades_of_run(conn: Connection, run_id: UUID) -> list[VenueTrade]:
+    """The venue's trades that are booked in a run, each with the request and the cause of its order."""
+    return [
+        VenueTrade(
+            **{
+                **record,
+                "side": OrderSide(record["side"]),
+                "cause": None if record["cause"] is None else Cause(record["cause"]),
+            }
+        )
+        for record in await conn.fetch(SELECT_TRADES_OF_RUN, run_id)
+    ]
+
+
+# What is known of an order at the venue to be filled is what of its trades is booked.
+SELECT_WRONGLY_FILLED = """
+SELECT o.account_id, o.client_index, o.filled, coalesce(sum(t.quantity), 0) AS traded
+FROM venue_orders o
+LEFT JOIN venue_trades t ON t.account_id = o.account_id AND t.client_index = o.client_index
+GROUP BY o.account_id, o.client_index
+HAVING o.filled <> coalesce(sum(t.quantity), 0)
+ORDER BY o.account_id, o.client_index
+"""
+
+
+async def select_wrongly_filled(conn: Connection) -> list[VenueMismatch]:
+    """Orders at the venue whose filled quantity is not that of their booked trades."""
+    return [
+        VenueMismatch(f"account {r['account_id']}, order {r['client_index']} at the venue", "filled quantity",
+                      r["traded"], r["filled"])
+        for r in await conn.fetch(SELECT_WRONGLY_FILLED)
+    ]  # fmt: skip
