@@ -63,6 +63,17 @@ async def test_a_stop_within_a_gap_of_the_feed_fires_when_it_was_met(database: D
         await agree_with_rows(venue)
 
 
+async def test_the_update_that_ends_a_gap_counts_with_its_own_marks(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        source.miss(clock.now() + 4 * MINUTE, {"BTC": "93500"})
+        await venue.see({"BTC": "92500"}, after_s=600)
+        assert await stopped_at(venue) == [("stop", clock.now(), Decimal("92499.9"))]
+        assert venue.exchange.marks()["BTC"] == 92500
+        await agree_with_rows(venue)
+
+
 async def test_seconds_without_a_price_are_no_gap(database: Database) -> None:
     source, clock = SecretiveSource(), ManualClock(START)
     async with running(database, source, clock) as venue:

@@ -199,7 +199,8 @@ class Reviews:
         ]
         await asyncio.sleep(0)
         for moment in moments:
-            self.marks.update(moment.marks)
+            if not self._is_live:  # else they are those of the update that ended the gap, which is applied next
+                self.marks.update(moment.marks)
             await self._review_all(moment, stirred, missed=True)
             self.books.reviewed_until = moment.at
 
