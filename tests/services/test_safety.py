@@ -14,7 +14,7 @@ from support.venue import agree_with_rows
 
 from trader.clock import ManualClock
 from trader.domain.halts import HaltCause, Outcome, Verb
-from trader.domain.orders import Cause, ExitPlan, OrderStatus, OrderType
+from trader.domain.orders import Cause, ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable
 from trader.services import operations
 from trader.services.events import HaltsChanged
@@ -97,6 +97,62 @@ async def test_a_halt_cancels_what_rests_and_could_open(guarded: Guarded) -> Non
     ]
     assert (outcome.left, outcome.closed) == ((), ())
     assert [order.id for order in venue.exchange.accounts["a"].resting] == [reducing.id]
+
+
+async def test_an_account_that_cannot_be_reached_keeps_no_other_from_being_halted(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venue, cancel = guarded.venue, guarded.venue.exchange.cancel_order
+    for one in ("a", "b"):
+        await venue.buy("0.1", account_id=one, leverage=D(5))
+        await venue.buy("0.02", account_id=one, type=OrderType.LIMIT, limit_price=D(90_000))
+
+    async def cancel_of_b(account_id: str, order_id: str) -> OrderAnswer:
+        if account_id == "a":
+            raise Unavailable("what became of an order is not known yet")
+        return await cancel(account_id, order_id)
+
+    monkeypatch.setattr(venue.exchange, "cancel_order", cancel_of_b)
+    for verb in (Verb.HALT, Verb.FLATTEN):
+        command = await guarded.ask(verb)
+        async with asyncio.timeout(10):
+            while venue.exchange.accounts["b"].resting:
+                await guarded.operations.poll()
+                await asyncio.sleep(0.01)
+            while verb is Verb.FLATTEN and any(venue.exchange.accounts[one].positions for one in ("a", "b")):
+                await guarded.operations.poll()
+                await asyncio.sleep(0.01)
+        assert venue.exchange.accounts["a"].resting
+        async with venue.database.connection() as conn:
+            state = await store.select_command_state(conn, command.id)
+        assert state is not None
+        assert state.outcome is None, "what is left is not forgotten"
+    monkeypatch.undo()
+    async with asyncio.timeout(10):
+        while venue.exchange.accounts["a"].resting:
+            await guarded.operations.poll()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_halted_account_that_cannot_be_reached_keeps_no_other_from_being_swept(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venue, cancel = guarded.venue, guarded.venue.exchange.cancel_order
+    await guarded.do(Verb.HALT)
+    monkeypatch.setattr(guarded.safety, "refusal_to_open", lambda _: None)
+    for one in ("a", "b"):
+        await venue.buy("0.02", account_id=one, type=OrderType.LIMIT, limit_price=D(90_000))
+    monkeypatch.undo()
+
+    async def cancel_of_b(account_id: str, order_id: str) -> OrderAnswer:
+        if account_id == "a":
+            raise Unavailable("what became of an order is not known yet")
+        return await cancel(account_id, order_id)
+
+    monkeypatch.setattr(venue.exchange, "cancel_order", cancel_of_b)
+    with pytest.raises(Unavailable):
+        await guarded.operations.poll()
+    assert [bool(venue.exchange.accounts[one].resting) for one in ("a", "b")] == [True, False]
 
 
 async def test_events_and_log_tell_of_halts(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,8 @@ Every process sees the halts; the one that leads carries the commands out, and g
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Final
 from uuid import UUID
@@ -108,12 +109,17 @@ class Operations:
 
     async def _sweep(self) -> None:
         """What rests and could open goes, however its halt came about."""
-        for account in list(self._exchange.accounts.values()):
-            if account.resting and self._safety.refusal_to_open(account.id) is not None:
-                work = _Work()
+
+        async def sweep(account: Account) -> None:
+            work = _Work()
+            try:
                 await self._cancel(account.id, opening_orders(account), work)
+            finally:
                 for order in work.cancelled:
                     log.warning("%s is halted: its resting %s order was cancelled", account.id, order.symbol)
+
+        accounts = [account for account in self._exchange.accounts.values() if account.resting]
+        await _for_each((one for one in accounts if self._safety.refusal_to_open(one.id) is not None), sweep)
 
     async def _carry_out(self, command: Command) -> None:
         """Do it all and record the outcome. What the database's absence has interrupted is begun again by `poll`."""
@@ -154,16 +160,20 @@ class Operations:
     # --- cancelling ---------------------------------------------------------------------------------------------------
 
     async def _cancel_openings(self, command: Command, work: "_Work") -> None:
-        for account in list(self._exchange.accounts.values()):
-            if command.covers(account.id):
-                await self._cancel(account.id, opening_orders(account), work)
+        async def cancel(account: Account) -> None:
+            await self._cancel(account.id, opening_orders(account), work)
+
+        await _for_each((one for one in self._exchange.accounts.values() if command.covers(one.id)), cancel)
 
     async def _cancel(self, account_id: str, orders: Iterable[RestingOrder], work: "_Work") -> None:
+        """Cancel what can be cancelled now; raises `Unavailable` at the end when something could not be."""
+        undecided: Unavailable | None = None
         for order in orders:
             try:
                 answer = await self._exchange.cancel_order(account_id, str(order.id))
-            except Unavailable:
-                raise
+            except Unavailable as error:
+                undecided = error
+                continue
             except TraderError as error:
                 work.leave(account_id, f"resting {order.symbol} order", str(error))
                 continue
@@ -177,34 +187,39 @@ class Operations:
                         limit_price=order.limit_price,
                     )
                 )
+        if undecided is not None:
+            raise undecided
 
     # --- flattening ---------------------------------------------------------------------------------------------------
 
     async def _flatten(self, command: Command, work: "_Work") -> None:
         accounts = [a for a in self._exchange.accounts.values() if command.covers(a.id) and not a.is_idle]
         positions = sum(len(account.positions) for account in accounts)
-        seats = asyncio.Semaphore(_ACCOUNTS_AT_ONCE_MAX)
 
         async def flatten(account: Account) -> None:
-            async with seats:
+            undecided: Unavailable | None = None
+            try:
                 await self._cancel(account.id, account.resting, work)
-                await self._close_all(command, account.id, work)
+            except Unavailable as error:
+                undecided = error  # an order that cannot be cancelled now keeps no position open
+            await self._close_all(command, account.id, work)
+            if undecided is not None:
+                raise undecided
 
         async def report() -> None:
             while True:
                 open_now = sum(len(self._exchange.accounts[account.id].positions) for account in accounts)
                 told = f"{positions - open_now} of {positions} positions closed, {len(work.cancelled)} orders cancelled"
-                await self._tell(command, told)
+                with suppress(Unavailable):
+                    await self._tell(command, told)
                 await asyncio.sleep(_ROUND_S)
 
         reporting = asyncio.create_task(report())
         try:
-            done = await asyncio.gather(*(flatten(account) for account in accounts), return_exceptions=True)
+            await _for_each(accounts, flatten)
         finally:
             reporting.cancel()
             await asyncio.wait([reporting])
-        for error in filter(None, done):
-            raise error
 
     async def _close_all(self, command: Command, account_id: str, work: "_Work") -> None:
         """Close every position at market, again and again while the books cannot take it all, for a minute."""
@@ -255,6 +270,19 @@ class Operations:
                 gross_pnl=answer.realized_pnl,
             )
         return answer.reason
+
+
+async def _for_each(accounts: Iterable[Account], act: Callable[[Account], Awaitable[None]]) -> None:
+    """Act for accounts, some at once. What one meets keeps no other from its turn; the first error is raised."""
+    seats = asyncio.Semaphore(_ACCOUNTS_AT_ONCE_MAX)
+
+    async def take_turn(account: Account) -> None:
+        async with seats:
+            await act(account)
+
+    done = await asyncio.gather(*(take_turn(account) for account in accounts), return_exceptions=True)
+    for error in filter(None, done):
+        raise error
 
 
 class _Work:
