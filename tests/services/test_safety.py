@@ -14,7 +14,7 @@ from support.venue import agree_with_rows
 
 from trader.clock import ManualClock
 from trader.domain.halts import HaltCause, Outcome, Verb
-from trader.domain.orders import Cause, ExitPlan, OrderAnswer, OrderStatus, OrderType
+from trader.domain.orders import Cause, ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable
 from trader.services import operations
 from trader.services.events import HaltsChanged
@@ -130,6 +130,37 @@ async def test_an_account_that_cannot_be_reached_keeps_no_other_from_being_halte
     monkeypatch.undo()
     async with asyncio.timeout(10):
         while venue.exchange.accounts["a"].resting:
+            await guarded.operations.poll()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_flatten_that_is_begun_again_makes_new_tries(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    venue, place, tries = guarded.venue, guarded.venue.exchange.place_order, list[str | None]()
+    await venue.buy("0.1", leverage=D(5))
+    await venue.buy("0.02", type=OrderType.LIMIT, limit_price=D(90_000))
+
+    async def refuse_to_cancel(account_id: str, order_id: str) -> OrderAnswer:
+        raise Unavailable("what became of an order is not known yet")
+
+    async def place_and_note(order: Order) -> OrderAnswer:
+        tries.append(order.client_order_id)
+        return await place(order)
+
+    monkeypatch.setattr(operations, "_FLATTEN_S", 0.05)
+    monkeypatch.setattr(venue.exchange, "cancel_order", refuse_to_cancel)
+    monkeypatch.setattr(venue.exchange, "place_order", place_and_note)
+    venue.source.troubles["BTC"] = "its price is an outlier"
+    await guarded.ask(Verb.FLATTEN)
+    for _ in range(3):
+        await guarded.operations.poll()
+        (task,) = guarded.operations._tasks.values()
+        await asyncio.wait([task])
+    assert len(tries) > 5
+    assert len(set(tries)) == len(tries)
+    venue.source.troubles.clear()
+    monkeypatch.undo()
+    async with asyncio.timeout(10):
+        while venue.exchange.accounts["a"].positions or venue.exchange.accounts["a"].resting:
             await guarded.operations.poll()
             await asyncio.sleep(0.01)
 

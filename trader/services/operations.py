@@ -224,19 +224,21 @@ class Operations:
     async def _close_all(self, command: Command, account_id: str, work: "_Work") -> None:
         """Close every position at market, again and again while the books cannot take it all, for a minute."""
         loop = asyncio.get_running_loop()
-        deadline_s, attempt, reasons = loop.time() + _FLATTEN_S, 0, dict[str, str]()
+        deadline_s, reasons = loop.time() + _FLATTEN_S, dict[str, str]()
+        first = attempt = work.tried.get(account_id, 0)
         while positions := list(self._exchange.accounts[account_id].positions.values()):
-            if attempt and loop.time() >= deadline_s:
+            if attempt > first and loop.time() >= deadline_s:
                 break
             if self._safety.refusal_to_open(account_id) is None:
                 reasons = {position.symbol: "trading was resumed meanwhile" for position in positions}
                 break
-            if attempt:
+            if attempt > first:
                 await asyncio.sleep(_ROUND_S)
             attempt += 1
             tries = [self._close(command, account_id, position, attempt, work) for position in positions]
             for position, reason in zip(positions, await asyncio.gather(*tries), strict=True):
                 reasons[position.symbol] = reason or "the book could not take the rest in time"
+            work.tried[account_id] = attempt
         for position in positions:
             what = f"{position.side} {text(position.quantity)} {position.symbol}"
             work.leave(account_id, what, reasons.get(position.symbol, "it was opened meanwhile"))
@@ -286,11 +288,15 @@ async def _for_each(accounts: Iterable[Account], act: Callable[[Account], Awaita
 
 
 class _Work:
-    """What was done of a command so far, kept while it is begun again. A fill is named by the try that made it."""
+    """What was done of a command so far, kept while it is begun again. A fill is named by the try that made it.
+
+    `tried` is how many tries an account had that were answered: asked again, those would give the same answers.
+    """
 
     def __init__(self) -> None:
         self.cancelled: list[Cancelled] = []
         self.closed: dict[tuple[str, str, int], Closed] = {}
+        self.tried: dict[str, int] = {}
         self._left: dict[tuple[str, str], Left] = {}
 
     def begin(self) -> None:
