@@ -13,6 +13,7 @@ from support.venue import Venue, agree_with_rows, running
 from trader.clock import ManualClock
 from trader.domain.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable
+from trader.store import pool
 from trader.store.pool import Database
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -66,6 +67,21 @@ async def test_a_stalled_database_is_given_up_and_what_it_did_commit_counts(venu
     proxy.pass_on()
     assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
     assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.03")
+
+
+async def test_a_server_that_hangs_ends_neither_the_writing_of_bookings_nor_the_checkpoint(
+    venue: Venue, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await venue.buy("0.01", client_order_id="warm")
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.1)  # shorter than a statement may take, as it is in the service
+        proxy.stall()
+        with pytest.raises(Unavailable):
+            await venue.buy("0.02", client_order_id="stalled")
+        await venue.exchange.resign()
+    proxy.pass_on()
+    await venue.exchange.lead()
+    assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
 
 
 async def test_what_the_market_did_meanwhile_is_made_up_for_at_its_own_time(venue: Venue, proxy: FaultyProxy) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.proxy import FaultyProxy
 
 from trader.errors import StartError, Unavailable
 from trader.store import pool
@@ -98,6 +99,24 @@ async def test_cut_connection_is_unavailable_and_the_next_one_works(
             await _cut(conn, dsn)
             await conn.fetchval("SELECT 1")
     assert await database.ping() > 0
+
+
+@pytest.mark.parametrize("borrow", [Database.connection, Database.transaction])
+async def test_a_server_that_hangs_is_unavailable_though_it_cannot_cancel_the_statement(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, borrow: Borrow
+) -> None:
+    proxy = FaultyProxy(dsn)
+    database = await Database.connect(await proxy.start(), size=1, command_timeout_s=0.6)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.2)  # shorter than a statement may take, as it is in the service
+        with pytest.raises(Unavailable, match="too long"):
+            async with borrow(database) as conn:
+                proxy.stall()
+                await conn.fetchval("SELECT 1")
+    proxy.pass_on()
+    assert await database.ping() > 0, "the place in the pool is free again"
+    await database.close()
+    await proxy.close()
 
 
 async def test_connection_cut_between_two_statements_is_unavailable(database: Database, dsn: str) -> None:

@@ -120,7 +120,7 @@ class _DatabaseProbe:
             async with asyncio.timeout(PING_S):
                 return DatabaseHealth(ok=True, latency_ms=round(await self._ping(), 3))
         except (Unavailable, OSError, TimeoutError) as error:
-            log.warning("database ping failed: %s", error or type(error).__name__)
+            log.warning("database ping failed: %s", str(error) or type(error).__name__)
             return DatabaseHealth(ok=False, latency_ms=None)
 
 

@@ -52,7 +52,7 @@ class LeaderLock:
                 self._connection.add_termination_listener(lambda _: self._cut.set())
             return bool(await self._connection.fetchval(TRY_LEADER_LOCK, LEADER_LOCK))
         except _LOST as error:
-            log.debug("the leader lock cannot be tried for: %s", error)
+            log.debug("the leader lock cannot be tried for: %s", str(error) or type(error).__name__)
             await self.release()
             return False
 
@@ -62,7 +62,7 @@ class LeaderLock:
             try:
                 await self._connection.fetchval(SELECT_ALIVE)
             except _LOST as error:
-                log.warning("the leader lock is lost: %s", error)
+                log.warning("the leader lock is lost: %s", str(error) or type(error).__name__)
                 await self.release()
                 return
             with suppress(TimeoutError):

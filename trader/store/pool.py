@@ -6,6 +6,7 @@ change the state of its session (SET, LISTEN, session advisory locks); inside a 
 """
 
 import asyncio
+import logging
 import re
 import sysconfig
 import time
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 else:
     Connection: TypeAlias = asyncpg.Connection | asyncpg.pool.PoolConnectionProxy
+
+log = logging.getLogger("trader.store")
 
 OLDEST_VERSION = 15
 SCHEMA_VERSION = 4
@@ -101,7 +104,17 @@ class Database:
                 raise
             raise Unavailable(problem) from error
         finally:
+            await self._give_back(conn)
+
+    async def _give_back(self, conn: "PoolConnectionProxy[asyncpg.Record]") -> None:
+        """Back to the pool. A connection whose server does not even cancel a statement in time is closed by the pool.
+
+        What was done with it has succeeded or failed already; its end says nothing about that.
+        """
+        try:
             await self._pool.release(conn)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            log.warning("a connection to the database was given up: %s", str(error) or type(error).__name__)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
