@@ -230,6 +230,43 @@ async def test_who_waited_for_one_that_failed_makes_its_own() -> None:
     assert tries == 2
 
 
+async def test_while_all_fail_nobody_waits_for_a_line_of_others() -> None:
+    kept, began = AnswerCache(), 0
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def make() -> Answer:
+        nonlocal began
+        began += 1
+        await gates[min(began, 3) - 1].wait()
+        return Answer(503, b"")
+
+    waiting = [asyncio.create_task(kept.make(("a", b""), 1, make)) for _ in range(20)]
+    for gate in gates:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        at_once = began
+        gate.set()
+    assert at_once == 20, "the first, the second, and then all others at once"
+    assert {answer.status for answer in await asyncio.gather(*waiting)} == {503}
+    assert len(kept) == kept.size == 0
+
+
+async def test_who_waited_shares_an_answer_that_is_not_kept() -> None:
+    kept, gate, tries = AnswerCache(bytes_max=1), asyncio.Event(), 0
+
+    async def make() -> Answer:
+        nonlocal tries
+        tries += 1
+        await gate.wait()
+        return Answer(200, b"too long to be kept")
+
+    waiting = [asyncio.create_task(kept.make(("a", b""), 1, make)) for _ in range(5)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+    assert (tries, len(kept), kept.size) == (1, 0, 0)
+
+
 async def test_an_answer_made_for_an_older_token_is_not_kept_for_the_new_one() -> None:
     kept, gate = AnswerCache(), asyncio.Event()
 

@@ -15,6 +15,9 @@ BYTES_MAX: Final = 32 * 2**20
 INPUT_BYTES_MAX: Final = 512
 """Longer inputs are seldom asked twice."""
 
+WAITS_MAX: Final = 2
+"""For how many makings of others that fail a caller waits, before it is its own turn."""
+
 
 class Answer(NamedTuple):
     """What goes back for one call. `headers` are those beside the content type and the request id."""
@@ -29,14 +32,14 @@ Key = tuple[Hashable, bytes]
 
 
 class _Entry:
-    """The answer for a token; while it is being made, `ready` is there to wait for."""
+    """The answer for a token; `ready` is set when it was made, or could not be."""
 
     __slots__ = ("answer", "ready", "token")
 
     def __init__(self, token: object) -> None:
         self.token = token
         self.answer: Answer | None = None
-        self.ready: asyncio.Event | None = None
+        self.ready = asyncio.Event()
 
 
 class AnswerCache:
@@ -62,32 +65,39 @@ class AnswerCache:
         return entry.answer
 
     async def make(self, key: Key, token: object, answer: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Make the answer and keep it if it is a success. Who asks for the same meanwhile waits for this one."""
-        while (entry := self._entries.get(key)) is not None and entry.token == token:
+        """Make the answer and keep it if it is a success. Who asks for the same meanwhile waits for this one.
+
+        Who has waited for failures makes its own and waits no more: a line of many would each fail after the other.
+        """
+        for _ in range(WAITS_MAX):
+            entry = self._entries.get(key)
+            if entry is None or entry.token != token:
+                break
+            await entry.ready.wait()
             if entry.answer is not None:
                 return entry.answer
-            assert entry.ready is not None
-            await entry.ready.wait()
+        else:
+            self.misses += 1
+            return await answer()
         self.misses += 1
         entry = _Entry(token)
-        entry.ready = asyncio.Event()
         self._remove(key)
         self._entries[key] = entry
-        made: Answer | None = None
         try:
             made = await answer()
+            if made.status == HTTPStatus.OK:
+                entry.answer = made
         finally:
             entry.ready.set()
             if self._entries.get(key) is entry:
-                self._settle(key, entry, made)
+                self._settle(key, entry)
         return made
 
-    def _settle(self, key: Key, entry: _Entry, made: Answer | None) -> None:
-        if made is None or made.status != HTTPStatus.OK or len(made.body) > self._bytes_max:
-            del self._entries[key]  # those who waited make their own
+    def _settle(self, key: Key, entry: _Entry) -> None:
+        if entry.answer is None or len(entry.answer.body) > self._bytes_max:
+            del self._entries[key]
             return
-        entry.answer = made
-        self.size += len(made.body)
+        self.size += len(entry.answer.body)
         while len(self._entries) > self._entries_max or self.size > self._bytes_max:
             self._remove(next(iter(self._entries)))
 
