@@ -13,6 +13,7 @@ from support.venue import Venue, agree_with_rows, running
 from trader.clock import ManualClock
 from trader.domain.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable
+from trader.services import books
 from trader.store import pool
 from trader.store.pool import Database
 
@@ -144,3 +145,35 @@ async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_onc
     assert {row["client_order_id"]: row["id"] for row in rows} == {one: answer.id for one, answer in answers.items()}
     assert len(rows) == len(answers) >= 96
     assert proxy.connections > 8, "the storm must have met cut connections: the pool alone makes no more than 4"
+
+
+async def test_an_order_that_waits_for_its_book_when_the_term_ends_is_unavailable(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="200") as venue:
+        await venue.see(QUIET)
+        waiting = asyncio.create_task(venue.buy("0.01", client_order_id="waits"))
+        while "a" not in venue.exchange.accounts or not venue.market._waiters:
+            await asyncio.sleep(0.01)
+        venue.exchange.suspend()
+        await venue.exchange.resign()
+        await venue.see(QUIET)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(waiting, 5)
+        await venue.exchange.lead()
+        assert not venue.exchange.accounts["a"].positions
+        await agree_with_rows(venue)
+
+
+async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
+    venue: Venue, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "_FINISH_S", 0.05)
+    await venue.buy("0.01", client_order_id="warm")
+    proxy.stall()
+    orders = [asyncio.create_task(venue.buy("0.02")) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    venue.exchange.suspend()
+    await venue.exchange.resign()
+    ended = await asyncio.wait_for(asyncio.gather(*orders, return_exceptions=True), 5)
+    assert [type(one) for one in ended] == [Unavailable] * 2
+    proxy.pass_on()
+    await venue.exchange.lead()

@@ -176,7 +176,13 @@ class Books:
             is read again, which happens before its next change
         """
         assert self._changes is not None, "only a leader changes accounts"
-        return await self._changes.shield(self._change(account_id, decide))
+        try:
+            return await self._changes.shield(self._change(account_id, decide))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise _ended() from None  # the change was cancelled, not its caller: the term has ended
 
     async def commit(self, booking: Booking) -> None:
         """Commit, apply and publish. Only under the account's lock: from within `change` or the catch-up."""
@@ -212,6 +218,8 @@ class Books:
 
     async def _change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
         async with self._locks[account_id]:
+            if self._term is None:  # it ended while the caller waited, for a book or for this account
+                raise _ended()
             if account_id in self._in_doubt:
                 await self._recover(account_id)
             booking = decide(self._accounts[account_id])
@@ -228,6 +236,10 @@ class Books:
             await self._catch_up(account_id, since)
         del self._in_doubt[account_id]
         log.info("account %s is in step with its rows again", account_id)
+
+
+def _ended() -> Unavailable:
+    return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
 
 
 def _refuse_foreign(found: store.Holding, holding: store.Holding) -> None:
