@@ -145,3 +145,14 @@ async def test_what_is_kept_is_bounded(database: Database) -> None:
     for days in (1, 3, 1, 2):
         await shelf.compare(shelf.clock.now() - days * DAY, shelf.clock.now(), 15_000)
         assert 0 < kept.size <= 50_000
+
+
+async def test_times_without_any_snapshot_cannot_fill_the_memory(database: Database) -> None:
+    shelf = Shelf(database, 4)
+    await shelf.open()
+    kept = shelf.portfolio._histories = Histories(database, bytes_max=200_000)
+    for year in range(1, 31, 3):
+        start = START.replace(year=year)
+        await shelf.compare(start, start + 900 * DAY, 1000)
+        buckets = sum(map(len, kept._kept.values()))
+        assert 0 < buckets <= 200_000 // 200

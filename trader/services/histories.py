@@ -22,6 +22,9 @@ SETTLED_AFTER: Final = timedelta(minutes=5)
 """How long after its time a snapshot may be on its way into the database; far longer than a statement may take."""
 
 BYTES_MAX: Final = 128 * 2**20
+BUCKET_BYTES: Final = 256
+"""About what a bucket takes beside its records."""
+
 CHUNK_BUCKETS: Final = 24
 """Buckets that are read and encoded at once, so that nobody waits long for the event loop."""
 
@@ -48,8 +51,8 @@ class Bucket(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its records."""
-        return sum(map(len, self.records))
+        """Bytes of its records, and of itself: one that is empty costs something too."""
+        return BUCKET_BYTES + sum(map(len, self.records))
 
     def of(self, places: Sequence[int], since: datetime) -> list[bytes]:
         """The records at these ascending places, from `since` on."""
@@ -163,15 +166,14 @@ class Histories:
 
     def _bound(self, bucket: timedelta) -> None:
         """Forget widths that were used longest ago, then the oldest buckets, until what is kept is small enough."""
-        while self.size > self._bytes_max:
-            width = next(iter(self._kept))
-            if width != bucket:
-                self.size -= sum(each.size for each in self._kept.pop(width).values())
-                continue
+        while self.size > self._bytes_max and (width := next(iter(self._kept))) != bucket:
+            self.size -= sum(each.size for each in self._kept.pop(width).values())
+        if self.size > self._bytes_max:
             kept = self._kept[bucket]
-            if not kept:
-                return
-            self.size -= kept.pop(min(kept)).size
+            for place in sorted(kept):
+                if self.size <= self._bytes_max:
+                    return
+                self.size -= kept.pop(place).size
 
 
 def _starts(first: datetime, end: datetime, bucket: timedelta) -> list[datetime]:
