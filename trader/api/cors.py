@@ -137,7 +137,7 @@ async def answer_options(request: web.Request) -> web.StreamResponse:
     """
     adapter = request.app.get(_ADAPTER)
     is_preflight = ORIGIN in request.headers and ACCESS_CONTROL_REQUEST_METHOD in request.headers
-    if adapter is None or not is_preflight:
+    if adapter is None or not is_preflight or not adapter.is_cors_enabled_on_request(request):
         return await answer_plain_options(request)
     try:
         response = await adapter.preflight(request)

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 
 from trader.api import cors, rpc
+from trader.api.routes import add_read_only
 from trader.api.schemas.common import Empty, Input, Number, Wire
 from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
 from trader.settings import Settings
@@ -145,6 +146,7 @@ def build_app(settings: Settings) -> tuple[web.Application, DemoContext]:
     app.router.add_get("/health", plain)
     app.router.add_get("/api/events/positions", plain)
     app.router.add_get("/elsewhere", plain)
+    add_read_only(app, "/figures", plain)
     return app, context
 
 

@@ -75,6 +75,9 @@ async def test_paths_elsewhere_have_no_cross_origin_answers(service: Client) -> 
         assert "Access-Control-Allow-Origin" not in response.headers
     async with service.options("/elsewhere", headers={"Origin": LISTED, **PREFLIGHT}) as response:
         assert response.status == 405
+    async with service.options("/figures", headers={"Origin": LISTED, **PREFLIGHT}) as response:
+        assert response.status == 204
+        assert not [name for name in response.headers if name.startswith("Access-Control")]
 
 
 async def test_a_post_of_a_foreign_origin_does_nothing(service: Client) -> None:
