@@ -135,12 +135,15 @@ async def test_books_that_the_venue_contradicts_are_unhealthy_and_say_why() -> N
         assert (status, "reconciliation" in report) == (200, False)
 
 
-async def test_a_database_that_hangs_is_unhealthy_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_hangs_is_unhealthy_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(health, "PING_S", 0.02)
     house = House()
     house.database.hangs = True
     async with serving(house) as client:
         assert (await get(client, "/health"))[0] == 503
+    assert "database ping failed: TimeoutError" in caplog.messages
 
 
 async def test_a_flood_is_one_question() -> None:

@@ -1,5 +1,6 @@
 """The venue's REST interface: candles, the past as their paths, funding, and answers that are none."""
 
+import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -12,7 +13,7 @@ from support.fake_venue import FakeVenue, fake_venue
 from trader.clock import SystemClock
 from trader.domain.market import PLAIN_FUNDING_RATE, Candle
 from trader.errors import MarketDataError, MarketUnavailable
-from trader.gateways.market import make_source
+from trader.gateways.market import lighter_api, make_source
 from trader.gateways.market.lighter_api import LighterApi
 from trader.gateways.market.venue import VenueSource
 from trader.services.market import MarketData
@@ -119,6 +120,15 @@ async def test_too_many_requests_are_asked_again_and_given_up_in_the_end(venue: 
     with pytest.raises(MarketDataError, match="status 429"):
         await source.candles("BTC", "1m", START, START + MINUTE)
     assert len(venue.answers) == 1
+
+
+async def test_a_venue_that_says_nothing_is_told_of_by_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lighter_api, "_ANSWER_LIMIT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = LighterApi(f"http://127.0.0.1:{silent.getsockname()[1]}", pause_s=0.01)
+        with pytest.raises(MarketDataError, match=r"cannot be reached: TimeoutError$"):
+            await api.listings()
+        await api.close()
 
 
 async def test_a_venue_that_is_down_gives_no_candles_and_says_so(venue: FakeVenue, source: VenueSource) -> None:

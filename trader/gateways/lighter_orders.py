@@ -311,7 +311,7 @@ class LighterOrders:
         except self._signer.status_error as error:
             return _answer_of(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return _Answer(is_known=False, reason=f"the venue did not answer: {error or type(error).__name__}")
+            return _Answer(is_known=False, reason=f"the venue did not answer: {str(error) or type(error).__name__}")
         except (ValueError, LookupError, TypeError) as error:  # an answer that is none of the venue's
             return _Answer(is_known=False, reason=f"the venue's answer is not understood: {error}")
         code = getattr(answer, "code", None)  # the SDK does not check that an answer is whole

@@ -208,7 +208,7 @@ class LighterApi:
                     raise MarketDataError(f"{path}: the venue's answer is too long")
                 return answer.status, _seconds(answer.headers.get("Retry-After")), body
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise MarketDataError(f"{self.base_url} cannot be reached: {error or type(error).__name__}") from error
+            raise MarketDataError(f"{self.base_url} cannot be reached: {str(error) or type(error).__name__}") from error
 
 
 def _market(symbol: str, detail: _Detail) -> Market:

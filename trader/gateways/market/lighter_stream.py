@@ -118,7 +118,7 @@ class LighterStream:
         try:
             await self._socket.send_json({"type": kind} if channel is None else {"type": kind, "channel": channel})
         except (aiohttp.ClientError, OSError) as error:
-            raise MarketDataError(f"the venue ended the stream: {error or type(error).__name__}") from error
+            raise MarketDataError(f"the venue ended the stream: {str(error) or type(error).__name__}") from error
 
 
 @asynccontextmanager
@@ -131,7 +131,7 @@ async def open_stream(
     try:
         socket = await session.ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_MESSAGE_BYTES_MAX)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise MarketDataError(f"{base_url} cannot be reached: {error or type(error).__name__}") from error
+        raise MarketDataError(f"{base_url} cannot be reached: {str(error) or type(error).__name__}") from error
     try:
         stream = LighterStream(socket, followed, clock)
         await stream.subscribe()
