@@ -46,7 +46,8 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
         raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
     except (ContentEncodingError, web.RequestPayloadError, ConnectionError) as error:  # the last: the caller has left
         _give_up(request)
-        raise InvalidInput(Issue((), f"the body cannot be read: {error}")) from None
+        why = " ".join(str(error).removeprefix("400, message:").split())  # the framework's words, on a line of ours
+        raise InvalidInput(Issue((), f"the body cannot be read: {why}")) from None
     except PayloadTooLarge:
         if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
             _give_up(request)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from trader.api.cors import answer_options
 from trader.api.requests import UNKNOWN, Handler, noted
@@ -21,6 +21,18 @@ def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -
     return json_answer(status, Refusal(error=error), headers)
 
 
+async def answer_expect(request: web.Request) -> web.Response | None:
+    """`Expect: 100-continue` is told to go on, anything else refused as JSON; the framework's own refusal is text."""
+    if request.version < HttpVersion11:
+        return None
+    expected = request.headers.get(hdrs.EXPECT, "")
+    if expected.lower() != "100-continue":
+        return refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or leave it out")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer itself has not begun
+    return None
+
+
 def add_read_only(app: web.Application, path: str, handler: Handler, *, head: bool = False) -> None:
     """Serve GET (and HEAD) of a path; every other method is a 405, except the OPTIONS of a browser's preflight."""
     allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if head else (hdrs.METH_GET,)
@@ -35,4 +47,4 @@ def add_read_only(app: web.Application, path: str, handler: Handler, *, head: bo
         return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
 
     name = UNKNOWN if "{" in path else path.removeprefix("/api").strip("/")
-    app.router.add_route(hdrs.METH_ANY, path, noted(name, handle))
+    app.router.add_route(hdrs.METH_ANY, path, noted(name, handle), expect_handler=answer_expect)

@@ -24,6 +24,7 @@ from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
+from trader.api.routes import answer_expect
 from trader.api.schemas.common import ENCODER, Checked
 from trader.errors import (
     Forbidden,
@@ -366,14 +367,14 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     requests = app[REQUESTS] = RequestLog()
     dispatcher = Dispatcher(registry, context, requests)
     for name in registry.procedures:  # exact routes are found without a pattern; the pattern has the rest
-        app.router.add_route("*", PREFIX + name, dispatcher.handle)
-        app.router.add_route("*", PREFIX + name.replace(".", "/"), dispatcher.handle)
-    app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle)
+        for path in (name, name.replace(".", "/")):
+            app.router.add_route("*", PREFIX + path, dispatcher.handle, expect_handler=answer_expect)
+    app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle, expect_handler=answer_expect)
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         if "X-Request-Id" not in response.headers:
             response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
 
     app.on_response_prepare.append(add_request_id)
-    app.router.add_route("*", _ANYWHERE, noted(UNKNOWN, _elsewhere))
+    app.router.add_route("*", _ANYWHERE, noted(UNKNOWN, _elsewhere), expect_handler=answer_expect)
     return dispatcher

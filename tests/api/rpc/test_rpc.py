@@ -313,8 +313,24 @@ async def test_a_compressed_body_is_read_and_bounded(client: Client, encoding: s
 async def test_broken_compression_is_a_bad_request(client: Client, body: bytes) -> None:
     async with client.post(PLAIN, data=body, headers={"Content-Encoding": "gzip"}) as response:
         assert response.status == 400
+        answer = await response.json()
+        assert answer["error"].startswith("the body cannot be read: ")
+        assert "\n" not in answer["error"]
     status, _ = await send(client, PLAIN, "{}")
     assert status == 200
+
+
+@pytest.mark.parametrize("path", [PLAIN, "/api/rpc/demo/echo", "/api/rpc/no.such", "/figures", "/nowhere"])
+async def test_an_expectation_is_met_or_refused_as_json(client: Client, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\nExpect: ".encode()
+    answer = await exchange_bytes(client, head + b"miracles\r\n\r\n{}", close=False)
+    assert answer.startswith(b"HTTP/1.1 417 ")
+    assert b"Content-Type: application/json\r\n" in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("Expect: miracles is not supported")
+    answer = await exchange_bytes(client, head + b"100-Continue\r\n\r\n", b"{}", close=False)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 ")
+    answer = await exchange_bytes(client, head.replace(b"/1.1", b"/1.0") + b"miracles\r\n\r\n{}", close=False)
+    assert not answer.startswith((b"HTTP/1.0 417 ", b"HTTP/1.1 100 "))
 
 
 async def exchange_bytes(client: Client, *parts: bytes, close: bool = True) -> bytes:
