@@ -75,7 +75,7 @@ async def test_a_server_that_hangs_ends_neither_the_writing_of_bookings_nor_the_
 ) -> None:
     await venue.buy("0.01", client_order_id="warm")
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.1)  # shorter than a statement may take, as it is in the service
+        patch.setattr(pool, "CANCEL_TIMEOUT_S", 0.1)  # shorter than a statement may take, as it is in the service
         proxy.stall()
         with pytest.raises(Unavailable):
             await venue.buy("0.02", client_order_id="stalled")

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from decimal import Decimal
@@ -108,13 +109,29 @@ async def test_a_server_that_hangs_is_unavailable_though_it_cannot_cancel_the_st
     proxy = FaultyProxy(dsn)
     database = await Database.connect(await proxy.start(), size=1, command_timeout_s=0.6)
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.2)  # shorter than a statement may take, as it is in the service
+        patch.setattr(pool, "CANCEL_TIMEOUT_S", 0.2)  # shorter than a statement may take, as it is in the service
         with pytest.raises(Unavailable, match="too long"):
             async with borrow(database) as conn:
                 proxy.stall()
                 await conn.fetchval("SELECT 1")
     proxy.pass_on()
     assert await database.ping() > 0, "the place in the pool is free again"
+    await database.close()
+    await proxy.close()
+
+
+async def test_a_question_that_is_given_up_ends_soon(dsn: str) -> None:
+    proxy = FaultyProxy(dsn)
+    database = await Database.connect(await proxy.start(), size=2)
+    await database.ping()
+    proxy.stall()
+    began_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await database.ping()
+    assert time.monotonic() - began_s < 3, "and not when a connection should have been free"
+    proxy.pass_on()
+    assert await database.ping() > 0
     await database.close()
     await proxy.close()
 

@@ -37,6 +37,9 @@ SCHEMA_VERSION = 4
 ACQUIRE_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S = 1.0
+"""How long the server may take to end a statement that was given up; whoever gave it up waits for that too."""
+
 UPGRADE_TIMEOUT_S = 600.0
 
 # "trader" in ASCII: two processes that start at once apply the schema one after the other.
@@ -112,7 +115,7 @@ class Database:
         What was done with it has succeeded or failed already; its end says nothing about that.
         """
         try:
-            await self._pool.release(conn)
+            await self._pool.release(conn, timeout=CANCEL_TIMEOUT_S)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             log.warning("a connection to the database was given up: %s", str(error) or type(error).__name__)
 
