@@ -111,6 +111,22 @@ async def test_a_cancelled_order_tells_what_its_fills_realized(venue: Venue) -> 
     assert filled.realized_pnl == venue.exchange.accounts["a"].realized - account.realized > 0
 
 
+async def test_a_resting_order_that_has_closed_tells_what_it_realized(venue: Venue) -> None:
+    await venue.buy("0.05")
+    entry = venue.exchange.accounts["a"].positions["BTC"].entry_price
+    flip = await venue.sell("0.08", type=OrderType.LIMIT, limit_price=Decimal(95000))
+    await venue.sell("0.01")  # a part of the position is closed by another order
+    by_others = venue.exchange.accounts["a"].realized
+    await venue.see({"BTC": "95100"})
+    answer = await venue.exchange.cancel_order("a", str(flip.id))
+    assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, Decimal("0.08"))
+    assert answer.realized_pnl == Decimal("0.04") * (95000 - entry)
+    assert venue.exchange.accounts["a"].realized == by_others + answer.realized_pnl
+    await venue.see({"BTC": "93000"})
+    await venue.buy("0.04")
+    assert await venue.exchange.cancel_order("a", str(flip.id)) == answer, "others closed the rest"
+
+
 async def test_a_stop_closes_the_position_at_what_the_book_gives(venue: Venue) -> None:
     await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000), target=Decimal(99000)))
     await venue.see({"BTC": "92000"})
