@@ -85,11 +85,11 @@ async def serve(settings: Settings) -> None:
         await asyncio.wait([*tasks, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
+        settle_memory()
         port = await _listen(service, settings, stack)
         log.info(
             "listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, outside.source.name
         )
-        settle_memory()
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only the stop signal ends by itself: this raises what another one died of
@@ -111,7 +111,10 @@ async def _take_role(service: Service, stop: asyncio.Task[Any]) -> bool:
 
 
 def settle_memory() -> None:
-    """Leave what the start has made to itself: walking through it again holds up everybody for some 30 ms each time."""
+    """Leave what the start has made to itself: walking through it again holds up everybody for some 30 ms each time.
+
+    Of a long season the walk that this begins with takes tenths of a second, so nobody should be waiting yet.
+    """
     gc.collect()
     gc.freeze()
 
@@ -143,6 +146,7 @@ async def _make_ready(service: Service) -> None:
     try:
         async with asyncio.timeout(_READY_S):
             await warm.warm(context, context.clock.now())
+            await rpc.rehearse(context)
     except (Unavailable, TimeoutError) as error:
         log.warning("the first answers will take longer: %s", str(error) or f"they are not ready after {_READY_S:g} s")
         return

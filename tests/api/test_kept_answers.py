@@ -19,6 +19,7 @@ from trader.api import rpc
 from trader.api.answers import Answer, AnswerCache
 from trader.api.context import Context
 from trader.api.envelope import Style
+from trader.api.schemas.common import whole
 from trader.clock import ManualClock
 from trader.domain.records import VariantId
 from trader.gateways.llm import Providers
@@ -75,7 +76,7 @@ class Desk:
         target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
         answer = await rpc.Dispatcher(rpc.REGISTRY, fresh).call(target, json.dumps(asked).encode(), None, "oracle")
         assert answer.status == HTTPStatus.OK
-        return json.loads(answer.body)
+        return json.loads(whole(answer.body))
 
     async def see(self, chance: random.Random) -> None:
         self.prices = {symbol: max(100, price + chance.randint(-300, 300)) for symbol, price in self.prices.items()}

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
+from trader.api.schemas.common import Body
+
 ENTRIES_MAX: Final = 512
 BYTES_MAX: Final = 32 * 2**20
 INPUT_BYTES_MAX: Final = 512
@@ -23,7 +25,7 @@ class Answer(NamedTuple):
     """What goes back for one call. `headers` are those beside the content type and the request id."""
 
     status: int
-    body: bytes
+    body: Body
     headers: Mapping[str, str] = {}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trader.api.schemas.common import ENCODER
+from trader.api.schemas.common import ENCODER, Body, Pieces
 from trader.errors import Issue
 
 _BOM = b"\xef\xbb\xbf"
@@ -133,9 +133,11 @@ def _check_text(value: Any) -> None:
             _check_text(member)
 
 
-def success(style: Style, output: bytes) -> bytes:
+def success(style: Style, output: Body) -> Body:
     """The body of an answer whose encoded output is given."""
-    return output if style is Style.PLAIN else b'{"json":' + output + b"}"
+    if style is Style.PLAIN:
+        return output
+    return b'{"json":' + output + b"}" if isinstance(output, bytes) else Pieces((b'{"json":', *output, b"}"))
 
 
 def failure(style: Style, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:

@@ -9,15 +9,17 @@ import time
 from email.utils import formatdate
 from typing import Final
 
-from aiohttp import HttpVersion11, hdrs, web
+from aiohttp import HttpVersion11, Payload, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
+
+from trader.api.schemas.common import Body, Pieces, whole
 
 _HEAD: Final = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nDate: %b\r\nVary: Origin\r\n"
     b"X-Request-Id: %b\r\n\r\n"
 )
 _PIECE_BYTES_MAX: Final = 64 * 1024
-"""A larger body is not copied to be in one piece with its head."""
+"""A larger body is not copied to be in one piece with its head; more than this of a long one is not held up at once."""
 
 
 class _Date:
@@ -46,7 +48,7 @@ def suits(request: web.Request) -> bool:
 class ReadyResponse(web.StreamResponse):
     """A JSON answer with status 200 to a request that `suits`."""
 
-    def __init__(self, body: bytes, request_id: str) -> None:
+    def __init__(self, body: Body, request_id: str) -> None:
         # The base's own beginning is left out, since nothing of it is used: headers, cookies, compression and the rest
         # are for the head that it would write, and making them takes as long as all that is done here.
         self._ready = body
@@ -71,8 +73,33 @@ class ReadyResponse(web.StreamResponse):
             raise ConnectionResetError("the caller has left")
         head = _HEAD % (len(body), _date.now(), self._id.encode())
         if len(body) <= _PIECE_BYTES_MAX:
-            transport.write(head + body)
+            transport.write(head + whole(body))
         else:
-            transport.writelines((head, body))
+            transport.writelines((head, body) if isinstance(body, bytes) else (head, *body))
         if request.protocol.writing_paused:
             await request.writer.drain()
+
+
+class PiecesPayload(Payload):
+    """A long JSON body for the framework's response."""
+
+    _default_content_type = "application/json"
+    _value: Pieces
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__(pieces)
+        self._size = len(pieces)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return whole(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        waiting: list[bytes | memoryview] = []
+        size = 0
+        for piece in self._value:
+            waiting.append(piece)
+            size += len(piece)
+            if size >= _PIECE_BYTES_MAX:
+                await writer.write(b"".join(waiting))
+                waiting, size = [], 0
+        await writer.write(b"".join(waiting))

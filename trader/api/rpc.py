@@ -25,7 +25,7 @@ from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
 from trader.api.routes import answer_expect
-from trader.api.schemas.common import ENCODER, Checked
+from trader.api.schemas.common import ENCODER, Body, Checked, whole
 from trader.errors import (
     Forbidden,
     InvalidInput,
@@ -229,9 +229,7 @@ class Dispatcher:
                 raise InvalidInput(issue)
             self._check_allowed(declared, authorization)
             request = decode_input(declared.input_decoder, declared.input_type, text)
-            output = self._static.get(declared.name)
-            if output is None:
-                output = await self._output(declared, request)
+            output = self._static.get(declared.name) or await self._output(declared, request)
             return Answer(HTTPStatus.OK, envelope.success(style, output))
         except TraderError as error:
             if type(error) in STATUSES:
@@ -251,7 +249,7 @@ class Dispatcher:
         if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, self._token):
             raise Unauthorized(f"{declared.name} needs the header Authorization: Bearer <API_TOKEN>")
 
-    async def _output(self, declared: Procedure, request: Any) -> bytes:
+    async def _output(self, declared: Procedure, request: Any) -> Body:
         """The encoded output, checked against its type as a caller would read it. A static one is kept."""
         made = await declared.handler(self._context, request)
         if isinstance(made, Checked):
@@ -275,7 +273,7 @@ class Dispatcher:
 
             async def call(index: int, item: batch.Item) -> batch.Reply:
                 answer = await self._call_item(item, authorization, f"{request_id}.{index}")
-                return batch.Reply(index, answer.status, answer.headers, answer.body)
+                return batch.Reply(index, answer.status, answer.headers, whole(answer.body))
 
             return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
         return _response(request, answer, request_id)
@@ -320,7 +318,8 @@ def _response(request: web.Request, answer: Answer, request_id: str) -> web.Stre
     if answer.status == HTTPStatus.OK and ready.suits(request):
         return ready.ReadyResponse(answer.body, request_id)
     headers = {"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers}
-    response = web.Response(status=answer.status, body=answer.body, headers=headers)
+    body = answer.body if isinstance(answer.body, bytes) else ready.PiecesPayload(answer.body)
+    response = web.Response(status=answer.status, body=body, headers=headers)
     if answer.status != HTTPStatus.OK and GIVEN_UP in request:
         response.force_close()
     return response
@@ -350,6 +349,18 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     status, code = NOT_SUPPORTED
     body = envelope.failure(Style.PLAIN, status, code, f"{request.method} is not supported here; use {listed}")
     return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Allow": listed})
+
+
+async def rehearse(context: "Context") -> None:
+    """Call every procedure that only reads once, without input, and forget the answers.
+
+    Else the first caller of each waits until its statements are planned and its code has run for the first time.
+    """
+    load_procedures()
+    dispatcher = Dispatcher(REGISTRY, context)
+    for declared in REGISTRY.procedures.values():
+        if not declared.changes:
+            await dispatcher.call(Target(declared, Style.PLAIN), b"{}", None, "rehearsal")
 
 
 def load_procedures() -> None:

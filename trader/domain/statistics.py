@@ -7,11 +7,14 @@ in which they closed; a win has a net pnl above zero, everything else is a loss.
 """
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from copy import copy
 from datetime import datetime, timedelta
-from itertools import accumulate, pairwise
+from functools import lru_cache
+from itertools import accumulate, islice, pairwise
+from operator import sub
 from random import Random
 from statistics import median
 from typing import Literal, NamedTuple
@@ -238,22 +241,40 @@ def return_confidence(series: Sequence[EquityPoint], draws: int = BOOTSTRAP_DRAW
         return None
     logs = [math.log(value) for value in hourly_values(series)]
     changes = [after - before for before, after in pairwise(logs)]
-    count = len(changes)
-    sums = [0.0, *accumulate(changes + changes)]
-    uniform = Random(BOOTSTRAP_SEED).random
-    log = math.log
+    sum_before = [0.0, *accumulate(changes + changes)].__getitem__
+    plan = _drawn_blocks(len(changes), draws)
+    blocks = map(sub, map(sum_before, plan.ends), map(sum_before, plan.starts))
+    totals = sorted(sum(islice(blocks, count)) for count in plan.counts)
+    return Confidence95(_percent_growth(quantile(totals, 0.025)), _percent_growth(quantile(totals, 0.975)))
+
+
+class _Blocks(NamedTuple):
+    """The blocks of all draws in a row, each from its first change to before its end, and how many each draw has."""
+
+    starts: Sequence[int]
+    ends: Sequence[int]
+    counts: Sequence[int]
+
+
+@lru_cache(maxsize=8)
+def _drawn_blocks(changes: int, draws: int) -> _Blocks:
+    """Where the blocks lie depends on the seed and the number of changes alone: series as long as each other share it.
+
+    An end beyond the last change is one that wraps around.
+    """
+    uniform, log = Random(BOOTSTRAP_SEED).random, math.log
     scale = 1 / log(1 - 1 / BOOTSTRAP_BLOCK_HOURS)
-    totals = []
+    starts, ends, counts = array("I"), array("I"), array("I")
     for _ in range(draws):
-        left, total = count, 0.0
+        left, before = changes, len(starts)
         while left > 0:
             length = min(left, 1 + int(log(1.0 - uniform()) * scale))
-            start = int(uniform() * count)
-            total += sums[start + length] - sums[start]
+            start = int(uniform() * changes)
+            starts.append(start)
+            ends.append(start + length)
             left -= length
-        totals.append(total)
-    totals.sort()
-    return Confidence95(_percent_growth(quantile(totals, 0.025)), _percent_growth(quantile(totals, 0.975)))
+        counts.append(len(starts) - before)
+    return _Blocks(starts, ends, counts)
 
 
 def hourly_values(series: Sequence[EquityPoint]) -> list[float]:

@@ -7,9 +7,11 @@ another name, all of it is made again.
 """
 
 import asyncio
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from trader.domain.records import Model, VariantId
@@ -42,28 +44,65 @@ Encode = Callable[[Sequence[EquityValue], Mapping[str, Model]], list[bytes]]
 """One encoded and checked record per value."""
 
 
-class Bucket(NamedTuple):
-    """The encoded records of one bucket, in the order of time, with their models and times."""
+Ids = tuple[str, ...]
+Piece = bytes | memoryview
+"""Encoded records, joined by commas."""
 
-    ids: tuple[str, ...]
+
+class Bucket(NamedTuple):
+    """The encoded records of one bucket in the order of time, joined by commas; and of each its model, time and end.
+
+    They are kept in one piece, so that an answer is made without touching, or copying, each.
+    """
+
+    ids: Ids
     times: tuple[datetime, ...]
-    records: tuple[bytes, ...]
+    ends: Sequence[int]
+    joined: bytes
 
     @property
     def size(self) -> int:
         """Bytes of its records, and of itself: one that is empty costs something too."""
-        return BUCKET_BYTES + sum(map(len, self.records))
+        return BUCKET_BYTES + len(self.joined)
 
-    def of(self, places: Sequence[int], since: datetime) -> list[bytes]:
+    def of(self, stretches: Sequence[range], since: datetime) -> list[Piece]:
         """The records at these ascending places, from `since` on."""
-        records, first = self.records, bisect_left(places, bisect_left(self.times, since))
-        return [records[place] for place in places[first:]]
+        first, joined = bisect_left(self.times, since), memoryview(self.joined)
+        return [
+            joined[self._start_of(max(first, each.start)) : self.ends[each.stop - 1]]
+            for each in stretches
+            if each.stop > first
+        ]
+
+    def _start_of(self, place: int) -> int:
+        return self.ends[place - 1] + 1 if place else 0
 
 
-def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes]) -> Bucket:
-    """A bucket of values in the order of time, and their records."""
-    times = tuple(value.created_at for value in values)
-    return Bucket(tuple(value.account_id for value in values), times, tuple(records))
+def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes], ids: Mapping[str, str]) -> Bucket:
+    """A bucket of values in the order of time, and their records.
+
+    Every id is the object that `ids` has for it, and equal times are one object: to go through a season of objects
+    that are each somewhere else in memory takes longer than all that is done with them.
+    """
+    times: dict[datetime, datetime] = {}
+    return Bucket(
+        tuple([ids[value.account_id] for value in values]),
+        tuple([times.setdefault(value.created_at, value.created_at) for value in values]),
+        array("Q", (end - 1 for end in accumulate(len(record) + 1 for record in records))),
+        b",".join(records),
+    )
+
+
+def _stretches(ids: Sequence[str], chosen: Collection[str]) -> list[range]:
+    """The places of the chosen models, ascending, those beside each other together."""
+    flags = bytes(map(chosen.__contains__, ids)) + b"\0"
+    found: list[range] = []
+    first = flags.find(1)
+    while first >= 0:
+        after = flags.find(0, first)
+        found.append(range(first, after))
+        first = flags.find(1, after)
+    return found
 
 
 def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
@@ -102,7 +141,7 @@ class Histories:
         bucket: timedelta,
         encode: Encode,
         written_until: datetime,
-    ) -> list[bytes]:
+    ) -> list[Piece]:
         """The encoded records of the chosen models within [start, end], the oldest first.
 
         All snapshots before `written_until` are in the database.
@@ -112,20 +151,20 @@ class Histories:
         async with self._lock:
             self._forget_other(models)
             kept = await self._fill(models, first, settled, bucket, encode)
-            places: dict[tuple[str, ...], list[int]] = {}  # buckets mostly hold the same models in the same order
-            pieces: list[bytes] = []
+            places: dict[Ids, list[range]] = {}
+            pieces: list[Piece] = []
             for place in _starts(first, settled, bucket):
                 found = kept[place]
                 if place >= start and len(chosen) == len(models):
-                    pieces += found.records
+                    pieces.append(found.joined)
                     continue
                 if found.ids not in places:
-                    places[found.ids] = [number for number, model_id in enumerate(found.ids) if model_id in chosen]
+                    places[found.ids] = _stretches(found.ids, chosen)
                 pieces += found.of(places[found.ids], start)
             self._bound(bucket)
         last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)
-        pieces += encode(last, models)
-        return pieces
+        pieces.append(b",".join(encode(last, models)))
+        return [piece for piece in pieces if piece]
 
     def _forget_other(self, models: Mapping[str, Model]) -> None:
         shown = tuple(models.values())
@@ -158,9 +197,10 @@ class Histories:
         values = await select_values(self._database, list(models), chunk[0], until, bucket)
         records = encode(values, models)
         kept, place = self._kept[bucket], 0
+        ids = {model.id: model.id for model in self._models}
         for start in chunk:
             after = bisect_left(values, start + bucket, place, key=lambda value: value.created_at)
-            kept[start] = found = make_bucket(values[place:after], records[place:after])
+            kept[start] = found = make_bucket(values[place:after], records[place:after], ids)
             self.size += found.size
             place = after
 

@@ -14,7 +14,15 @@ from trader.clock import Clock
 from trader.domain.account import Account, unrealized
 from trader.domain.money import ZERO, divide
 from trader.domain.records import Model, Snapshot, VariantId
-from trader.services.histories import SETTLED_AFTER, Encode, Histories, VariantHours, floor_to_bucket, select_values
+from trader.services.histories import (
+    SETTLED_AFTER,
+    Encode,
+    Histories,
+    Piece,
+    VariantHours,
+    floor_to_bucket,
+    select_values,
+)
 from trader.services.venue import Venue
 from trader.settings import Settings
 from trader.store import agents as agents_store
@@ -78,9 +86,9 @@ class History(NamedTuple):
 
 
 class EncodedHistory(NamedTuple):
-    """The same as encoded records, in pieces to be joined by commas."""
+    """The same as encoded records, in pieces of one or more, to be joined by commas."""
 
-    pieces: Sequence[bytes]
+    pieces: Sequence[Piece]
     resolution: Resolution
 
 
@@ -230,8 +238,10 @@ class Portfolio:
         return min(self._clock.now() - SETTLED_AFTER, self._writing_at or datetime.max.replace(tzinfo=UTC))
 
     async def _models(self) -> dict[str, Model]:
+        """Every model, those of a variant beside each other: so are their records, which are cut out together."""
         async with self._database.connection() as conn:
-            return {model.id: model for model in await agents_store.select_models(conn)}
+            models = await agents_store.select_models(conn)
+        return {model.id: model for model in sorted(models, key=lambda model: (model.variant, model.id))}
 
 
 def _chosen(models: Mapping[str, Model], model_id: str | None, variant: VariantId | None) -> dict[str, Model]:

@@ -172,9 +172,16 @@ class RunRecord:
 
 
 def _batches(records: Sequence[RunRecord]) -> Iterator[Sequence[RunRecord]]:
-    """A few runs at a time, so that even the first reading of a long season answers within a statement's time."""
-    for start in range(0, len(records), RUNS_AT_ONCE):
-        yield records[start : start + RUNS_AT_ONCE]
+    """Those with a past all at once, since each has little that is new.
+
+    The others a few at a time, so that even the first reading of a long season answers within a statement's time.
+    """
+    known = [record for record in records if record.hours]
+    if known:
+        yield known
+    new = [record for record in records if not record.hours]
+    for start in range(0, len(new), RUNS_AT_ONCE):
+        yield new[start : start + RUNS_AT_ONCE]
 
 
 def _closed_at_last(trades: Sequence[RunTrade]) -> list[RunTrade]:

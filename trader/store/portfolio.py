@@ -176,14 +176,17 @@ FROM (
 ) s
 WHERE next_at IS NULL
    OR date_bin($4::interval, next_at, '2000-01-01T00:00:00Z') > date_bin($4, created_at, '2000-01-01T00:00:00Z')
-ORDER BY created_at, account_id
+ORDER BY created_at, array_position($1, account_id)
 """
 
 
 async def select_raw_history(
     conn: Connection, account_ids: Sequence[str], start: datetime, end: datetime, bucket: timedelta
 ) -> list[EquityValue]:
-    """The last snapshot of each bucket within [start, end], from the raw rows, the oldest first."""
+    """The last snapshot of each bucket within [start, end], from the raw rows, the oldest first.
+
+    Those of one moment have the order of the ids.
+    """
     return [EquityValue(*row) for row in await conn.fetch(SELECT_RAW_HISTORY, account_ids, start, end, bucket)]
 
 
@@ -210,14 +213,17 @@ FROM (
     ) s
     ORDER BY account_id, date_bin($4, at, '2000-01-01T00:00:00Z'), at DESC
 ) b
-ORDER BY at, account_id
+ORDER BY at, array_position($1, account_id)
 """
 
 
 async def select_hourly_history(
     conn: Connection, account_ids: Sequence[str], start: datetime, end: datetime, bucket: timedelta
 ) -> list[EquityValue]:
-    """The last snapshot of each bucket of whole hours within [start, end], from the rollup, the oldest first."""
+    """The last snapshot of each bucket of whole hours within [start, end], from the rollup, the oldest first.
+
+    Those of one moment have the order of the ids.
+    """
     return [EquityValue(*row) for row in await conn.fetch(SELECT_HOURLY_HISTORY, account_ids, start, end, bucket)]
 
 

@@ -1,5 +1,6 @@
 """What the wire's structs share: naming, strictness, and how decimals and times are written."""
 
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Annotated, Literal, TypeVar, cast
 
@@ -15,11 +16,13 @@ T = TypeVar("T")
 __all__ = [
     "ENCODER",
     "UNSET",
+    "Body",
     "Checked",
     "DecimalText",
     "Empty",
     "Input",
     "Number",
+    "Pieces",
     "PositiveNumber",
     "Timestamp",
     "UnsetType",
@@ -33,6 +36,7 @@ __all__ = [
     "optional",
     "text",
     "trimmed",
+    "whole",
 ]
 
 ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -75,13 +79,42 @@ class Empty(Input):
     """The input of a procedure without parameters."""
 
 
+class Pieces:
+    """A long text in the pieces in which it is kept, so that nobody makes 20 MB of it anew for every caller.
+
+    Memory that a process has not had before costs more than what is written into it.
+    """
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._pieces = tuple(pieces)
+        self._size = sum(map(len, self._pieces))
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        return iter(self._pieces)
+
+
+Body = bytes | Pieces
+"""Encoded JSON."""
+
+
+def whole(body: Body) -> bytes:
+    """The body in one piece."""
+    return body if isinstance(body, bytes) else b"".join(body)
+
+
 class Checked(msgspec.Struct, frozen=True):
     """An output that is encoded already, and whose parts were checked when they were."""
 
-    body: bytes
+    body: Body
 
 
-def checked(output_type: type[T], body: bytes) -> T:
+def checked(output_type: type[T], body: Body) -> T:
     """An encoded output in the place of one of its type. What encodes answers takes it as it is."""
     return cast("T", Checked(body))
 

@@ -12,6 +12,7 @@ from trader.api.schemas.common import (
     ENCODER,
     UNSET,
     Input,
+    Pieces,
     Timestamp,
     UnsetType,
     VariantFilter,
@@ -116,12 +117,14 @@ def records_of(values: Sequence[EquityValue], models: Mapping[str, Model]) -> li
 
 
 def history_of(history: EncodedHistory) -> GetPortfolioHistoryOutput:
-    """The output, of records that were checked one by one: a hundred models have 15 MB of them."""
-    pieces = list(history.pieces) or [b""]
-    pieces[0] = b'{"history":[' + pieces[0]
-    pieces[-1] += b'],"resolution":%b}' % ENCODER.encode(history.resolution)
-    body = b",".join(pieces)  # the one copy that is made of it
-    return checked(GetPortfolioHistoryOutput, body)
+    """The output, of records that were checked one by one: a hundred models have 19 MB of them, which nobody copies."""
+    pieces: list[bytes | memoryview] = [b'{"history":[']
+    for piece in history.pieces:
+        pieces += (piece, b",")
+    if history.pieces:
+        del pieces[-1]
+    pieces.append(b'],"resolution":%b}' % ENCODER.encode(history.resolution))
+    return checked(GetPortfolioHistoryOutput, Pieces(pieces))
 
 
 class LiveSnapshot(Wire, kw_only=True):
