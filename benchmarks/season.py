@@ -5,10 +5,11 @@
   python -m benchmarks.season --folder DIR    keeps the season there, and measures the one that is there already
   python -m benchmarks.season --database-url URL        one that is there (scripts/seed_accounts.py --history makes it)
 
-A call is what a request costs behind HTTP when its answer is not kept: decoding, the services, encoding, checking.
+A call is what a request costs behind HTTP when its answer is not kept: decoding, the services, encoding, checking. A
+long answer is in pieces that are kept, which go to the connection as they are: nobody makes one text of them.
 `cold` is the first call after a start: each in a new process with new connections, which has made itself ready as the
-service does before it listens (api/warm.py). `unready` is the first call of a process that has not, which no caller of
-the service meets: it is told, not judged. `warm` is of `--calls` calls. Exit code 1: a bar is missed.
+service does before it listens (`app._make_ready`). `unready` is the first call of a process that has not, which no
+caller of the service meets: it is told, not judged. `warm` is of `--calls` calls. Exit code 1: a bar is missed.
 """
 
 import argparse
@@ -205,7 +206,8 @@ async def measure(dsn: str, calls: int, starts: int) -> bool:
     met, names = True, [case.name for case in CASES]
     unready = await in_new_processes(dsn, [[name] for name in names], ready=False)
     cold = await in_new_processes(dsn, [names] * starts, ready=True)
-    print(f"made ready before it listens in {median(cold['made ready']):.0f} ms")
+    ready = cold["made ready"]
+    print(f"made ready before it listens in {median(ready):.0f} ms, at most {max(ready):.0f} ms")
     print(
         f"{'':26}{'unready':>8}{'cold p50':>9}{'p99':>8}{'warm p50':>9}{'p99':>8}{'bar':>5}{'bytes':>12}   raw SQL, ms"
     )

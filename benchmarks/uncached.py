@@ -13,6 +13,7 @@ from trader.api.schemas.positions import CryptoPrice, GetCryptoPricesOutput, pos
 from trader.clock import SystemClock
 from trader.domain.account import Account
 from trader.domain.market import MARKETS
+from trader.errors import NotFound
 from trader.services.analytics import Analytics
 from trader.services.portfolio import Portfolio
 from trader.services.trading import TradingRecords
@@ -25,14 +26,17 @@ PROCEDURES: Final = ("trading.getTrades", "variants.getVariantHistory", "analyti
 
 
 class Books:
-    """What the statistics ask of the exchange; accounts as of the start, since the models do not trade here."""
+    """What readers ask of the exchange; accounts as of the start, since the models do not trade here."""
 
     def __init__(self, accounts: dict[str, Account], marks: dict[str, Decimal]) -> None:
-        self._accounts = accounts
+        self.accounts = accounts
+        self.markets = MARKETS
         self._marks = marks
 
     def account(self, account_id: str) -> Account:
-        return self._accounts[account_id]
+        if account_id not in self.accounts:
+            raise NotFound(f"there is no account {account_id}")
+        return self.accounts[account_id]
 
     def marks(self) -> dict[str, Decimal]:
         return self._marks

@@ -4,6 +4,7 @@ import math
 import statistics as stdlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -276,6 +277,25 @@ def test_the_interval_agrees_with_a_plain_resampling_by_numpy(seed: int) -> None
     width = high - low
     assert found.low == pytest.approx(low, abs=0.12 * width)
     assert found.high == pytest.approx(high, abs=0.12 * width)
+
+
+@pytest.mark.parametrize("hours", [48, 168, 169])
+def test_series_of_one_length_share_their_draws_and_nothing_else(hours: int) -> None:
+    """Drawn anew for every series, block by block, as the paper has it."""
+    for seed in range(3):
+        series = wander(seed, hours)
+        logs = [math.log(point.value) for point in series]
+        changes = [after - before for before, after in pairwise(logs)]
+        rng, totals = Random(ours.BOOTSTRAP_SEED), []
+        for _ in range(ours.BOOTSTRAP_DRAWS):
+            drawn: list[float] = []
+            while len(drawn) < len(changes):
+                length = 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / ours.BOOTSTRAP_BLOCK_HOURS))
+                start = int(rng.random() * len(changes))
+                drawn += [changes[(start + step) % len(changes)] for step in range(min(length, len(changes)))]
+            totals.append(math.fsum(drawn[: len(changes)]))
+        low, high = numpy.quantile(totals, [0.025, 0.975])
+        assert ours.return_confidence(series) == (near(100 * math.expm1(low)), near(100 * math.expm1(high)))
 
 
 def test_a_constant_series_has_an_interval_of_nothing() -> None:

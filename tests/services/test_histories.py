@@ -7,17 +7,20 @@ from random import Random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.records import MINUTE, START, FakeExchange, add_model, make_account, make_snapshot
 from support.scripted import make_settings
 
 from trader.api.schemas.portfolio import GetPortfolioHistoryOutput, records_of
 from trader.clock import ManualClock, iso
 from trader.domain.records import VariantId
-from trader.services.histories import Histories
+from trader.services.histories import Histories, make_bucket, stretches
 from trader.services.portfolio import RESOLUTIONS, WINDOWS, Portfolio, Window
 from trader.store import portfolio as store
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
+from trader.store.portfolio import EquityValue
 
 DAY = timedelta(days=1)
 NAMES = {"a": VariantId.APEX, "b": VariantId.APEX, "c": VariantId.SOVEREIGN}
@@ -107,6 +110,23 @@ async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Databa
                 to = rng.choice(list(VariantId))
                 await conn.execute("UPDATE models SET variant = $1::text::variant_id WHERE id = 'b'", to.value)
         await shelf.live(timedelta(minutes=rng.choice((1, 9, 61, 3000))), timedelta(minutes=rng.choice((1, 7, 31))))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 5))), st.sets(st.sampled_from("abcd")), st.integers(0, 6)
+)
+def test_a_bucket_gives_what_is_asked_of_it(rows: list[tuple[str, int]], chosen: set[str], since: int) -> None:
+    values = [EquityValue(name, Decimal(place), START + at * MINUTE) for place, (name, at) in enumerate(rows)]
+    values.sort(key=lambda value: value.created_at)
+    records = [b"%d" % value.net_portfolio for value in values]
+    bucket = make_bucket(values, records, {name: name for name in "abcd"})
+    assert bucket.joined == b",".join(records)
+    found = bucket.of(stretches(bucket.ids, chosen), START + since * MINUTE)
+    assert b",".join(found) == b",".join(
+        record
+        for value, record in zip(values, records, strict=True)
+        if value.account_id in chosen and value.created_at >= START + since * MINUTE
+    )
 
 
 async def test_a_new_name_or_a_new_model_is_seen_at_once(database: Database) -> None:

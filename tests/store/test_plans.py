@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from support.records import HOUR, START, id_of
+from support.records import HOUR, START, id_of, make_snapshot
 
 from trader.store import agents, analytics, portfolio, trades
 from trader.store.partitions import ensure_partitions
@@ -160,3 +160,18 @@ async def test_hot_queries_use_their_index(database: Database) -> None:
         await conn.execute("DROP INDEX orders_closed_by_time, invocations_failed_by_model")
         assert "orders_closed_by_time" not in await _indexes(conn, "trades")
         assert "invocations_failed_by_model" not in await _indexes(conn, "failures of models")
+
+
+SELECT_PLANS = """
+SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1
+"""
+
+
+async def test_a_snapshot_is_not_planned_anew_however_long_the_season(database: Database) -> None:
+    """As with every statement, the first five plans are made for their values, to be compared with one for all."""
+    async with database.connection() as conn:
+        await _fill(conn)
+        for minute in range(20):
+            at = NOW + 2 * HOUR + minute * HOUR / 60
+            await portfolio.insert_snapshots(conn, [make_snapshot(model, at, "100") for model in MODELS])
+        assert tuple(await conn.fetchrow(SELECT_PLANS, portfolio.INSERT_SNAPSHOTS) or ()) == (15, 5)

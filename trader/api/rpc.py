@@ -351,14 +351,16 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Allow": listed})
 
 
-async def rehearse(context: "Context") -> None:
+async def rehearse(context: "Context", registry: Registry | None = None) -> None:
     """Call every procedure that only reads once, without input, and forget the answers.
 
     Else the first caller of each waits until its statements are planned and its code has run for the first time.
     """
-    load_procedures()
-    dispatcher = Dispatcher(REGISTRY, context)
-    for declared in REGISTRY.procedures.values():
+    if registry is None:
+        load_procedures()
+        registry = REGISTRY
+    dispatcher = Dispatcher(registry, context)
+    for declared in registry.procedures.values():
         if not declared.changes:
             await dispatcher.call(Target(declared, Style.PLAIN), b"{}", None, "rehearsal")
 

@@ -147,7 +147,8 @@ class Analytics:
         for record in records.values():
             _ = record.recovery_factor  # and with it the figures of equity and trades, which are kept
             for span in WINDOWS.values():
-                _fall(record, now - span, record.run.initial_capital)
+                before = _hours_before(record, now - span)
+                record.window_drawdown(before, float(_start(record, before)), float(record.run.initial_capital))
             await asyncio.sleep(0)
         for window in WINDOWS:
             # Just after the end of an hour answers still have the intervals of the one before.
@@ -254,12 +255,13 @@ class Analytics:
 def _entry(
     model: Model, record: RunRecord, equity: Decimal, since: datetime, interval: Confidence95 | None
 ) -> LeaderboardEntry:
-    start = _start(record, since)
+    before = _hours_before(record, since)
+    start = _start(record, before)
     return LeaderboardEntry(
         model=model,
         pnl_percent=statistics.return_percent(float(start), float(equity)),
         pnl_absolute=equity - start,
-        max_drawdown=_fall(record, since, equity),
+        max_drawdown=record.window_drawdown(before, float(start), float(equity)),
         start_value=start,
         end_value=equity,
         trades_count=len(record.trades) - bisect_left(record.trades, since, key=lambda trade: trade.closed_at),
@@ -271,15 +273,9 @@ def _hours_before(record: RunRecord, since: datetime) -> int:
     return bisect_right(record.hours, since, key=lambda value: value.last_at)
 
 
-def _start(record: RunRecord, since: datetime) -> Decimal:
-    """What the account was worth at the start of a window."""
-    before = _hours_before(record, since)
+def _start(record: RunRecord, before: int) -> Decimal:
+    """What the account was worth at the start of a window, which so many of its hours lie before."""
     return record.hours[before - 1].last if before else record.run.initial_capital
-
-
-def _fall(record: RunRecord, since: datetime, equity: Decimal) -> float:
-    """The max drawdown within a window that ends with this equity, in percent."""
-    return record.window_drawdown(_hours_before(record, since), float(_start(record, since)), float(equity))
 
 
 def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:

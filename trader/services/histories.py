@@ -93,7 +93,7 @@ def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes], ids: Ma
     )
 
 
-def _stretches(ids: Sequence[str], chosen: Collection[str]) -> list[range]:
+def stretches(ids: Sequence[str], chosen: Collection[str]) -> list[range]:
     """The places of the chosen models, ascending, those beside each other together."""
     flags = bytes(map(chosen.__contains__, ids)) + b"\0"
     found: list[range] = []
@@ -159,7 +159,7 @@ class Histories:
                     pieces.append(found.joined)
                     continue
                 if found.ids not in places:
-                    places[found.ids] = _stretches(found.ids, chosen)
+                    places[found.ids] = stretches(found.ids, chosen)
                 pieces += found.of(places[found.ids], start)
             self._bound(bucket)
         last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)

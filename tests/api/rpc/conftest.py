@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from pytest_aiohttp.plugin import AiohttpClient
 
 from trader.api import cors, rpc
 from trader.api.routes import add_read_only
-from trader.api.schemas.common import Empty, Input, Number, Wire
+from trader.api.schemas.common import Empty, Input, Number, Pieces, Wire, checked
 from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
 from trader.settings import Settings
 
@@ -76,6 +77,15 @@ registry = rpc.Registry()
 async def echo(context: DemoContext, request: EchoInput) -> EchoOutput:
     context.calls.append("demo.echo")
     return EchoOutput(window=request.window, text=request.text, items=request.items)
+
+
+@registry.procedure("demo.pieces")
+async def pieces(context: DemoContext, request: EchoInput) -> list[Figure]:
+    """As many figures as asked for, in pieces of different lengths."""
+    whole = ",".join(f'{{"value":{number}}}' for number in range(int(request.text or 0))).encode()
+    cuts = (*range(0, len(whole), 1000 * (request.number or 1)), len(whole))
+    views = [memoryview(whole)[start:end] for start, end in pairwise(cuts)]
+    return checked(list[Figure], Pieces((b"[", *views, b"]")))
 
 
 @registry.procedure("demo.raise")
@@ -168,6 +178,11 @@ def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
 @pytest.fixture
 async def client(make_service: ServiceFactory) -> Client:
     return await make_service()
+
+
+@pytest.fixture
+def registered() -> rpc.Registry:
+    return registry
 
 
 @pytest.fixture

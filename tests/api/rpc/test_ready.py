@@ -13,10 +13,12 @@ OWN = {"server"}
 """What only the framework says: its name and version."""
 
 
-async def exchange(client: Client, version: str, body: bytes, *headers: str) -> tuple[str, dict[str, str], bytes]:
+async def exchange(
+    client: Client, version: str, body: bytes, *headers: str, path: str = "demo.echo"
+) -> tuple[str, dict[str, str], bytes]:
     """One request over a connection of its own: the first line, the headers in lower case, and the body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    lines = ("POST /api/rpc/demo.echo " + version, "Host: x", f"Content-Length: {len(body)}", *headers)
+    lines = (f"POST /api/rpc/{path} {version}", "Host: x", f"Content-Length: {len(body)}", *headers)
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
     try:
         async with asyncio.timeout(10):
@@ -43,6 +45,22 @@ async def test_both_ways_say_the_same(client: Client, length: int) -> None:
         assert {name: value for name, value in ready.items() if name not in varying}.items() <= framed.items()
         assert abs(parsedate_to_datetime(ready["date"]) - parsedate_to_datetime(framed["date"])).total_seconds() < 10
         assert ready["x-request-id"] != framed["x-request-id"]
+
+
+@pytest.mark.parametrize(("figures", "number"), [(0, 1), (50, 1), (100_000, 1), (100_000, 10)])
+async def test_a_body_in_pieces_arrives_whole(client: Client, figures: int, number: int) -> None:
+    wanted = b"[" + ",".join(f'{{"value":{value}}}' for value in range(figures)).encode() + b"]"
+    body = b'{"text":"%d","number":%d}' % (figures, number)
+    for others in ((), ("Connection: close",), ("Origin: http://localhost:3000",)):
+        first, told, answer = await exchange(client, "HTTP/1.1", body, *others, path="demo.pieces")
+        assert (first, told["content-type"], answer) == ("HTTP/1.1 200 OK", "application/json", wanted)
+        enveloped = b'{"json":%b}' % body
+        _, _, answer = await exchange(client, "HTTP/1.1", enveloped, *others, path="demo/pieces")
+        assert answer == b'{"json":%b}' % wanted
+    items = [{"url": "http://x/api/rpc/demo/pieces", "body": {"json": {"text": "3"}}}]
+    async with client.post("/api/rpc/__batch__", json=items, headers={"x-orpc-batch": "buffered"}) as response:
+        (reply,) = await response.json()
+    assert reply["body"] == {"json": [{"value": 0}, {"value": 1}, {"value": 2}]}
 
 
 async def test_an_older_protocol_gets_the_answer_it_knows(client: Client) -> None:

@@ -6,13 +6,14 @@ import logging
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from yarl import URL
 
-from trader.api.rpc import Registry
+from trader.api.rpc import Registry, rehearse
 from trader.api.schemas.common import Empty
 
 Client = TestClient[web.Request, web.Application]
@@ -419,3 +420,10 @@ def test_a_name_is_declared_once() -> None:
         registry.procedure("a.b")(handler)
     with pytest.raises(ValueError, match=r"a\.c cannot both"):
         registry.procedure("a.c", changes=True, static=True)(handler)
+
+
+async def test_a_rehearsal_calls_what_only_reads(context: Any, registered: Registry) -> None:
+    context.gate.set()
+    await rehearse(context, registered)
+    assert {"demo.echo", "demo.static"} <= set(context.calls)
+    assert "demo.change" not in context.calls
