@@ -9,7 +9,7 @@ another name, all of it is made again.
 import asyncio
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -67,15 +67,11 @@ class Bucket(NamedTuple):
 
     def of(self, stretches: Sequence[range], since: datetime) -> list[Piece]:
         """The records at these ascending places, from `since` on."""
-        first, joined = bisect_left(self.times, since), memoryview(self.joined)
-        return [
-            joined[self._start_of(max(first, each.start)) : self.ends[each.stop - 1]]
-            for each in stretches
-            if each.stop > first
-        ]
-
-    def _start_of(self, place: int) -> int:
-        return self.ends[place - 1] + 1 if place else 0
+        joined, ends = memoryview(self.joined), self.ends
+        if self.times and self.times[0] < since:
+            first = bisect_left(self.times, since)
+            stretches = [range(max(first, each.start), each.stop) for each in stretches if each.stop > first]
+        return [joined[ends[each.start - 1] + 1 if each.start else 0 : ends[each.stop - 1]] for each in stretches]
 
 
 def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes], ids: Mapping[str, str]) -> Bucket:
@@ -93,7 +89,7 @@ def make_bucket(values: Sequence[EquityValue], records: Sequence[bytes], ids: Ma
     )
 
 
-def stretches(ids: Sequence[str], chosen: Collection[str]) -> list[range]:
+def stretches(ids: Sequence[str], chosen: Set[str]) -> list[range]:
     """The places of the chosen models, ascending, those beside each other together."""
     flags = bytes(map(chosen.__contains__, ids)) + b"\0"
     found: list[range] = []
@@ -150,16 +146,18 @@ class Histories:
         settled = max(first, floor_to_bucket(min(end, written_until), bucket))
         async with self._lock:
             self._forget_other(models)
-            kept = await self._fill(models, first, settled, bucket, encode)
+            starts = _starts(first, settled, bucket)
+            kept = await self._fill(models, starts, bucket, encode)
+            wanted, are_all = frozenset(chosen), len(chosen) == len(models)
             places: dict[Ids, list[range]] = {}
             pieces: list[Piece] = []
-            for place in _starts(first, settled, bucket):
+            for place in starts:
                 found = kept[place]
-                if place >= start and len(chosen) == len(models):
+                if are_all and place >= start:
                     pieces.append(found.joined)
                     continue
                 if found.ids not in places:
-                    places[found.ids] = stretches(found.ids, chosen)
+                    places[found.ids] = stretches(found.ids, wanted)
                 pieces += found.of(places[found.ids], start)
             self._bound(bucket)
         last = await select_values(self._database, list(chosen), max(start, settled), end, bucket)
@@ -174,12 +172,12 @@ class Histories:
             self.size = 0
 
     async def _fill(
-        self, models: Mapping[str, Model], first: datetime, end: datetime, bucket: timedelta, encode: Encode
+        self, models: Mapping[str, Model], starts: Sequence[datetime], bucket: timedelta, encode: Encode
     ) -> dict[datetime, Bucket]:
-        """Read what is missing of the buckets that begin in [first, end); the newest in use come last."""
+        """Read what is missing of the buckets that begin at these moments; the newest in use come last."""
         kept = self._kept.pop(bucket, {})
         self._kept[bucket] = kept
-        missing = [place for place in _starts(first, end, bucket) if place not in kept]
+        missing = [place for place in starts if place not in kept]
         while missing:
             count = next(
                 (n for n in range(1, len(missing)) if n == CHUNK_BUCKETS or missing[n] != missing[0] + n * bucket),
