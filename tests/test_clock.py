@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.settable_clock import SettableClock
 
-from trader.clock import Clock, LockstepClock, ManualClock, Parking, ScaledClock, SystemClock, cut_to_ms, iso
+from trader.clock import Clock, LockstepClock, ManualClock, Parking, ScaledClock, SystemClock, comes_up, cut_to_ms, iso
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -259,3 +260,28 @@ async def test_manual_clock_wakes_who_is_due_at_the_last_moment_too() -> None:
         await clock.advance(SECOND)
         assert log == [(1, START + SECOND)]
         assert clock.now() == START + SECOND
+
+
+@pytest.mark.parametrize(
+    ("late_s", "comes"), [(-1, False), (-10, False), (-10.001, True), (-3600, True), (0, True), (3600, True)]
+)
+def test_what_is_due_is_not_put_off_by_a_clock_that_was_set_back(late_s: float, comes: bool) -> None:
+    assert comes_up(START, 10 * SECOND, START + timedelta(seconds=late_s)) is comes
+
+
+async def test_a_wait_lasts_no_longer_because_the_clock_was_set_back() -> None:
+    clock = SettableClock()
+    waiting = asyncio.create_task(clock.sleep_until(clock.now() + timedelta(milliseconds=50)))
+    await asyncio.sleep(0)
+    clock.shift = -timedelta(hours=1)
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_wait_of_a_clock_that_lost_little_lasts_until_the_moment() -> None:
+    clock = SettableClock()
+    moment = clock.now() + timedelta(milliseconds=50)
+    waiting = asyncio.create_task(clock.sleep_until(moment))
+    await asyncio.sleep(0)
+    clock.shift = -timedelta(milliseconds=100)
+    await asyncio.wait_for(waiting, 5)
+    assert clock.now() >= moment

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.settable_clock import SettableClock
 
 from trader import schedulers
 from trader.clock import Clock, ManualClock, ScaledClock, SystemClock
@@ -274,3 +275,26 @@ async def test_the_three_jobs_run_in_their_order() -> None:
 )
 def test_errors_are_told_without_secrets(error: Exception, text: str) -> None:
     assert told(error) == text
+
+
+async def test_a_clock_set_back_an_hour_puts_no_run_off() -> None:
+    clock = SettableClock()
+    ran = asyncio.Event()
+
+    async def run(number: int) -> None:
+        ran.set()
+
+    recorder = Recorder(clock, run)
+    owner = Schedulers([Job("a", timedelta(milliseconds=100), recorder)], clock)
+    await owner.start()
+    try:
+        await asyncio.wait_for(ran.wait(), 5)
+        clock.shift = -timedelta(hours=1)
+        assert not owner.status()["a"].running, "what it did last lies in the future"
+        for _ in range(2):  # the second too: it is due on the grid of the new time
+            ran.clear()
+            await asyncio.wait_for(ran.wait(), 5)
+        assert owner.status()["a"].running
+    finally:
+        await owner.close()
+    assert recorder.started[-1] < recorder.started[0]

@@ -12,9 +12,20 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+SET_BACK_LEAST: Final = timedelta(seconds=1)
+"""A clock that is further behind than this when a wait ends was set back, by an operator or a time server."""
+
+
+def comes_up(due: datetime, every: timedelta, now: datetime) -> bool:
+    """Whether what is due at `due`, `every` after the last time, is to be done now.
+
+    It is too when the clock was set back since the last time: that must not put it off by as much.
+    """
+    return not due - every <= now < due
 
 
 def cut_to_ms(moment: datetime) -> datetime:
@@ -43,7 +54,9 @@ class Clock(Protocol):
 
     def now(self) -> datetime: ...
 
-    async def sleep_until(self, moment: datetime) -> None: ...
+    async def sleep_until(self, moment: datetime) -> None:
+        """Wait for `moment`, in real time no longer than it was away: a clock set back meanwhile is still before it."""
+        ...
 
     async def lead(self, moment: datetime) -> None:
         """The market feed's own wait. A clock that is driven by the market moves to `moment` here."""
@@ -79,8 +92,12 @@ class _FreeClock:
         return span.total_seconds()
 
     async def sleep_until(self, moment: datetime) -> None:
-        while (left := moment - self.now()) > timedelta(0):  # noqa: ASYNC110 - a timer may end early
+        left = moment - self.now()
+        while left > timedelta(0):
             await asyncio.sleep(self.real_seconds(left))
+            left = moment - self.now()
+            if left > SET_BACK_LEAST:  # a timer may end early, but not by this much
+                return
 
     async def lead(self, moment: datetime) -> None:
         await self.sleep_until(moment)

@@ -170,8 +170,10 @@ class Schedulers:
         task, status = self._tasks.get(name), self._status[name]
         if task is None or task.done() or status.last_started_at is None:
             return False
-        active_at = max(status.last_started_at, status.last_finished_at or status.last_started_at)
-        return self._clock.now() - active_at <= ALIVE_INTERVALS * self._jobs[name].every
+        now, span = self._clock.now(), ALIVE_INTERVALS * self._jobs[name].every
+        # Both are asked: after the clock was set back, a run under way has a start of now and the end of a later time.
+        known = (at for at in (status.last_started_at, status.last_finished_at) if at is not None)
+        return any(abs(now - at) <= span for at in known)
 
 
 def jobs(events: EventBus, run_batch: Run, take_snapshots: Run) -> tuple[Job, ...]:

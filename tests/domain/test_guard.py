@@ -166,7 +166,7 @@ def test_no_equity_no_position() -> None:
     assert refused(opening(side=Side.SHORT, stop=110_000.0, target=None), now).rule in {"notional", "day loss"}
 
 
-@pytest.mark.parametrize(("age_s", "passes"), [(30, True), (30.001, False)])
+@pytest.mark.parametrize(("age_s", "passes"), [(30, True), (30.001, False), (-30, True), (-3600, False)])
 def test_stale_market(age_s: float, passes: bool) -> None:
     now = situation(quoted_at={"BTC": NOW - timedelta(seconds=age_s)})
     verdict = judge_opening(opening(), "BTC", now, LIMITS)

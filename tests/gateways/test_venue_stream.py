@@ -10,8 +10,8 @@ import orjson
 import pytest
 from aiohttp import web
 from support.fake_venue import FakeVenue, fake_venue, until
+from support.settable_clock import SettableClock
 
-from trader.clock import SystemClock
 from trader.domain.market import MARKETS, Quote, Tick
 from trader.errors import MarketDataError
 from trader.gateways.market.lighter_api import LighterApi
@@ -21,21 +21,12 @@ D = Decimal
 SYMBOLS = ("BTC", "ETH")
 
 
-class ShiftedClock(SystemClock):
-    """Real time, moved on by the test."""
-
-    shift = timedelta(0)
-
-    def now(self) -> datetime:
-        return super().now() + self.shift
-
-
 class Follower:
     """Follows a source, and holds what it has pushed and how it ended."""
 
     def __init__(self, source: VenueSource) -> None:
         self.source = source
-        self.clock = ShiftedClock()
+        self.clock = SettableClock()
         self.ticks: list[Tick] = []
         self.quotes: dict[str, Quote] = {}
         self.error: MarketDataError | None = None
@@ -216,7 +207,7 @@ async def test_a_venue_that_is_down_does_not_stop_the_start(venue: FakeVenue) ->
     source = VenueSource(LighterApi(venue.url), SYMBOLS, pulse_s=0.01)
     await source.open()
     assert source.markets["BTC"] == MARKETS["BTC"]
-    clock = SystemClock()
+    clock = SettableClock()
     with pytest.raises(MarketDataError, match="cannot be reached"):
         await anext(aiter(source.ticks(clock, clock.now())))
     await venue.start()
@@ -356,6 +347,13 @@ async def test_prices_that_come_late_are_stale(venue: FakeVenue, follower: Follo
     venue.lag_ms = 0
     await venue.move("BTC", "94101.0")
     await until(lambda: follower.mid() == 94101)
+
+
+async def test_a_clock_that_was_set_back_has_everything_asked_for_anew(venue: FakeVenue, follower: Follower) -> None:
+    await follower.sees(94000)
+    follower.clock.shift = -timedelta(hours=1)
+    await until(lambda: follower.error is not None)
+    assert "was set back" in str(follower.error)
 
 
 # Outliers

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick, turns
+from support.settable_clock import SettableClock
 
 from trader.clock import LockstepClock, ManualClock, ScaledClock
 from trader.domain.market import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
@@ -121,6 +122,43 @@ async def test_a_stale_market_is_not_waited_for() -> None:
         await clock.advance(STALE_AFTER + 2 * SECOND)
         with pytest.raises(MarketUnavailable, match=r"2026-03-04T05:06:08\.000Z, too old"):
             await feed.market.quote_after("BTC", clock.now())
+
+
+async def test_after_the_clock_was_set_back_the_old_price_is_not_traded_on_and_the_feed_follows() -> None:
+    clock = SettableClock()
+    market = MarketData(SyntheticSource(7, ("BTC",)), clock)
+    ticks: asyncio.Queue[Tick] = asyncio.Queue()
+    feed = asyncio.create_task(market.run(ticks.put, clock.now()))
+    try:
+        before = await asyncio.wait_for(ticks.get(), 5)
+        clock.shift = -timedelta(hours=1)
+        assert market.is_stale()
+        with pytest.raises(MarketUnavailable, match="in the future, since the clock was set back"):
+            await market.quote_after("BTC", clock.now())
+        while (tick := await asyncio.wait_for(ticks.get(), 5)).at >= before.at:
+            pass
+        assert not market.is_stale()
+        assert (await market.quote_after("BTC", clock.now())).at < before.at
+        assert [seen.at for seen in market.recent()] == sorted(seen.at for seen in market.recent())
+        assert tick in market.recent()
+    finally:
+        feed.cancel()
+        await asyncio.wait([feed])
+
+
+async def test_a_feed_that_begins_after_the_clock_was_set_back_begins_now() -> None:
+    clock, source = SettableClock(), ScriptedSource()
+    market = MarketData(source, clock)
+
+    async def on_tick(tick: Tick) -> None: ...
+
+    feed = asyncio.create_task(market.run(on_tick, clock.now() + timedelta(hours=1)))
+    try:
+        await turns()
+        assert [asked <= clock.now() for asked in source.asked_after] == [True]
+    finally:
+        feed.cancel()
+        await asyncio.wait([feed])
 
 
 async def test_a_book_that_comes_too_late_is_not_traded_on() -> None:

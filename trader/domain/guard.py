@@ -14,7 +14,7 @@ import msgspec
 
 from trader.clock import cut_to_ms, iso
 from trader.domain.account import Account, Marks, equity
-from trader.domain.market import STALE_AFTER
+from trader.domain.market import STALE_AFTER, untimely
 from trader.domain.money import ONE, ZERO, divide, from_number, text
 from trader.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
 from trader.domain.tools import ClosePosition, CreatePosition, UpdateExitPlan
@@ -189,14 +189,14 @@ def _no_fresh_price(symbol: str, situation: Situation) -> Refusal | None:
     quoted_at = situation.quoted_at.get(symbol)
     if quoted_at is None or symbol not in situation.marks:
         return Refusal("price", f"There is no price of {symbol} now.")
-    age = situation.now - quoted_at
-    if age > STALE_AFTER:
-        return Refusal(
-            "stale market",
-            f"No new position while the last update of {symbol} is older than {STALE_AFTER.seconds} s; "
-            f"it is {age.total_seconds():.0f} s old.",
-        )
-    return None
+    if untimely(quoted_at, situation.now) is None:
+        return None
+    age_s = (situation.now - quoted_at).total_seconds()
+    told = f"{age_s:.0f} s old" if age_s > 0 else f"{-age_s:.0f} s in the future, since the clock was set back"
+    return Refusal(
+        "stale market",
+        f"No new position while the last update of {symbol} is older than {STALE_AFTER.seconds} s; it is {told}.",
+    )
 
 
 def _day_loss(situation: Situation, limits: Limits) -> Refusal | None:

@@ -19,7 +19,7 @@ INTERVALS: Final[Mapping[Interval, timedelta]] = {
 }
 
 STALE_AFTER: Final = timedelta(seconds=30)
-"""A quote older than this is shown as stale and never traded on."""
+"""A quote older than this is shown as stale and never traded on; nor is one that lies further in the future."""
 
 PLAIN_FUNDING_RATE: Final = Decimal("0.0000125")
 """Hourly funding rate of sources that have none of their own."""
@@ -51,6 +51,13 @@ MARKETS: Final[Mapping[str, Market]] = {
     )
 }
 """The paper markets; a venue's own figures replace these when a venue is the source."""
+
+
+def untimely(at: datetime, now: datetime) -> str | None:
+    """Why a price of `at` is not to be traded on: it is old, or the clock was set back since; None for one of now."""
+    if abs(now - at) <= STALE_AFTER:
+        return None
+    return "too old to trade on" if at < now else "in the future, since the clock was set back"
 
 
 def canonical_symbol(spelling: str) -> str:
@@ -106,8 +113,8 @@ class Quote:
         return self._book
 
     def is_stale(self, now: datetime) -> bool:
-        """Whether the quote is too old to trade on."""
-        return now - self.at > STALE_AFTER
+        """Whether the quote is not of this time, and so not to be traded on."""
+        return untimely(self.at, now) is not None
 
     @classmethod
     def of(cls, book: Book) -> "Quote":

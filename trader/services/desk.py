@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from trader.clock import comes_up
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Position
 from trader.domain.admission import passive_limit, quantity_of
@@ -117,7 +118,7 @@ class Desk:
 
     def see(self) -> None:
         """See new marks: have a look when an exit plan asks for it."""
-        if self._floor.clock.now() - self._looked_at < _LOOK_EVERY_LEAST:
+        if not comes_up(self._looked_at + _LOOK_EVERY_LEAST, _LOOK_EVERY_LEAST, self._floor.clock.now()):
             return
         positions = self._outbox.account.positions
         if any(self._due(one) is not None and not self._was_just_refused(symbol) for symbol, one in positions.items()):
@@ -186,7 +187,8 @@ class Desk:
         return None if stands else cause
 
     def _was_just_refused(self, symbol: str) -> bool:
-        return self._floor.clock.now() < self._exit_again_at.get(symbol, self._floor.clock.now())
+        again_at = self._exit_again_at.get(symbol)
+        return again_at is not None and not comes_up(again_at, _EXIT_AGAIN_AFTER, self._floor.clock.now())
 
     async def _drop_orphans(self) -> None:
         """End orders that stand at the venue and rest in the books no more: nothing is left for them to reduce."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import aiojobs
 
-from trader.clock import Clock
+from trader.clock import Clock, comes_up
 from trader.domain.account import Account, Run
 from trader.domain.booking import Rules, row_id
 from trader.domain.market import Market, Tick
@@ -163,7 +163,7 @@ class LiveExchange:
         self._books.reviewed_until = tick.at
         for desk in self._desks.values():
             desk.see()
-        if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
+        if self._checkpoint_due is None or comes_up(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
             self._checkpoint_due = tick.at + _CHECKPOINT_EVERY
             await self._checkpoint()
 

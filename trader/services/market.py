@@ -15,8 +15,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import Clock, Parking, ScaledClock, SystemClock, iso
-from trader.domain.market import INTERVALS, STALE_AFTER, Candle, Interval, Market, Quote, Tick
+from trader.clock import SET_BACK_LEAST, Clock, Parking, ScaledClock, SystemClock, iso
+from trader.domain.market import INTERVALS, Candle, Interval, Market, Quote, Tick, untimely
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.gateways.market.candles import floor_time
 from trader.gateways.market.source import MarketSource
@@ -90,8 +90,8 @@ class MarketData:
         return tuple(self._recent)
 
     def is_stale(self) -> bool:
-        """Whether the last update is missing or too old to trade on."""
-        return self.last_update_at is None or self._clock.now() - self.last_update_at > STALE_AFTER
+        """Whether the last update is missing or not of this time, and so not to be traded on."""
+        return self.last_update_at is None or untimely(self.last_update_at, self._clock.now()) is not None
 
     def trouble(self, symbol: str) -> str | None:
         """Why a market is not to be traded on now, whatever its last quote; None when nothing speaks against it."""
@@ -134,7 +134,7 @@ class MarketData:
         Raises `MarketUnavailable` when none comes within the patience, and at once when none can come.
         """
         quote = self._quotes.get(symbol)
-        if quote is not None and quote.at >= moment:
+        if quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
             return quote
         self._refuse_hopeless(symbol, moment)
         waiter = _Waiter(symbol, moment, self._clock.parking())
@@ -163,8 +163,8 @@ class MarketData:
             raise MarketUnavailable(f"The {self.source_name} ended at {iso(ends_at)}; there are no more prices")
         if self._is_down:
             raise MarketUnavailable(f"The market source is down: {self.last_error}")
-        if self.last_update_at is not None and self.is_stale():
-            raise MarketUnavailable(f"The last price is of {iso(self.last_update_at)}, too old to trade on")
+        if self.last_update_at is not None and (why := untimely(self.last_update_at, self._clock.now())) is not None:
+            raise MarketUnavailable(f"The last price is of {iso(self.last_update_at)}, {why}")
         if len(self._waiters) >= _WAITERS_MAX:
             raise MarketUnavailable(f"{_WAITERS_MAX} orders wait for a price already")
 
@@ -203,6 +203,8 @@ class MarketData:
         backoff = _BACKOFF_FIRST
         try:
             while True:
+                if after - (now := self._clock.now()) > SET_BACK_LEAST:
+                    after = now
                 ticks = self._source.ticks(self._clock, after)
                 try:
                     while (tick := await self._next(ticks)) is not None:
@@ -234,6 +236,8 @@ class MarketData:
         if self._is_down:
             logger.info("The market source %s is back", self.source_name)
         self._is_down, self.last_error = False, None
+        if self.last_update_at is not None and self.last_update_at - tick.at > SET_BACK_LEAST:
+            self._follow_back(self.last_update_at - tick.at)
         self._quotes.update(tick.quotes)
         self._recent.append(tick)
         self.last_update_at = tick.at
@@ -246,6 +250,12 @@ class MarketData:
             self.last_error = f"the {self.source_name} ended at {iso(tick.at)}"
             logger.info("The %s ended at %s; there are no more prices", self.source_name, iso(tick.at))
             self._refuse_all(f"The {self.source_name} ended at {iso(tick.at)}; there are no more prices")
+
+    def _follow_back(self, span: timedelta) -> None:
+        """The clock was set back, and the feed has followed it: what was kept is of a time to come."""
+        logger.warning("The clock was set back: the market's time is %s behind its last update", span)
+        self._recent.clear()
+        self._series.clear()
 
     # Candles
 

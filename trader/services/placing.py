@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from trader.clock import iso
-from trader.domain.market import Market, canonical_symbol
+from trader.domain.market import Market, canonical_symbol, untimely
 from trader.domain.money import ZERO, divide
 from trader.domain.orders import Order, OrderAnswer, OrderStatus, OrderType
 from trader.errors import BooksViolated, InvalidInput, Issue, NotFound
@@ -78,8 +78,8 @@ def refusal_of_age(market: MarketData, symbol: str, now: datetime) -> str | None
     quote = market.quote(symbol)
     if quote is None:
         return f"there is no price for {symbol} yet"
-    if quote.is_stale(now):
-        return f"the last {symbol} price is of {iso(quote.at)}, too old to trade on"
+    if (why := untimely(quote.at, now)) is not None:
+        return f"the last {symbol} price is of {iso(quote.at)}, {why}"
     return None
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from trader.clock import Clock, iso
+from trader.clock import Clock, comes_up, iso
 from trader.domain.account import Account
 from trader.domain.booking import Booking, Rules
 from trader.domain.calm import is_calm, stretch_of
@@ -28,6 +28,8 @@ _ACCOUNTS_PER_TURN: Final = 64
 _CATCH_UP_EVERY: Final = timedelta(seconds=10)
 _CATCH_UP_FOR: Final = timedelta(minutes=2)
 """How often, and for how long, a source is asked for what was missed before the accounts go on without it."""
+
+_CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
 _STRETCH: Final = 60
 """How many missed updates are looked at together when catching up."""
@@ -111,8 +113,8 @@ class Reviews:
             return
         await self._review_all(self.moment(tick), list(self.books.accounts))
         self.books.reviewed_until = tick.at
-        if self._checkpoint_due is None or tick.at >= self._checkpoint_due:
-            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + timedelta(minutes=1)
+        if self._checkpoint_due is None or comes_up(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
+            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + _CHECKPOINT_EVERY
             await self.checkpoint()
 
     async def _close_gap(self, tick: Tick) -> bool:

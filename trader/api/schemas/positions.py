@@ -167,5 +167,6 @@ def price_of(quote: Quote, now: datetime, trouble: str | None) -> CryptoPrice:
     message: str | UnsetType = UNSET if trouble is None else f"not traded on: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
-        message = f"stale: the last update was at {iso(quote.at)}, {age_s} s ago"
+        told = f"{age_s} s ago" if age_s > 0 else f"{-age_s} s in the future: the clock was set back"
+        message = f"stale: the last update was at {iso(quote.at)}, {told}"
     return CryptoPrice(symbol=quote.symbol, price=trimmed(quote.mark), message=message)

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from trader.domain.market import STALE_AFTER, Quote
+from trader.domain.market import STALE_AFTER, Quote, untimely
 from trader.errors import MarketDataError
 from trader.gateways.market.candles import EPOCH, floor_time
 from trader.gateways.market.lighter_book import BookChange, StreamedBook
@@ -144,7 +144,7 @@ class LighterMarket:
         if now - self._book_at > SILENCE_MAX:
             return f"nothing was heard of its order book for {SILENCE_MAX.total_seconds():.0f} s"
         mid = (best[0] + best[1]) / 2
-        is_fresh = self._stats_at is not None and now - self._stats_at <= STALE_AFTER
+        is_fresh = self._stats_at is not None and untimely(self._stats_at, now) is None
         stats = self._stats if is_fresh else None
         mark, index = (mid, None) if stats is None else (stats.mark_price, stats.index_price)
         last = self._last if self._last is not None and not self._last.is_stale(now) else None

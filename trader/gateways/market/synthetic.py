@@ -63,6 +63,7 @@ class SyntheticSource:
         while True:
             second += 1
             await clock.lead(moment_of(second))
+            second = min(second, epoch_second(clock.now()))  # the clock may have been set back
             await asyncio.sleep(0)  # a feed that is behind its clock must not keep others from running
             yield self.tick(second)
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import Clock, SystemClock
+from trader.clock import SET_BACK_LEAST, Clock, SystemClock, comes_up
 from trader.domain.market import INTERVALS, MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Market, Tick
 from trader.errors import MarketDataError, MarketUnavailable
 from trader.gateways.market.books import Grid
@@ -91,6 +91,8 @@ class VenueSource:
         async with open_stream(self._api.session(), self._api.base_url, followed, clock) as stream:
             while True:
                 await stream.listen(self._pulse_s)
+                if after - clock.now() > SET_BACK_LEAST:  # what was heard, and when, tells nothing any more
+                    raise MarketDataError("the clock of this machine was set back; everything is asked for anew")
                 now = max(clock.now(), after + _INSTANT)
                 quotes = {market.symbol: quote for market in followed if (quote := market.quote(now)) is not None}
                 if quotes:
@@ -135,7 +137,7 @@ class VenueSource:
                 logger.warning("the venue's rules could not be read again: %s", error)
         if self._learn_at is None:
             self._learn_at = now + self._rules_every
-        elif now >= self._learn_at and self._learning is None:
+        elif comes_up(self._learn_at, self._rules_every, now) and self._learning is None:
             self._learn_at = now + self._rules_every
             self._learning = asyncio.create_task(self._api.listings(), name="venue rules")
 
