@@ -18,15 +18,16 @@ from support.scripted import START
 
 from trader.domain.conversation import Answer, Turn, invocation_id
 from trader.domain.orders import Order, OrderAnswer, OrderSide, Side
-from trader.domain.records import VariantId
+from trader.domain.records import Invocation, VariantId
 from trader.errors import OrderUndecided, ProviderError, Unavailable
 from trader.gateways.chat import ChatClient
 from trader.gateways.llm import PROVIDERS, Providers
 from trader.gateways.rules import RuleProvider
+from trader.services import run_record
 from trader.services.agents import InvocationRecord
 from trader.services.events import ConversationsChanged
 from trader.services.exchange import Exchange
-from trader.store.agents import select_payload, select_steps
+from trader.store.agents import select_payload, select_steps, update_invocation
 from trader.store.pool import Connection, Database
 from trader.variants import VARIANTS
 
@@ -308,6 +309,31 @@ async def test_shutdown_records_interrupted_runs(database: Database) -> None:
         (record,) = await floor.agents.invocations()
         assert (record.invocation.status, record.invocation.failure_reason) == ("failed", "interrupted")
         assert [call.status for call in record.tool_calls] == ["ok"]
+        assert not floor.agents.running()
+
+
+async def test_a_run_that_is_cancelled_while_it_records_its_end_ended_as_it_says(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing = asyncio.Event()
+
+    async def write_slowly(conn: Connection, invocation: Invocation) -> None:
+        await update_invocation(conn, invocation)
+        if invocation.status != "running" and not writing.is_set():
+            writing.set()
+            await asyncio.sleep(30)
+
+    monkeypatch.setattr(run_record, "update_invocation", write_slowly)
+    async with open_floor(database) as floor:
+        await floor.add("ada")
+        floor.provider.scripts["ada"] = [calling(opening()), hold("in")]
+        await floor.start_batch()
+        await writing.wait()
+        await floor.agents.close()
+        await floor.agents.start()  # the next process
+        (record,) = await floor.agents.invocations()
+        assert (record.invocation.status, record.invocation.failure_reason) == ("completed", None)
+        assert [call.type for call in record.tool_calls] == ["CREATE_POSITION", "HOLDING"]
         assert not floor.agents.running()
 
 

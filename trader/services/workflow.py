@@ -234,16 +234,12 @@ class Workflow:
 
     async def finish(self, status: InvocationStatus, reason: str | None) -> None:
         """Close the record, write it and tell it. What cannot be written stays in the record for a later `save`."""
-        now = self._clock.now()
-        self.record.close(status, reason, self.response, now)
+        self.record.close(status, reason, self.response, self._clock.now())
         try:
-            async with asyncio.timeout(CLOSING_S if reason == INTERRUPTED else None):
-                if self.record.has_pending_order:
-                    with suppress(Unavailable):
-                        await self._exchange.open_account(self._model.id)  # waits until the account has settled
-                await self.record.save()
-        except (Unavailable, TimeoutError) as error:
-            _log.warning("%s: run %s is not recorded yet: %s", self._model.id, self.record.id, error)
+            await self._write(CLOSING_S if reason == INTERRUPTED else None)
+        except asyncio.CancelledError:
+            await self._write(CLOSING_S)  # the run had ended before the process did: the next start must not deny it
+            raise
         ended = self.record.invocation
         details: dict[str, Any] = {"status": status, "steps": ended.step_count, "toolCalls": self.record.call_count}
         if reason is None:
@@ -259,6 +255,17 @@ class Workflow:
             self.record.call_count,
             f", ended by {self._ended_by}" if reason is None else f": {reason}",
         )
+
+    async def _write(self, limit_s: float | None) -> None:
+        """Write the closed record. After `limit_s` real seconds (None: no limit) it is left to a later `save`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                if self.record.has_pending_order:
+                    with suppress(Unavailable):
+                        await self._exchange.open_account(self._model.id)  # waits until the account has settled
+                await self.record.save()
+        except (Unavailable, TimeoutError) as error:
+            _log.warning("%s: run %s is not recorded yet: %s", self._model.id, self.record.id, error)
 
 
 class _Closing:
