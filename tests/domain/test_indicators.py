@@ -189,6 +189,16 @@ def test_the_vwap_of_a_day_begins_with_its_midnight_candle() -> None:
     assert indicators(candles[:2]).vwap_deviation is not None
 
 
+def test_until_the_first_candle_of_a_day_has_closed_the_vwap_is_that_of_the_day_before() -> None:
+    candles = walk(5, 700)
+    midnight = next(number for number, candle in enumerate(candles) if candle.open_time.day == 8)
+    high, low, close, volume = columns(candles[midnight - 288 : midnight])
+    yesterday = float(numpy.average((high + low + close) / 3, weights=volume))
+    assert indicators(candles[:midnight]).vwap == near(yesterday)
+    first = candles[midnight]
+    assert indicators(candles[: midnight + 1]).vwap == pytest.approx((first.high + first.low + first.close) / 3)
+
+
 def test_the_vwap_is_absent_when_nothing_was_traded() -> None:
     silent = [candle._replace(volume=0.0) for candle in walk(5, 400)]
     assert indicators(silent).vwap is None

@@ -33,7 +33,8 @@ class Indicators(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=F
 
     Prices are in quote currency. The middle of the Bollinger bands is the SMA(20), that of the Keltner channel the
     EMA(20), and the channel reaches 1.5 ATR(14) to each side. `rsi`, `adx`, `plus_di` and `minus_di` run from 0 to
-    100. `vwap` is that of the present UTC day, `vwap_deviation` the volume-weighted standard deviation around it, and
+    100. `vwap` is that of the UTC day of the last closed candle (of the session's: until the first one of a day has
+    closed it is still that of the day before), `vwap_deviation` the volume-weighted standard deviation around it, and
     the VWAP bands lie 2 deviations away. `squeeze_on` says that the Bollinger bands lie inside the Keltner channel,
     `squeeze_candles` how long the present squeeze, or the last one, lasted, and `squeeze_released` how many candles
     ago it ended (0: with this candle; None while it lasts, or when there was none). `momentum` is how far the close
