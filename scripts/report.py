@@ -23,7 +23,7 @@ from trader.settings import read_database_url
 from trader.store import report as store
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.store.pool import Database, place
-from trader.store.report import Account
+from trader.store.report import Account, Unseen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     options.output.write_text(page(season), encoding="utf-8")
     print(f"{options.output}: {len(season.accounts)} models, {len(season.trades)} trades")
+    if season.unseen:
+        names = ", ".join(one.model_id for one in season.unseen[:10])
+        print(f"Without a snapshot in their current run, so in no figure: {len(season.unseen)} models: {names}")
     if season.unexplained:
         print(f"report: the books do not explain the equity of {len(season.unexplained)} accounts", file=sys.stderr)
     return 1 if season.unexplained else 0
@@ -55,9 +58,10 @@ async def _read(options: argparse.Namespace) -> Season:
             accounts = await store.select_report_accounts(conn)
             hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
             trades = await store.select_report_trades(conn)
+            unseen = await store.select_report_unseen(conn)
     if not accounts:
         raise StartError(f"{place(dsn)} has no model with a snapshot: there is nothing to report.")
-    return make_season(options.name or place(dsn).rpartition("/")[2], accounts, hours, trades)
+    return make_season(options.name or place(dsn).rpartition("/")[2], accounts, unseen, hours, trades)
 
 
 async def _embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
@@ -71,6 +75,7 @@ async def _embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
 def make_season(
     name: str,
     accounts: Sequence[Account],
+    unseen: Sequence[Unseen],
     hours: Mapping[str, Sequence[tuple[datetime, float]]],
     trades: Sequence[store.TradeShape],
 ) -> Season:
@@ -83,7 +88,7 @@ def make_season(
         intervals[account.model_id] = statistics.return_confidence(points)
         fall = statistics.max_drawdown([float(account.initial_capital), *(point.value for point in points)])
         drawdowns[account.model_id] = 0.0 if fall is None else fall.percent
-    return Season(name, ordered, hours, trades, intervals, drawdowns, _certain(ordered, intervals))
+    return Season(name, ordered, unseen, hours, trades, intervals, drawdowns, _certain(ordered, intervals))
 
 
 def _certain(ordered: Sequence[Account], intervals: Mapping[str, Confidence95 | None]) -> dict[str, bool]:

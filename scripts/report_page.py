@@ -13,17 +13,21 @@ from report_charts import CARD_WIDTH, Line, bars, histogram, interval, line_char
 from trader.domain.money import ZERO
 from trader.domain.records import VariantId
 from trader.domain.statistics import Confidence95
-from trader.store.report import Account, TradeShape
+from trader.store.report import Account, TradeShape, Unseen
 from trader.variants import VARIANTS
 
 Hours = Mapping[str, Sequence[tuple[datetime, float]]]
 
 
 class Season(NamedTuple):
-    """What the page shows. `accounts` are ordered best first; `certain` says whose place is more than luck."""
+    """What the page shows. `accounts` are ordered best first; `certain` says whose place is more than luck.
+
+    `unseen` are in no figure but that of the trades.
+    """
 
     name: str
     accounts: Sequence[Account]
+    unseen: Sequence[Unseen]
     hours: Hours
     trades: Sequence[TradeShape]
     intervals: Mapping[str, Confidence95 | None]
@@ -291,6 +295,7 @@ def _leaderboard(season: Season) -> str:
             f"<td>{season.drawdowns[account.model_id]:.1f} %</td>{_money(account.change)}"
             f"<td>{account.equity:,.2f}</td>{_model_cost([account])}</tr>"
         )
+    rows += [_unseen_row(one) for one in season.unseen]
     names = (
         "rank",
         "model",
@@ -305,6 +310,16 @@ def _leaderboard(season: Season) -> str:
     )
     heads = "".join(f'<th class="{"text" if place < 3 else ""}">{name}</th>' for place, name in enumerate(names))
     return f'<div class="scroll"><table><tr>{heads}</tr>{"".join(rows)}</table></div>'
+
+
+def _unseen_row(model: Unseen) -> str:
+    variant = VARIANTS[VariantId(model.variant)]
+    words = f"no snapshot yet since it began on {model.started_at:%d %B, %H:%M} UTC with {model.initial_capital:,.2f}"
+    return (
+        f'<tr><td class="text unsure">–</td><td class="text">{escape(model.name)}</td>'
+        f'<td class="text"><span class="key" style="background:{variant.color}"></span>{escape(variant.id)}</td>'
+        f'<td class="text unsure" colspan="7">{words}</td></tr>'
+    )
 
 
 def _percent(value: float) -> str:

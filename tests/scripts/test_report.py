@@ -56,6 +56,33 @@ async def test_a_report_of_a_season(database: Database, dsn: str, tmp_path: Path
     assert "qwen-apex" in (tmp_path / "season.html").read_text(encoding="utf-8").partition("seal bad")[2][:200]
 
 
+RESET = """
+WITH ended AS (
+    UPDATE runs SET ended_at = started_at + interval '2 days' WHERE account_id = $1 AND ended_at IS NULL
+    RETURNING *
+)
+INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
+SELECT gen_random_uuid(), account_id, number + 1, 4321, quote_currency, ended_at FROM ended
+"""
+
+
+async def test_a_model_between_its_reset_and_its_next_snapshot_is_shown(
+    database: Database, dsn: str, tmp_path: Path
+) -> None:
+    season = ["--demo", "--models", "2", "--history", "3", "--how", "bulk", "--cycle", "30"]
+    seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
+    assert seeded.returncode == 0, seeded.stderr
+    async with database.connection() as conn:
+        assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
+    made = _run(tmp_path, "report.py", "--database-url", dsn)
+    assert made.returncode == 0, made.stderr
+    assert "Without a snapshot in their current run, so in no figure: 1 models: apex-rules" in made.stdout
+    board = (tmp_path / "season.html").read_text(encoding="utf-8").partition("<h2>Leaderboard</h2>")[2]
+    assert "Trendsurfer Rules" in board
+    assert "no snapshot yet since it began" in board.partition("Apex Rules")[2]
+    assert "4,321.00" in board
+
+
 async def test_without_models_there_is_nothing_to_report(database: Database, dsn: str, tmp_path: Path) -> None:
     made = _run(tmp_path, "report.py", "--database-url", dsn)
     assert made.returncode == 1

@@ -73,6 +73,30 @@ async def select_report_accounts(conn: Connection) -> list[Account]:
     return [Account(*row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=REPORT_TIMEOUT_S)]
 
 
+class Unseen(NamedTuple):
+    """A model whose current run has no snapshot yet, as after a reset: what it is worth is in no row."""
+
+    model_id: str
+    name: str
+    variant: str
+    initial_capital: Decimal
+    started_at: datetime
+
+
+SELECT_REPORT_UNSEEN = """
+SELECT m.id, m.name, m.variant::text, r.initial_capital, r.started_at
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+WHERE NOT EXISTS (SELECT FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id)
+ORDER BY m.variant, m.id
+"""
+
+
+async def select_report_unseen(conn: Connection) -> list[Unseen]:
+    """Every model that has no snapshot in its current run."""
+    return [Unseen(*row) for row in await conn.fetch(SELECT_REPORT_UNSEEN, timeout=REPORT_TIMEOUT_S)]
+
+
 SELECT_REPORT_HOURS = """
 SELECT h.account_id, h.hour, h.last::float8
 FROM portfolio_hourly h JOIN runs r ON r.id = h.run_id AND r.ended_at IS NULL
