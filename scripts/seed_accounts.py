@@ -164,6 +164,11 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
         problems.append("--models must be from 1 to 1000")
     if (options.variant is None) != (options.provider is None) or (options.variant and not options.router_model):
         problems.append("one model needs --variant, --provider and --router-model")
+    if not options.variant:
+        of_one = {"--id": options.id, "--name": options.name, "--capital": options.capital}
+        given = [name for name, value in of_one.items() if value is not None]
+        if given:
+            problems.append(f"{', '.join(given)}: only of one model, with --variant; in a file each model has its own")
     if not any((options.file, options.variant, options.models, options.history)):
         problems.append("give a file, --variant, --models or --history; see --help")
     if problems:
