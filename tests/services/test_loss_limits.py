@@ -65,6 +65,19 @@ async def test_the_daily_loss_halts_the_account_and_only_that(database: Database
         assert tuple(row) == ("a", "daily loss", "limit")
 
 
+async def test_a_clock_set_back_does_not_put_the_watch_off(database: Database) -> None:
+    clock = ManualClock(START)
+    async with guarding(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        bought_at = guarded.venue.exchange.accounts["a"].changed_at
+        clock._now -= timedelta(hours=1)
+        await guarded.see({"BTC": "86500"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        assert (await guarded.venue.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
+        assert guarded.venue.exchange.accounts["a"].changed_at >= bought_at, "the books never run backwards"
+
+
 async def test_a_new_day_lifts_nothing_by_itself_and_starts_a_new_measure(database: Database) -> None:
     clock = ManualClock(START)
     async with guarding(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as guarded:

@@ -7,6 +7,7 @@ import logging
 from datetime import datetime, timedelta
 from typing import Final
 
+from trader.clock import comes_up
 from trader.domain import exchange as rules_of_exchange
 from trader.domain.account import Account
 from trader.domain.admission import refusal_of_plan
@@ -41,7 +42,7 @@ class Legs:
     async def sync(self) -> None:
         """Place what is missing, then end what is not asked for. Raises as `Outbox.refresh` does."""
         now = self._floor.clock.now()
-        self._refused = {leg: at for leg, at in self._refused.items() if at > now}
+        self._refused = {leg: at for leg, at in self._refused.items() if not comes_up(at, _ASK_AGAIN_AFTER, now)}
         for leg in self.wanted():
             if leg not in self.standing() and leg not in self._refused and leg.symbol not in self._outbox.unsettled:
                 await self._place(leg)
