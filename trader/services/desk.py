@@ -23,7 +23,7 @@ from trader.domain.venue_orders import SentOrder, SentStatus, VenueOrder, VenueO
 from trader.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
 from trader.services.legs import Legs
 from trader.services.outbox import Floor, Outbox
-from trader.services.placing import refusal_of_price
+from trader.services.placing import first_answer, refusal_of_price
 from trader.services.statements import Statements
 
 log = logging.getLogger("trader.live")
@@ -74,6 +74,8 @@ class Desk:
         async with self._lock:
             unready = await self._unready()
             self._refuse_to_send_again(order)
+            if (earlier := await self._answered_meanwhile(order)) is not None:
+                return earlier
             if (refusal := unready or self._refusal(order)) is not None:
                 return await self._refuse(order, refusal)
             try:
@@ -258,6 +260,12 @@ class Desk:
             sent.request is not None and sent.request.client_order_id == name for sent in self.sent
         ):
             raise self._not_known(order.symbol)
+
+    async def _answered_meanwhile(self, order: Order) -> OrderAnswer | None:
+        """The answer that an order got since its caller looked for one: found out by the desk, or by a lost caller."""
+        if order.client_order_id is None:
+            return None
+        return await first_answer(self._floor.database, self.account_id, order.client_order_id)
 
     def _not_known(self, symbol: str) -> OrderUndecided:
         self.wake()

@@ -34,10 +34,10 @@ class Placings:
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._placing[key] = finished
         try:
-            return await self._first_answer(*key) or await place(order)
+            return await first_answer(self._database, *key) or await place(order)
         except BooksViolated:
             # A placing whose caller was cancelled may have committed between the look-up and now.
-            answer = await self._first_answer(*key)
+            answer = await first_answer(self._database, *key)
             if answer is None:
                 raise
             return answer
@@ -45,9 +45,11 @@ class Placings:
             del self._placing[key]
             finished.set_result(None)
 
-    async def _first_answer(self, account_id: str, client_order_id: str) -> OrderAnswer | None:
-        async with self._database.connection() as conn:
-            return await store.select_answer_of_client(conn, account_id, client_order_id)
+
+async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:
+    """What was answered to this client order id; None as long as it has no answer."""
+    async with database.connection() as conn:
+        return await store.select_answer_of_client(conn, account_id, client_order_id)
 
 
 def checked(order: Order, markets: Mapping[str, Market]) -> Order:

@@ -1,0 +1,55 @@
+"""Live trading when two things happen at once: what was decided on the books, and what the venue did meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import pytest
+from support.fake_venue import IDS, until
+from support.live import Bench, trading
+
+from trader.domain.orders import OrderStatus
+from trader.errors import OrderUndecided
+from trader.store.pool import Database
+
+D = Decimal
+
+
+@pytest.fixture
+async def bench(database: Database) -> AsyncIterator[Bench]:
+    async with trading(database) as bench:
+        yield bench
+
+
+async def wait_for_turn(bench: Bench, count: int) -> None:
+    """Wait until so many wait for the desk, which the test itself holds."""
+    await until(lambda: len(bench.exchange._desks["apex"]._lock._waiters or ()) >= count)
+
+
+async def test_an_order_that_is_found_out_about_while_it_is_asked_for_again_is_not_sent_twice(bench: Bench) -> None:
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.1", leverage=D(5), client_order_id="once")
+    desk = bench.exchange._desks["apex"]
+    async with desk._lock:
+        bench.venue.read_faults.clear()
+        desk.wake()
+        await wait_for_turn(bench, 1)
+        asking = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
+        await wait_for_turn(bench, 2)
+    assert (await asking).status is OrderStatus.FILLED
+    assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
+    await bench.agree()
+
+
+async def test_an_order_whose_caller_has_gone_is_not_sent_twice(bench: Bench) -> None:
+    async with bench.exchange._desks["apex"]._lock:
+        gone = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
+        await wait_for_turn(bench, 1)
+        gone.cancel()
+        asking = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
+        await wait_for_turn(bench, 2)
+    assert (await asking).status is OrderStatus.FILLED
+    assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
+    await bench.agree()
