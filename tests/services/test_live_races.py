@@ -8,7 +8,8 @@ import pytest
 from support.fake_venue import IDS, until
 from support.live import Bench, trading
 
-from trader.domain.orders import OrderStatus
+from trader.domain.halts import HaltCause
+from trader.domain.orders import ExitPlan, OrderStatus
 from trader.errors import OrderUndecided
 from trader.store.pool import Database
 
@@ -52,4 +53,15 @@ async def test_an_order_whose_caller_has_gone_is_not_sent_twice(bench: Bench) ->
         await wait_for_turn(bench, 2)
     assert (await asking).status is OrderStatus.FILLED
     assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
+    await bench.agree()
+
+
+async def test_an_order_that_closes_opens_nothing_when_the_stop_was_faster(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=ExitPlan(stop=D(93000)))
+    await bench.safety.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
+    bench.venue.reach("BTC", "92900.0")  # the stop is filled at the venue, and nothing of it is known here yet
+    answer = await bench.sell("0.1")
+    assert (answer.status, answer.reason) == (OrderStatus.REJECTED, "the venue ended the order: canceled-reduce-only")
+    assert bench.venue.positions() == {}
+    await bench.exchange.check()
     await bench.agree()

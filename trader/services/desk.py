@@ -242,7 +242,8 @@ class Desk:
             type=VenueOrderType.LIMIT if is_limit else VenueOrderType.MARKET,
             quantity=quantity_of(account, order, market),
             price=price,
-            reduce_only=order.reduce_only,
+            # Let in because it reduces what is held; if that is gone at the venue meanwhile, it is to open nothing.
+            reduce_only=not may_open(account, order),
         )
 
     async def _refuse(self, order: Order, refusal: str) -> OrderAnswer:
