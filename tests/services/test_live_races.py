@@ -9,8 +9,8 @@ from support.fake_venue import IDS, until
 from support.live import Bench, trading
 
 from trader.domain.halts import HaltCause
-from trader.domain.orders import ExitPlan, OrderStatus
-from trader.errors import OrderUndecided
+from trader.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.errors import OrderUndecided, Unavailable
 from trader.store.pool import Database
 
 D = Decimal
@@ -65,3 +65,16 @@ async def test_an_order_that_closes_opens_nothing_when_the_stop_was_faster(bench
     assert bench.venue.positions() == {}
     await bench.exchange.check()
     await bench.agree()
+
+
+async def test_a_suspended_desk_sends_nothing_until_it_is_gone(bench: Bench) -> None:
+    resting = await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(90000))
+    desk = bench.exchange._desks["apex"]
+    sent = list(bench.venue.sent)
+    bench.exchange.suspend()  # as when the leader's lock is lost; the desks live on until the schedules have ended
+    with pytest.raises(Unavailable):
+        await desk.cancel(str(resting.id))
+    with pytest.raises(Unavailable):
+        await desk.check()
+    assert bench.venue.sent == sent
+    assert [order.status for order in bench.venue.orders.values()] == ["open"]

@@ -121,16 +121,26 @@ class Outbox:
     async def refresh(self) -> None:
         """Make sure that what is known is what the rows say, and that the venue can be asked.
 
-        :raises Unavailable: the database cannot answer now
+        :raises Unavailable: the database cannot answer now, or this process does not trade any more
         :raises MarketDataError: the venue cannot
         """
+        self._current_term()
         if self._is_stale:
             await self._floor.books.change(self.account_id, lambda _: None)
             async with self._floor.database.connection() as conn:
                 rows = await store.select_open_venue_orders(conn, self.account_id)
             self.rows = {sent.client_index: sent for sent in rows}
             self._is_stale = False
-        self._venue = await self._floor.accounts.account(self.account_index)
+        venue = await self._floor.accounts.account(self.account_index)
+        self._current_term()  # what was halted when the term ended has just been opened anew
+        self._venue = venue
+
+    def _current_term(self) -> int:
+        """Raises `Unavailable` when it is over: then nothing is sent any more, neither orders nor their ends."""
+        term = self._floor.books.term
+        if term is None:
+            raise _no_longer()
+        return term
 
     # One order
 
@@ -276,9 +286,7 @@ class Outbox:
         floor, account, now = self._floor, self.account, self._floor.clock.now()
         name = None if request is None else request.client_order_id
         key = f"{account.run.started_at.isoformat()}\n{name or now.isoformat()}\n{cause}\n{order.symbol}"
-        term = floor.books.term
-        if term is None:
-            raise Unavailable("This process does not trade any more.", 5)
+        term = self._current_term()
         sent = SentOrder(
             account_id=self.account_id,
             run_id=account.run.id,
@@ -302,7 +310,7 @@ class Outbox:
                     request_id=None if request is None else row_id(f"{self.account_id}:venue", index),
                 )
                 if not await store.insert_venue_order(conn, sent, term):
-                    raise Unavailable("This process does not trade any more.", 5)
+                    raise _no_longer()
         except (Unavailable, asyncio.CancelledError):
             self._is_stale = True
             raise
@@ -385,3 +393,7 @@ class Outbox:
             if traded == state.filled or (traded > state.filled and not state.is_final):
                 return state, new
         return None
+
+
+def _no_longer() -> Unavailable:
+    return Unavailable("This process does not trade any more.", 5)
