@@ -122,6 +122,20 @@ def test_a_leg_that_fills_in_part_goes_on_closing() -> None:
     assert booking.trades[0].close_reason is Cause.STOP
 
 
+def test_a_leg_that_is_seen_filling_and_ends_later_goes_on_closing() -> None:
+    held = settled(account(), sent(), state("2"), fill(1, "2")).account
+    leg = VenueOrder(
+        client_index=6, symbol="BTC", side=OrderSide.SELL, type=VenueOrderType.STOP, quantity=D(2), price=D(85),
+        trigger=D(90), reduce_only=True,
+    )  # fmt: skip
+    stop = sent(order=leg, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
+    seen = settled(held, stop, state("0.5", "open", is_final=False), fill(2, "0.5", "89", side=OrderSide.SELL))
+    assert seen.account.positions["BTC"].closing is None
+    ended = settled(seen.account, seen.sent[0], state("0.5", "canceled-too-much-slippage"))
+    assert (ended.account.positions["BTC"].quantity, ended.account.positions["BTC"].closing) == (D("1.5"), "stop")
+    assert [one.closing for one in ended.positions] == ["stop"]
+
+
 @pytest.mark.parametrize(("kind", "cause"), [("liquidation", Cause.LIQUIDATION), ("trade", Cause.ORDER)])
 def test_trades_of_nobodys_are_booked_without_an_order(kind: str, cause: Cause) -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account

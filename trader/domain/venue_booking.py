@@ -41,7 +41,7 @@ def settle(
         _follow(draft, sent, state, fills)
     else:
         _execute(draft, sent.order.side, fills, sent.cause, NO_TERMS)
-        if state.is_final and fills:
+        if state.is_final and known.filled:  # in this look or in one before
             _go_on_closing(draft, sent)
     return msgspec.structs.replace(draft.booking(answer), sent=[known], venue_fills=list(fills))
 
