@@ -6,11 +6,13 @@ from decimal import Decimal
 
 import pytest
 from support.fake_venue import IDS, until
-from support.live import Bench, trading
+from support.live import Bench, live_settings, trading
 
-from trader.domain.halts import HaltCause
+from trader.domain.halts import HaltCause, Verb
 from trader.domain.orders import ExitPlan, OrderStatus, OrderType
 from trader.errors import OrderUndecided, Unavailable
+from trader.services.loss_limits import LossLimits
+from trader.services.operations import Operations
 from trader.store.pool import Database
 
 D = Decimal
@@ -78,3 +80,50 @@ async def test_a_suspended_desk_sends_nothing_until_it_is_gone(bench: Bench) -> 
         await desk.check()
     assert bench.venue.sent == sent
     assert [order.status for order in bench.venue.orders.values()] == ["open"]
+
+
+async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: Bench) -> None:
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.1", leverage=D(5))
+    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
+    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
+    operations.start()
+    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    async with asyncio.timeout(30):
+        while not await commands(bench, "progress LIKE '%closed%' OR finished_at IS NOT NULL"):
+            await operations.poll()
+        bench.venue.read_faults.clear()
+        await bench.exchange.check()
+        while not await commands(bench, "finished_at IS NOT NULL"):
+            await operations.poll()
+    await operations.close()
+    assert bench.venue.positions() == {}
+    assert await commands(bench, "outcome->'closed'->0->>'quantity' IS NOT NULL AND outcome->'left' = '[]'")
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.services.operations._FLATTEN_S", 0.1)
+    monkeypatch.setattr("trader.services.operations._ROUND_S", 0.01)
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 50_000]
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.1", leverage=D(5))
+    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
+    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
+    operations.start()
+    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    async with asyncio.timeout(30):
+        while not await commands(bench, "finished_at IS NOT NULL"):
+            await operations.poll()
+    await operations.close()
+    assert await commands(bench, "outcome->'left'->0->>'what' = 'an order of BTC'")
+
+
+async def commands(bench: Bench, condition: str) -> int:
+    """How many commands are so."""
+    async with bench.database.connection() as conn:
+        return int(await conn.fetchval(f"SELECT count(*) FROM commands WHERE {condition}"))

@@ -7,7 +7,7 @@ and compares the books with the venue.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -55,12 +55,19 @@ class Desk:
         self._wake = asyncio.Event()
         self._looked_at = floor.clock.now()
         self._failures = 0
+        self._letting_in: frozenset[str] = frozenset()
         self._exit_again_at: dict[str, datetime] = {}
 
     @property
     def trouble(self) -> str | None:
         """Why nothing may be opened for the account; reducing is allowed."""
         return self._statements.trouble
+
+    @property
+    def undecided(self) -> Collection[str]:
+        """The markets in which an order that may open is on its way: let in, and what it filled is not booked yet."""
+        sent = {one.symbol for one in self.sent if not one.order.reduce_only}
+        return (self._outbox.unsettled & sent) | self._letting_in
 
     @property
     def sent(self) -> Sequence[SentOrder]:
@@ -78,10 +85,13 @@ class Desk:
                 return earlier
             if (refusal := unready or self._refusal(order)) is not None:
                 return await self._refuse(order, refusal)
+            self._letting_in = frozenset([order.symbol] if may_open(self._outbox.account, order) else ())
             try:
                 concluded = await self._outbox.send(self._venue_order(order), order.cause, order)
             except (MarketDataError, Unavailable) as error:
                 raise self._not_known(order.symbol) from error
+            finally:
+                self._letting_in = frozenset()
             if concluded.answer is None:
                 raise self._not_known(order.symbol)
             await self._tidy_up()

@@ -5,7 +5,7 @@ What becomes of an order or an update is decided by the pure rules of `domain.ex
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -140,6 +140,10 @@ class Exchange:
     def troubles(self) -> Mapping[str, str]:
         """None: what is simulated cannot differ from the books."""
         return {}
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        """None: an order is filled and booked in one step, under the halts of that moment."""
+        return ()
 
     def marks(self) -> Mapping[str, Decimal]:
         """The latest mark of each market; before its source has spoken, the last one noted."""

@@ -6,7 +6,7 @@ and paid. One model trades one account of the venue.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -201,6 +201,10 @@ class LiveExchange:
     @property
     def troubles(self) -> Mapping[str, str]:
         return {one: desk.trouble for one, desk in self._desks.items() if desk.trouble is not None}
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        desk = self._desks.get(account_id)
+        return frozenset() if desk is None else desk.undecided
 
     def marks(self) -> Mapping[str, Decimal]:
         return self._marks

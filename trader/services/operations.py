@@ -193,7 +193,11 @@ class Operations:
     # --- flattening ---------------------------------------------------------------------------------------------------
 
     async def _flatten(self, command: Command, work: "_Work") -> None:
-        accounts = [a for a in self._exchange.accounts.values() if command.covers(a.id) and not a.is_idle]
+        accounts = [
+            account
+            for account in self._exchange.accounts.values()
+            if command.covers(account.id) and not (account.is_idle and not self._exchange.undecided(account.id))
+        ]
         positions = sum(len(account.positions) for account in accounts)
 
         async def flatten(account: Account) -> None:
@@ -222,11 +226,14 @@ class Operations:
             await asyncio.wait([reporting])
 
     async def _close_all(self, command: Command, account_id: str, work: "_Work") -> None:
-        """Close every position at market, again and again while the books cannot take it all, for a minute."""
+        """Close every position at market, again and again while the books cannot take it all, for a minute.
+
+        What an order fills that was on its way when the halt came is waited for, and closed too.
+        """
         loop = asyncio.get_running_loop()
         deadline_s, reasons = loop.time() + _FLATTEN_S, dict[str, str]()
         first = attempt = work.tried.get(account_id, 0)
-        while positions := list(self._exchange.accounts[account_id].positions.values()):
+        while (positions := self._held(account_id)) or self._exchange.undecided(account_id):
             if attempt > first and loop.time() >= deadline_s:
                 break
             if self._safety.refusal_to_open(account_id) is None:
@@ -242,6 +249,11 @@ class Operations:
         for position in positions:
             what = f"{position.side} {text(position.quantity)} {position.symbol}"
             work.leave(account_id, what, reasons.get(position.symbol, "it was opened meanwhile"))
+        for symbol in sorted(self._exchange.undecided(account_id)):
+            work.leave(account_id, f"an order of {symbol}", "what it fills is not known yet; ask again when it is")
+
+    def _held(self, account_id: str) -> list[Position]:
+        return list(self._exchange.accounts[account_id].positions.values())
 
     async def _close(
         self, command: Command, account_id: str, position: Position, attempt: int, work: "_Work"

@@ -4,7 +4,7 @@
 composition root knows which of them it has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
@@ -73,6 +73,10 @@ class Venue(Protocol):
     @property
     def troubles(self) -> Mapping[str, str]:
         """The accounts for which nothing may be opened since books and venue disagree, each with the reason."""
+        ...
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        """The markets in which an order that may open is on its way: what it fills is not in the books yet."""
         ...
 
     def marks(self) -> Mapping[str, Decimal]:
