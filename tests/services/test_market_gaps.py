@@ -74,6 +74,25 @@ async def test_the_update_that_ends_a_gap_counts_with_its_own_marks(database: Da
         await agree_with_rows(venue)
 
 
+async def test_a_market_that_a_gap_does_not_tell_of_counts_as_it_was_before(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await venue.see({"BTC": "94000", "ETH": "3300"}, size="50")
+        await venue.buy("0.4", leverage=Decimal(10))
+        await venue.buy("5", symbol="ETH", leverage=Decimal(10))
+        dip = clock.now() + 4 * MINUTE
+        source.miss(dip, {"BTC": "68000"})
+        await venue.see({"BTC": "94000", "ETH": "6000"}, after_s=600)
+        assert await liquidated_at(venue) == {dip}
+        await agree_with_rows(venue)
+
+
+async def liquidated_at(venue: Venue) -> set[datetime]:
+    async with venue.database.connection() as conn:
+        rows = await conn.fetch("SELECT created_at FROM fills WHERE cause = 'liquidation'")
+    return {row["created_at"] for row in rows}
+
+
 async def test_seconds_without_a_price_are_no_gap(database: Database) -> None:
     source, clock = SecretiveSource(), ManualClock(START)
     async with running(database, source, clock) as venue:

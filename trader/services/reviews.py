@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -46,6 +46,7 @@ class Reviews:
     def __init__(self, database: Database, market: MarketData, clock: Clock, events: EventBus, rules: Rules) -> None:
         self.books = Books(database, events, self._catch_up)
         self.marks: dict[str, Decimal] = {}
+        self._reviewed_marks: Mapping[str, Decimal] = {}
         self._market = market
         self._clock = clock
         self._rules = rules
@@ -61,7 +62,9 @@ class Reviews:
         :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
             holds what is not among the `symbols` that are followed
         """
-        self.marks = {**await self.books.lead(holding, symbols), **self.marks}
+        noted = await self.books.lead(holding, symbols)
+        self.marks = {**noted, **self.marks}
+        self._reviewed_marks = dict(noted)
         since = self.books.reviewed_until
         while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
             try:
@@ -111,6 +114,7 @@ class Reviews:
         self._seen_until = tick.at
         if not self._is_live or not await self._close_gap(tick):
             return
+        self._reviewed_marks = dict(self.marks)
         await self._review_all(self.moment(tick), list(self.books.accounts))
         self.books.reviewed_until = tick.at
         if self._checkpoint_due is None or comes_up(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
@@ -204,7 +208,7 @@ class Reviews:
             if not self._is_live:  # else they are those of the update that ended the gap, which is applied next
                 self.marks.update(moment.marks)
             await self._review_all(moment, stirred, missed=True)
-            self.books.reviewed_until = moment.at
+            self.books.reviewed_until, self._reviewed_marks = moment.at, moment.marks
 
     async def _catch_up(self, account_id: str, since: datetime) -> None:
         """The same for one account, after the database was away. Under the account's lock."""
@@ -222,7 +226,8 @@ class Reviews:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 
     async def _missed_moments(self, since: datetime, until: datetime) -> AsyncIterator[Moment]:
-        marks = dict(self.marks)
+        # Until a market is heard of in the gap, its mark is the one before the gap, not that of the update after it.
+        marks = {**self.marks, **self._reviewed_marks}
         async for tick in self._market.history(since, until):
             marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
             yield Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes))
