@@ -82,6 +82,21 @@ async def test_a_suspended_desk_sends_nothing_until_it_is_gone(bench: Bench) -> 
     assert [order.status for order in bench.venue.orders.values()] == ["open"]
 
 
+async def test_an_order_whose_trades_show_late_is_not_decided_because_another_is(bench: Bench) -> None:
+    for limit in (93900, 93800):
+        await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(limit))
+    bench.venue.reach("BTC", "93700.0")
+    bench.venue.hides_trades = 10  # as often as the first of the two is looked at
+    desk = bench.exchange._desks["apex"]
+    async with desk._lock:
+        await desk._outbox.refresh()
+        await desk._outbox.poll()
+        assert bench.account().positions["BTC"].quantity == D("0.1")
+        assert bench.exchange.undecided("apex") == {"BTC"}
+    await bench.exchange.check()
+    await bench.agree()
+
+
 async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]

@@ -95,7 +95,7 @@ class Outbox:
 
         self._floor = floor
         self._venue: LighterAccount | None = None
-        self._lagging: set[str] = set()
+        self._lagging: set[int] = set()
         self._quotes: dict[int, Quote | None] = {}
         self._is_stale = True
 
@@ -111,8 +111,8 @@ class Outbox:
     @property
     def unsettled(self) -> frozenset[str]:
         """The markets in which something is not decided: nothing else is sent there until it is."""
-        unknown = {sent.symbol for sent in self.rows.values() if sent.status is SentStatus.SENT}
-        return frozenset(unknown | self._lagging)
+        rows = self.rows.items()
+        return frozenset(one.symbol for at, one in rows if one.status is SentStatus.SENT or at in self._lagging)
 
     def legs(self) -> list[SentOrder]:
         """The stops and targets that wait at the venue."""
@@ -353,9 +353,9 @@ class Outbox:
             found = None
         if found is None:
             if sent.status is SentStatus.STANDING:
-                self._lagging.add(sent.symbol)
+                self._lagging.add(sent.client_index)
             return Concluded(sent)
-        self._lagging.discard(sent.symbol)
+        self._lagging.discard(sent.client_index)
         state, fills = found
         if sent.status is SentStatus.STANDING and not fills and not state.is_final:
             return Concluded(sent)
