@@ -124,20 +124,23 @@ class Service:
         log.info("leading, term %d", self.context.exchange.term)
 
     async def _lead_until_lost(self) -> None:
-        lost = asyncio.create_task(self._lock.lost(), name="leader lock")
-        try:
-            while not (await asyncio.wait([lost], timeout=_HEARTBEAT_S))[0]:
-                try:
-                    await self._tell_standbys()
-                except Unavailable as error:
-                    log.warning("the standbys could not be told: %s", error)
-        finally:
-            lost.cancel()
-        log.error("this process leads no more; trading stops here")
-        self.context.exchange.suspend()
+        async with asyncio.TaskGroup() as tasks:  # a database that hangs holds up the telling, never the end
+            telling = tasks.create_task(self._tell_standbys(), name="heartbeat")
+            await self._lock.lost()
+            log.error("this process leads no more; trading stops here")
+            self.context.exchange.suspend()
+            telling.cancel()
         await self.resign()
 
     async def _tell_standbys(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            try:
+                await self._beat()
+            except Unavailable as error:
+                log.warning("the standbys could not be told: %s", error)
+
+    async def _beat(self) -> None:
         term = self.context.exchange.term
         if term is not None:
             async with self.database.connection() as conn:

@@ -8,6 +8,8 @@ from typing import Any
 import asyncpg
 from support.process import ServiceProcess, serving
 
+from trader.store.pool import Database
+
 
 async def role(service: ServiceProcess) -> str:
     _, report = await service.get("/health/schedulers")
@@ -72,3 +74,26 @@ async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: s
         leader, standby = (first, second) if await role(first) == "leader" else (second, first)
         assert (await leader.call("simulator.placeOrder", **order()))["order"]["status"] == "filled"
         assert (await standby.try_call("simulator.placeOrder", **order()))[0] == 503
+
+
+async def test_a_leader_whose_word_to_the_standbys_hangs_ends_as_soon_as_it_loses_its_lock(
+    tmp_path: Path, dsn: str, database: Database
+) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn) as service, asyncio.timeout(60):
+        assert await role(service) == "leader"
+        async with database.transaction() as holding, database.connection() as conn:
+            await holding.execute("SELECT FROM service_state FOR UPDATE")
+            while not await conn.fetchval(
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() "
+                "AND wait_event_type = 'Lock' AND query LIKE '%heartbeat_at = now()%')"
+            ):
+                await asyncio.sleep(0.02)
+            await conn.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'trader leader' AND datname = current_database()"
+            )
+            async with asyncio.timeout(3):
+                while await role(service) == "leader":
+                    await asyncio.sleep(0.02)
+        while await role(service) != "leader":
+            await asyncio.sleep(0.02)
