@@ -265,6 +265,27 @@ async def test_the_oldest_idle_connection_makes_room(service: Service) -> None:
     await service.until(lambda count: count == 0)
 
 
+async def test_the_connection_that_is_idle_longest_makes_room_whichever_is_oldest() -> None:
+    one = CALL + b"Content-Length: 0\r\n\r\n"
+    async with running(Limits(connections_max=8)) as service, asyncio.timeout(10):
+        first = await service.connect()
+        silent = [(await service.connect())[0] for _ in range(7)]
+        await service.until(lambda count: count == 8)
+
+        async def asks() -> None:
+            first[1].write(one)
+            assert (await first[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await first[0].readuntil(b"}")
+
+        await asks()
+        for gone in silent[:3]:
+            newcomer, _ = await service.connect(one)
+            assert (await newcomer.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await gone.read() == b""
+            await asks()
+        await service.until(lambda count: count == 8)
+
+
 async def test_two_thousand_idle_connections_change_nothing_for_others() -> None:
     async with running(Limits()) as service:
         for number in range(2000):

@@ -63,10 +63,11 @@ class Limits:
 class Connection(RequestHandler):
     """One connection. A timer runs only while a head is incomplete or an answer is not taken."""
 
-    __slots__ = ("_late", "_limits", "_stuck")
+    __slots__ = ("_late", "_limits", "_server", "_stuck")
 
     def __init__(self, server: "Server", limits: Limits, **options: Any) -> None:
         super().__init__(server, **options)
+        self._server = server
         self._limits = limits
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
@@ -91,6 +92,14 @@ class Connection(RequestHandler):
         if self.transport is not None and self.is_idle:
             self.transport.write(_TOO_SLOW)
             self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._server.answered(self)
 
     def handle_error(
         self,
@@ -143,7 +152,10 @@ class Connection(RequestHandler):
 
 
 class Server(web.Server):
-    """Makes the connections. When there are too many, the one that has been idle longest goes, else the newcomer."""
+    """Makes the connections. When there are too many, the one that has been idle longest goes, else the newcomer.
+
+    The framework's table of them is kept in the order in which they were made, or answered last.
+    """
 
     def __init__(self, handler: Any, limits: Limits, **options: Any) -> None:
         super().__init__(handler, **options)
@@ -155,11 +167,17 @@ class Server(web.Server):
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self._connections) > self._limits.connections_max:
-            oldest = next((one for one in self._connections if isinstance(one, Connection) and one.is_idle), None)
-            if oldest is None:
+            idlest = next((one for one in self._connections if isinstance(one, Connection) and one.is_idle), None)
+            if idlest is None:
                 transport.abort()
             else:
-                oldest.force_close()
+                idlest.force_close()
+
+    def answered(self, connection: Connection) -> None:
+        """Note that the connection is idle from now on."""
+        transport = self._connections.pop(connection, None)
+        if transport is not None:  # else it was lost, or the server shuts down
+            self._connections[connection] = transport
 
 
 class Runner(web.AppRunner):
