@@ -88,6 +88,10 @@ class Service:
         return time.perf_counter() - started_s
 
 
+def request_id_of(answer: bytes) -> str:
+    return answer.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0].decode()
+
+
 @asynccontextmanager
 async def running(limits: Limits) -> AsyncIterator[Service]:
     settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
@@ -136,10 +140,13 @@ async def test_a_head_that_comes_byte_by_byte_is_cut_off(service: Service) -> No
     await service.until(lambda count: count == 0)
 
 
-async def test_a_slow_head_is_told_so(service: Service) -> None:
+async def test_a_slow_head_is_told_so(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     answer = await service.send(CALL)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert answer.endswith(b'{"error":"The head of the request took too long"}')
+    assert answer.endswith(b'\r\n\r\n{"error":"The head of the request took too long"}')
+    assert request_id_of(answer)
+    assert request_id_of(answer) in caplog.text
 
 
 async def test_a_second_head_has_no_more_time_than_the_first(service: Service) -> None:
@@ -193,13 +200,30 @@ async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
     ],
 )
 async def test_what_is_no_request_is_refused(service: Service, head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
         answer = await service.send(head)
         assert b" 400 " in answer.partition(b"\r\n")[0]
+        assert request_id_of(answer)
+        assert request_id_of(answer) in caplog.text
         assert set(json.loads(answer.partition(b"\r\n\r\n")[2])) == {"error"}
     await service.until(lambda count: count == 0)
     assert await service.health_s() < 1
     assert not [record for record in caplog.records if record.exc_info or len(record.getMessage()) > 400]
+
+
+@pytest.mark.parametrize("line", [b"OPTIONS * HTTP/1.1", b"CONNECT example.org:443 HTTP/1.1"])
+async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
+    service: Service, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    answer = await service.send(line + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404 ")
+    assert b"\r\nContent-Type: application/json" in head
+    assert json.loads(body) == {"error": "Not Found"}
+    assert request_id_of(answer)
+    assert request_id_of(answer) in caplog.text
 
 
 async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log(
@@ -208,7 +232,7 @@ async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log
     head, _, body = (await service.send(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 500 ")
     assert json.loads(body) == {"error": "Internal server error"}
-    request_id = head.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0].decode()
+    request_id = request_id_of(head + b"\r\n")
     (record,) = [record for record in caplog.records if record.exc_info]
     assert request_id
     assert request_id in record.getMessage()

@@ -2,8 +2,8 @@
 
 The framework bounds the size of headers and the requests that wait on one connection (32), and closes a connection
 that is silent. It has no bound for a head that arrives byte by byte, for a caller who does not take its answer, and for
-the number of connections; those are here. So is the answer to what no handler answers: bytes that are no request, and a
-bug outside the procedures.
+the number of connections; those are here. So is the answer to what no handler answers: bytes that are no request, a
+request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from trader.api.requests import REQUEST_ID
+from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
 from trader.api.routes import refusal
 from trader.settings import Settings
 
@@ -35,7 +35,7 @@ _REASON_CHARACTERS: Final = 200
 _TOO_SLOW_BODY: Final = b'{"error":"The head of the request took too long"}'
 _TOO_SLOW: Final = (
     b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\n\r\n%b" % (len(_TOO_SLOW_BODY), _TOO_SLOW_BODY)
+    b"Content-Length: %d\r\nX-Request-Id: %b\r\n\r\n%b"
 )
 
 
@@ -90,12 +90,18 @@ class Connection(RequestHandler):
     def _end_late(self) -> None:
         self._late = None
         if self.transport is not None and self.is_idle:
-            self.transport.write(_TOO_SLOW)
+            request_id = self._server.requests.new_id()
+            log.info("request %s: its head took too long", request_id)
+            self.transport.write(_TOO_SLOW % (len(_TOO_SLOW_BODY), request_id.encode(), _TOO_SLOW_BODY))
             self.force_close()
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):  # of the router, for what is no path
+            request[REQUEST_ID] = request_id = self._server.requests.new_id()
+            log.info("request %s: %s is for no path", request_id, request.method)
+            resp = refusal(resp.status, resp.reason)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
@@ -108,20 +114,21 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what no handler answered, with a line in the log that names the request. Closes the connection.
+        """The answer to what no handler answered, with a line in the log that has its id. Closes the connection.
 
         :raises ConnectionError: a part of an answer has been sent already
         """
+        request_id = request.get(REQUEST_ID) or self._server.requests.new_id()
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:  # bytes that are no request
             reason = " ".join(str(message or exc or "Bad Request").split())[:_REASON_CHARACTERS]
-            log.info("refused a connection of %s: %s", request.remote, ascii(reason))
-            response = refusal(status, reason)
+            log.info("request %s: refused a connection of %s: %s", request_id, request.remote, ascii(reason))
+            text = reason
         else:
-            request_id = request.get(REQUEST_ID)
             log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=exc)
-            response = refusal(status, "Internal server error", request_id and {"X-Request-Id": request_id})
+            text = "Internal server error"
         if request.writer.output_size > 0:
             raise ConnectionError("a part of the answer has been sent; the connection is closed")
+        response = refusal(status, text, {"X-Request-Id": request_id})
         response.force_close()
         return response
 
@@ -157,9 +164,10 @@ class Server(web.Server):
     The framework's table of them is kept in the order in which they were made, or answered last.
     """
 
-    def __init__(self, handler: Any, limits: Limits, **options: Any) -> None:
+    def __init__(self, handler: Any, limits: Limits, requests: RequestLog, **options: Any) -> None:
         super().__init__(handler, **options)
         self._limits = limits
+        self.requests = requests
 
     def __call__(self) -> RequestHandler:
         return Connection(self, self._limits, loop=self._loop, **self._kwargs)
@@ -195,7 +203,10 @@ class Runner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
-        return Server(plain.request_handler, self._limits, request_factory=plain.request_factory, **plain._kwargs)
+        requests = self.app.get(REQUESTS) or RequestLog()
+        return Server(
+            plain.request_handler, self._limits, requests, request_factory=plain.request_factory, **plain._kwargs
+        )
 
 
 def raise_file_limit(connections_max: int) -> None:
