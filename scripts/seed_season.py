@@ -29,7 +29,7 @@ from trader.gateways.market.synthetic import SyntheticSource
 from trader.settings import Settings
 from trader.store import bulk
 from trader.store.agents import select_models
-from trader.store.leadership import LeaderLock
+from trader.store.leadership import LeaderLock, update_term
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
 from trader.store.trading import (
@@ -211,6 +211,6 @@ async def _finish(database: Database, settings: Settings, start: datetime, end: 
     async with database.transaction() as conn:
         await bulk.upsert_all_variant_hours(conn)
         await upsert_service_state(conn, Holding(source.identity, "simulated"))
-        await update_processed_until(conn, end, marks)
+        await update_processed_until(conn, await update_term(conn), end, marks)
     async with database.connection() as conn:  # else autovacuum does it, beside the first hours of whoever reads
         await conn.execute("VACUUM (ANALYZE)", timeout=bulk.BULK_TIMEOUT_S)

@@ -329,6 +329,22 @@ async def test_a_leader_whose_term_is_over_books_nothing(database: Database) -> 
             await agree_with_rows(new)
 
 
+async def test_a_leader_whose_term_is_over_says_nothing_of_how_far_the_market_was_followed(database: Database) -> None:
+    """Else the next start would leave out what the accounts of the true leader have missed."""
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with running(database, source, clock) as old:
+        await old.see(QUIET)
+        await old.buy("0.01")
+        async with running(database, source, clock):
+            async with database.connection() as conn:
+                before = await conn.fetch("SELECT processed_until, mark FROM service_state, last_marks ORDER BY symbol")
+            for _ in range(13):
+                await old.see({**QUIET, "BTC": "94001"}, after_s=10)
+            async with database.connection() as conn:
+                after = await conn.fetch("SELECT processed_until, mark FROM service_state, last_marks ORDER BY symbol")
+            assert after == before
+
+
 async def test_a_follower_shows_what_the_leader_does_and_changes_nothing(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as leader:

@@ -210,11 +210,12 @@ class Books:
 
         :raises Unavailable: the database cannot answer now; the next checkpoint makes up for it
         """
-        if self.reviewed_until is None or self._term is None:
+        term = self._term
+        if self.reviewed_until is None or term is None:
             return
         doubts = [since for since in self._in_doubt.values() if since is not None]
         async with self._database.connection() as conn:
-            await store.update_processed_until(conn, min([self.reviewed_until, *doubts]), marks)
+            await store.update_processed_until(conn, term, min([self.reviewed_until, *doubts]), marks)
 
     async def _change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
         async with self._locks[account_id]:

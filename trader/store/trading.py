@@ -245,15 +245,21 @@ UPDATE_PROCESSED_UNTIL = """
 WITH marked AS (
     INSERT INTO last_marks (symbol, mark, marked_at)
     SELECT symbol, mark, $1 FROM unnest($2::text[], $3::numeric[]) AS m (symbol, mark)
+    WHERE (SELECT term FROM service_state) = $4
     ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
 )
-UPDATE service_state SET processed_until = $1 WHERE processed_until IS NULL OR processed_until < $1
+UPDATE service_state SET processed_until = $1
+WHERE term = $4 AND (processed_until IS NULL OR processed_until < $1)
 """
 
 
-async def update_processed_until(conn: Connection, moment: datetime, marks: Mapping[str, Decimal]) -> None:
-    """Note that every account has been reviewed up to `moment`, and the marks seen then."""
-    await conn.execute(UPDATE_PROCESSED_UNTIL, moment, list(marks), list(marks.values()))
+async def update_processed_until(conn: Connection, term: int, moment: datetime, marks: Mapping[str, Decimal]) -> None:
+    """Note that every account has been reviewed up to `moment`, and the marks seen then; in an earlier term, nothing.
+
+    One that has lost its lock without knowing looks at accounts that others have changed: its word would let the leader
+    after the next leave out what those have missed.
+    """
+    await conn.execute(UPDATE_PROCESSED_UNTIL, moment, list(marks), list(marks.values()), term)
 
 
 # A market in which somebody traded before its first mark was noted has at least the price of its last fill.
