@@ -39,7 +39,7 @@ from trader.services.trading import TradingRecords
 from trader.services.venue import Venue
 from trader.settings import Settings
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.leadership import LeaderLock
+from trader.store.leadership import SILENCE_S, LeaderLock
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database, apply_schema, database_name
 from trader.store.safety import select_halts
@@ -221,9 +221,11 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
     exchange: Venue
     if outside.accounts is None:
         exchange = Exchange(database, market, clock, events, settings, safety)
+        silence_s = SILENCE_S
     else:
         drift = DriftRecorder(database)
         exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, safety, drift)
+        silence_s = 0  # one that goes on would send its orders to the venue, which knows no terms
     limits = LossLimits(database, exchange, safety, settings)
     guards = Guards(safety, limits, Operations(database, exchange, safety, limits))
     portfolio = Portfolio(database, exchange, clock, settings)
@@ -254,7 +256,7 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
     await hubs.start()
     stack.push_async_callback(hubs.close)
     log.info("the market's time is %s", iso(clock.now()))
-    return Service(context, database, events, hubs, schedulers, LeaderLock(outside.dsn), guards)
+    return Service(context, database, events, hubs, schedulers, LeaderLock(outside.dsn, silence_s), guards)
 
 
 def build_app(service: Service) -> web.Application:

@@ -1,13 +1,16 @@
 """Two processes on one database: one trades, the other shows, and takes over when the first is gone."""
 
 import asyncio
+import signal
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 from support.process import ServiceProcess, serving
 
+from trader.services.audit import audit
 from trader.store.pool import Database
 
 
@@ -97,3 +100,27 @@ async def test_a_leader_whose_word_to_the_standbys_hangs_ends_as_soon_as_it_lose
                     await asyncio.sleep(0.02)
         while await role(service) != "leader":
             await asyncio.sleep(0.02)
+
+
+async def test_a_leader_that_stands_still_is_followed_within_ten_seconds_and_books_nothing_when_it_goes_on(
+    tmp_path: Path, dsn: str, database: Database
+) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn) as first, serving(tmp_path, DATABASE_URL=dsn) as second:
+        assert (await role(first), await role(second)) == ("leader", "standby")
+        placed = await first.call("simulator.placeOrder", **order(clientOrderId="before"))
+        first.process.send_signal(signal.SIGSTOP)
+        waiting = asyncio.create_task(first.try_call("simulator.placeOrder", **order(clientOrderId="stopped")))
+        await until_leading(second, within_s=10)
+        assert await second.call("simulator.placeOrder", **order(clientOrderId="before")) == placed
+        await second.call("simulator.placeOrder", **order(clientOrderId="across"))
+        first.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(5):
+            status, answer = await waiting
+            assert status == 503, answer
+            while await role(first) == "leader":
+                await asyncio.sleep(0.02)
+        assert await role(second) == "leader"
+        async with database.connection() as conn:
+            held = await conn.fetchval("SELECT sum(quantity) FROM orders WHERE account_id = 'default'")
+        assert held == Decimal("0.02"), "of two orders, and not of the one that the first would have booked"
+    assert not (await audit(database)).problems

@@ -21,11 +21,15 @@ _CHECK_TIMEOUT_S: Final = 2.0
 _KEEPALIVE: Final = {"tcp_keepalives_idle": "1", "tcp_keepalives_interval": "1", "tcp_keepalives_count": "2"}
 """Lets the server notice within seconds that the leader's machine is gone, and free the lock."""
 
+SILENCE_S: Final = 5.0
+"""A leader that the server has not heard for so long stands still (SIGSTOP, a machine at rest): its lock is freed."""
+
 # "lead" in ASCII.
 LEADER_LOCK: Final = 0x6C656164
 
 TRY_LEADER_LOCK = "SELECT pg_try_advisory_lock($1)"
 SELECT_ALIVE = "SELECT 1"
+SET_SILENCE = "SELECT set_config('idle_session_timeout', $1, false)"
 
 _LOST: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
@@ -33,8 +37,10 @@ _LOST: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutE
 class LeaderLock:
     """The advisory lock of the leader, tried for by `try_acquire` and watched by `lost`."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, silence_s: float = 0) -> None:
+        """The lock ends with a silence of `silence_s` while it is watched; 0 is never."""
         self._dsn = dsn
+        self._silence_s = silence_s
         self._connection: asyncpg.Connection[Any] | None = None
         self._cut = asyncio.Event()
 
@@ -57,9 +63,16 @@ class LeaderLock:
             return False
 
     async def lost(self) -> None:
-        """Wait until the lock is lost: its connection was cut, or the database stopped answering."""
+        """Wait until the lock is lost: its connection was cut, or the database stopped answering.
+
+        The server counts silence from here on only: catching up on a long downtime may keep this process busy before.
+        """
+        silence_ms: str | None = str(round(self._silence_s * 1000))
         while self._connection is not None:
             try:
+                if silence_ms is not None:
+                    await self._connection.fetchval(SET_SILENCE, silence_ms)
+                    silence_ms = None
                 await self._connection.fetchval(SELECT_ALIVE)
             except _LOST as error:
                 log.warning("the leader lock is lost: %s", str(error) or type(error).__name__)
