@@ -9,6 +9,7 @@ request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
 import asyncio
 import logging
 import resource
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -95,17 +96,16 @@ class Connection(RequestHandler):
             self.transport.write(_TOO_SLOW % (len(_TOO_SLOW_BODY), request_id.encode(), _TOO_SLOW_BODY))
             self.force_close()
 
-    async def finish_response(
+    def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
+    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
+        """No coroutine of its own: every answer passes here."""
         if isinstance(resp, web.HTTPException):  # of the router, for what is no path
             request[REQUEST_ID] = request_id = self._server.requests.new_id()
             log.info("request %s: %s is for no path", request_id, request.method)
             resp = refusal(resp.status, resp.reason)
-        try:
-            return await super().finish_response(request, resp, start_time)
-        finally:
-            self._server.answered(self)
+        self._server.answered(self)
+        return super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,
@@ -182,7 +182,7 @@ class Server(web.Server):
                 idlest.force_close()
 
     def answered(self, connection: Connection) -> None:
-        """Note that the connection is idle from now on."""
+        """Note that the connection is answered now, and idle after that."""
         transport = self._connections.pop(connection, None)
         if transport is not None:  # else it was lost, or the server shuts down
             self._connections[connection] = transport
