@@ -22,7 +22,7 @@ from benchmarks import durable_orders, exchange_core
 from trader.clock import ManualClock
 from trader.domain.account import equity, maintenance
 from trader.domain.market import MARKETS, Tick
-from trader.domain.orders import ExitPlan, Order, OrderSide
+from trader.domain.orders import ExitPlan, Order, OrderSide, OrderStatus
 from trader.services.events import EventBus
 from trader.services.exchange import Exchange
 from trader.services.market import MarketData
@@ -52,7 +52,7 @@ async def open_positions(exchange: Exchange, accounts: int) -> None:
     async def one(number: int) -> None:
         for symbol, size in SIZES.items():
             plan = ExitPlan(stop=Decimal(QUIET[symbol]) / 2, target=Decimal(QUIET[symbol]) * 2)
-            await exchange.place_order(
+            answer = await exchange.place_order(
                 Order(
                     account_id=f"model-{number}",
                     symbol=symbol,
@@ -62,6 +62,7 @@ async def open_positions(exchange: Exchange, accounts: int) -> None:
                     exit_plan=plan,
                 )
             )
+            assert answer.status is OrderStatus.FILLED, answer
 
     for start in range(0, accounts, 100):
         await asyncio.gather(*(one(n) for n in range(start, min(start + 100, accounts))))
@@ -130,6 +131,7 @@ async def measure_books(folder: Path) -> None:
                 await market._take(make_tick(clock.now(), QUIET), exchange.on_tick)
                 await open_positions(exchange, REFRESHED_ACCOUNTS)
                 await measure_refresh(exchange, market)
+                await clock.advance(timedelta(seconds=10 + UPDATES))  # else these prices are of a time to come
                 await open_positions(exchange, POSITIONS // 3 + 1)
             await measure_restart(database, clock)
         finally:
