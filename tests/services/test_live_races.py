@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 
 import pytest
@@ -98,22 +99,13 @@ async def test_an_order_whose_trades_show_late_is_not_decided_because_another_is
 
 
 async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: Bench) -> None:
-    bench.venue.send_faults = ["lose_after"]
-    bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
-    with pytest.raises(OrderUndecided):
-        await bench.buy("0.1", leverage=D(5))
-    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
-    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
-    operations.start()
-    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
-    async with asyncio.timeout(30):
+    async with flattening_an_order_on_its_way(bench) as operations:
         while not await commands(bench, "progress LIKE '%closed%' OR finished_at IS NOT NULL"):
             await operations.poll()
         bench.venue.read_faults.clear()
         await bench.exchange.check()
         while not await commands(bench, "finished_at IS NOT NULL"):
             await operations.poll()
-    await operations.close()
     assert bench.venue.positions() == {}
     assert await commands(bench, "outcome->'closed'->0->>'quantity' IS NOT NULL AND outcome->'left' = '[]'")
     await bench.exchange.check()
@@ -123,6 +115,15 @@ async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: 
 async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trader.services.operations._FLATTEN_S", 0.1)
     monkeypatch.setattr("trader.services.operations._ROUND_S", 0.01)
+    async with flattening_an_order_on_its_way(bench) as operations:
+        while not await commands(bench, "finished_at IS NOT NULL"):
+            await operations.poll()
+    assert await commands(bench, "outcome->'left'->0->>'what' = 'an order of BTC'")
+
+
+@asynccontextmanager
+async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[Operations]:
+    """A flatten of everything, ordered while an order is undecided; half a minute for what is done with it."""
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 50_000]
     with pytest.raises(OrderUndecided):
@@ -132,10 +133,8 @@ async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monke
     operations.start()
     await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
     async with asyncio.timeout(30):
-        while not await commands(bench, "finished_at IS NOT NULL"):
-            await operations.poll()
+        yield operations
     await operations.close()
-    assert await commands(bench, "outcome->'left'->0->>'what' = 'an order of BTC'")
 
 
 async def commands(bench: Bench, condition: str) -> int:
