@@ -17,6 +17,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from trader.api.ready import DIRECT, past_the_router
 from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
 from trader.api.routes import refusal
 from trader.settings import Settings
@@ -87,6 +88,11 @@ class Connection(RequestHandler):
                 self._late = None
         elif self._late is None and self.transport is not None:  # bytes came, and no whole head
             self._late = self._loop.call_later(self._limits.head_s, self._end_late)
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on where reading was paused. The framework asks for it whenever a body is read, paused or not."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def _end_late(self) -> None:
         self._late = None
@@ -204,9 +210,8 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
         requests = self.app.get(REQUESTS) or RequestLog()
-        return Server(
-            plain.request_handler, self._limits, requests, request_factory=plain.request_factory, **plain._kwargs
-        )
+        handler = past_the_router(self.app.get(DIRECT, {}), plain.request_handler)
+        return Server(handler, self._limits, requests, request_factory=plain.request_factory, **plain._kwargs)
 
 
 def raise_file_limit(connections_max: int) -> None:

@@ -167,7 +167,7 @@ def setup(app: web.Application, settings: Settings) -> None:
     async def add_vary(request: web.Request, response: web.StreamResponse) -> None:
         """What aiohttp-cors leaves out: no cache may give one origin's answer to another."""
         if request.rel_url.raw_path.startswith(PATHS):
-            response.headers.add(VARY, ORIGIN)
+            response.headers[VARY] = ORIGIN
 
     if settings.cors_origins:
         app.on_response_prepare.append(add_vary)

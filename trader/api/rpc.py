@@ -9,7 +9,7 @@ import importlib
 import logging
 import pkgutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
@@ -169,6 +169,11 @@ class Dispatcher:
         self._requests = requests or RequestLog()
         self.kept = AnswerCache()
 
+    @property
+    def paths(self) -> Collection[str]:
+        """The raw paths of the procedures, for every style."""
+        return self._targets.keys()
+
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler of every path and method under `/api/rpc/`."""
         started_s = time.perf_counter()
@@ -317,7 +322,7 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
 def _response(request: web.Request, answer: Answer, request_id: str) -> web.StreamResponse:
     if answer.status == HTTPStatus.OK and ready.suits(request):
         return ready.ReadyResponse(answer.body, request_id)
-    headers = {"Content-Type": JSON, "X-Request-Id": request_id, **answer.headers}
+    headers = {"Content-Type": JSON, "Vary": "Origin", "X-Request-Id": request_id, **answer.headers}
     body = answer.body if isinstance(answer.body, bytes) else ready.PiecesPayload(answer.body)
     response = web.Response(status=answer.status, body=body, headers=headers)
     if answer.status != HTTPStatus.OK and GIVEN_UP in request:
@@ -383,6 +388,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
         for path in (name, name.replace(".", "/")):
             app.router.add_route("*", PREFIX + path, dispatcher.handle, expect_handler=answer_expect)
     app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle, expect_handler=answer_expect)
+    app[ready.DIRECT] = dict.fromkeys(dispatcher.paths, dispatcher.handle)
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         if "X-Request-Id" not in response.headers:

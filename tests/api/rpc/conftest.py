@@ -5,15 +5,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient
+from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp.plugin import AiohttpClient
 
 from trader.api import cors, rpc
+from trader.api.connections import Limits, Runner
 from trader.api.routes import add_read_only
 from trader.api.schemas.common import Empty, Input, Number, Pieces, Wire, checked
 from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
@@ -163,6 +164,13 @@ def build_app(settings: Settings) -> tuple[web.Application, DemoContext]:
 CONTEXT = web.AppKey("context", DemoContext)
 
 
+class Server(TestServer):
+    """A test server with the connections of the service, and its short way past the router."""
+
+    async def _make_runner(self, **options: Any) -> Runner:
+        return Runner(self.app, Limits(), **options)
+
+
 @pytest.fixture
 def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
     """Start a service whose settings are given as environment variables."""
@@ -170,7 +178,8 @@ def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
     async def make(**environment: str) -> Client:
         app, context = build_app(load_settings(**environment))
         app[CONTEXT] = context
-        return await aiohttp_client(app)
+        client: Any = await aiohttp_client(Server(app))  # the plugin's types know no application of a server
+        return cast("Client", client)
 
     return make
 

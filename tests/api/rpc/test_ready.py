@@ -47,6 +47,25 @@ async def test_both_ways_say_the_same(client: Client, length: int) -> None:
         assert ready["x-request-id"] != framed["x-request-id"]
 
 
+@pytest.mark.parametrize("error", ["input", "not found", "precondition", "unavailable", "market", "bug"])
+async def test_errors_are_the_same_both_ways(client: Client, error: str) -> None:
+    body = b'{"error":"%b"}' % error.encode()
+    first, short, answer = await exchange(client, "HTTP/1.1", body, path="demo.raise")
+    line, routed, same = await exchange(client, "HTTP/1.1", body, "Origin: http://localhost:3000", path="demo.raise")
+    assert (line, same) == (first, answer)
+    assert short["x-request-id"] != routed["x-request-id"]
+    varying = {"date", "x-request-id"}
+    assert {name: value for name, value in short.items() if name not in varying} == {
+        name: value for name, value in routed.items() if name not in varying and not name.startswith("access-control-")
+    }
+
+
+async def test_a_query_finds_the_procedure_too(client: Client) -> None:
+    body = b'{"text":"x"}'
+    _, _, answer = await exchange(client, "HTTP/1.1", body)
+    assert (await exchange(client, "HTTP/1.1", body, path="demo.echo?batch=1"))[2] == answer
+
+
 @pytest.mark.parametrize(("figures", "number"), [(0, 1), (50, 1), (100_000, 1), (100_000, 10)])
 async def test_a_body_in_pieces_arrives_whole(client: Client, figures: int, number: int) -> None:
     wanted = b"[" + ",".join(f'{{"value":{value}}}' for value in range(figures)).encode() + b"]"
