@@ -80,7 +80,7 @@ def text_issue(body: bytes) -> Issue | None:
     try:
         text = body.decode()
         msgspec.json.decode(body, type=msgspec.Raw)
-        value = json.loads(text, object_pairs_hook=_unique, parse_int=float, parse_constant=_refuse)
+        value = _strictly.decode(text)
         if "\\u" in text:
             _check_text(value)
     except _Refused as error:
@@ -114,6 +114,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise _Refused(f"{constant} is not JSON")
+
+
+_strictly: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_int=float, parse_constant=_refuse)
 
 
 def _check_text(value: Any) -> None:
