@@ -104,7 +104,9 @@ class ReadyResponse(web.StreamResponse):
         if len(body) <= _PIECE_BYTES_MAX:
             transport.write(head + whole(body))
         else:
-            transport.writelines((head, body) if isinstance(body, bytes) else (head, *body))
+            # Not by `writelines`: that of some versions of Python (3.13.0) never says that the caller is behind.
+            for piece in (head, body) if isinstance(body, bytes) else (head, *body):
+                transport.write(piece)
         if request.protocol.writing_paused:
             await request.writer.drain()
 
