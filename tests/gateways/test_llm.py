@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -20,6 +21,7 @@ from trader.domain.tools import Holding
 from trader.domain.view import AccountView, StatsView, View
 from trader.errors import ProviderError
 from trader.gateways.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
+from trader.gateways.replies import decode_reply
 from trader.setting_forms import Secret
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
@@ -314,6 +316,12 @@ def raw_answer(body: bytes, content_type: str = "application/json") -> Reply:
     return reply
 
 
+def broken_off(code: int) -> dict[str, Any]:
+    """A choice that ended in an error while the model spoke, as gateways tell it."""
+    message = {"role": "assistant", "content": "BTC looks"}
+    return {"finish_reason": "error", "message": message, "error": {"code": code, "message": "upstream"}}
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -323,12 +331,15 @@ def raw_answer(body: bytes, content_type: str = "application/json") -> Reply:
         (raw_answer(b'{"choices": [], "a": "\xff\xfe"}'), "(unusable JSON|without choices)"),
         (raw_answer(b""), "unusable JSON"),
         (answering(200, {}), "without choices"),
+        (answering(200, {"choices": None, "error": None}), "without choices"),
+        (answering(200, {"choices": [], "error": {}}), "without choices"),
         (answering(200, {"choices": "none"}), "unusable JSON"),
         (raw_answer(b'{"choices": [{"message": {"reasoning": %s}}]}' % (b"[" * 700 + b"]" * 700)), "unusable JSON"),
         (answering(200, {"choices": [{"message": None}]}), "unusable JSON"),
         (answering(200, {"choices": [{"message": {"tool_calls": [{"id": "x"}]}}]}), "unusable JSON"),
         (answering(200, {"error": {"code": 502, "message": "upstream"}}), "answered 502"),
         (answering(200, {"error": "bad"}), "answered 502"),
+        (answering(200, {"choices": [broken_off(503)]}), "answered 503"),
     ],
 )
 async def test_unusable_answers_with_status_200(
@@ -342,11 +353,46 @@ async def test_unusable_answers_with_status_200(
     assert (await client_of(KEYS[0]).answer(TURN)).calls
 
 
-async def test_rate_limit_inside_a_200_rests_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    fake[0].by_key[KEYS[0]] = answering(200, {"error": {"code": 429, "message": "slow"}})
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": 429, "message": "slow"}},
+        {"error": {"code": 429, "message": "slow"}, "choices": None},
+        {"choices": [broken_off(429)]},
+    ],
+)
+async def test_rate_limit_inside_a_200_rests_the_key(
+    fake: tuple[FakeServer, str], client_of: MakeClient, body: dict[str, Any]
+) -> None:
+    fake[0].by_key[KEYS[0]] = answering(200, body)
     client = client_of(KEYS[0], KEYS[1])
     assert [(await client.answer(TURN)).key_number for _ in range(2)] == [2, 2]
     assert fake[0].keys.count(KEYS[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (
+            answering(403, {"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"]}}}),
+            "answered 403: .*flagged",
+        ),
+        (
+            answering(401, {"error": {"code": 401, "message": "no", "metadata": {"provider_name": "Lab"}}}),
+            "answered 401: .*Lab",
+        ),
+        (answering(200, {"choices": [broken_off(403)]}), "answered 403: .*upstream"),
+    ],
+)
+async def test_what_is_refused_and_is_not_the_key_leaves_the_key_in_use(
+    fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
+) -> None:
+    client = client_of(*KEYS)
+    fake[0].script = [reply, OK]
+    with pytest.raises(ProviderError, match=reason):
+        await client.answer(TURN)
+    assert client.usage.keys_out == 0
+    assert len({(await client.answer(TURN)).key_number for _ in KEYS}) == len(KEYS)
 
 
 async def test_client_errors_are_told_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
@@ -384,6 +430,16 @@ async def test_a_model_is_asked_without_the_field_it_does_not_take(
     server.script = [OK]
     await client.answer(other)
     assert {"temperature", "max_tokens"} <= server.bodies[-1].keys(), "another model takes them"
+
+
+async def test_models_of_one_name_that_are_asked_at_once_are_all_asked_again(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    fake[0].script = [refusing("temperature")]
+    client = client_of(KEYS[0])
+    answers = await asyncio.gather(*(client.answer(TURN) for _ in range(4)))
+    assert all(answer.calls for answer in answers)
+    assert len(fake[0].bodies) == 8, "each was told, and asked again without it"
 
 
 async def test_a_field_that_must_be_or_that_was_left_out_already_fails(
@@ -455,6 +511,46 @@ async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_o
     assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
 
 
+async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    names = ("holding", "multi_tool_use.parallel", "", "x" * 300)
+    calls: list[dict[str, Any]] = [{"id": "same", "function": {"name": name, "arguments": "{}"}} for name in names]
+    calls.append({"id": 7, "function": {"name": "holding", "arguments": "{}"}})
+    answer = await read(fake, client_of(KEYS[0]), {"tool_calls": calls}, model=7)
+    ids = [call.id for call in answer.calls]
+    assert ids == ["same", "call_1_2", "call_1_3", "call_1_4", "call_1_5"], "each result is told apart"
+    assert [call.name for call in answer.calls] == [*names, "holding"], "as they came, for the record"
+    assert [call["id"] for call in answer.message["tool_calls"]] == ids
+    echoed = [call["function"]["name"] for call in answer.message["tool_calls"]]
+    assert echoed == ["holding", "multi_tool_use_parallel", "_", "x" * 64, "holding"]
+    assert answer.model == "lab/one", "what is no name is none"
+
+
+async def test_an_answer_that_is_cut_or_refuses_says_so(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client = client_of(KEYS[0])
+    for reason, is_cut in (("length", True), ("stop", False), (None, False), (["odd"], False)):
+        choice = {"finish_reason": reason, "message": {"content": None, "refusal": "I cannot help with that."}}
+        fake[0].script = [answering(200, {"choices": [choice]})]
+        answer = await client.answer(TURN)
+        assert (answer.is_cut, answer.text) == (is_cut, "I cannot help with that.")
+
+
+async def test_a_long_answer_is_read_beside_the_loop(
+    fake: tuple[FakeServer, str], client_of: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[bool] = []
+
+    def noting(content: bytes) -> object:
+        readers.append(threading.current_thread() is threading.main_thread())
+        return decode_reply(content)
+
+    monkeypatch.setattr("trader.gateways.chat.decode_reply", noting)
+    client = client_of(KEYS[0])
+    for size in (10, 200_000):
+        answer = await read(fake, client, {"content": "x" * size})
+        assert answer.text == "x" * size
+    assert readers == [True, False]
+
+
 async def test_what_is_odd_goes_back_as_it_came(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
     details = [{"index": huge}, msgspec.json.decode(deep)]
@@ -473,6 +569,25 @@ async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: Ma
         answer = await read(fake, client, held(), usage=usage)
         assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (0, 0, None)
         assert answer.tokens_spent > 0, "the budget still counts"
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        ({"cost": 0.00014}, "0.00014"),
+        ({"cost": 1e-7}, "0.0000001"),
+        ({"cost": 0.95, "is_byok": True, "cost_details": {"upstream_inference_cost": 19}}, "19.95"),
+        ({"is_byok": True, "cost_details": {"upstream_inference_cost": 0.3}}, "0.3"),
+        ({"cost": 0.95, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
+        ({"cost": 0.95, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.95}}, "0.95"),
+        ({"cost": 0.95, "is_byok": True, "cost_details": []}, "0.95"),
+    ],
+)
+async def test_the_cost_is_what_was_paid_for_the_answer(
+    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any], cost: str
+) -> None:
+    answer = await read(fake, client_of(KEYS[0]), held(), usage=usage)
+    assert answer.cost_usd == Decimal(cost)
 
 
 async def test_text_in_parts_and_nul_characters(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:

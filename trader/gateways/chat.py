@@ -10,18 +10,25 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
-import orjson
 
-from trader.domain.conversation import Answer, Message, ToolRequest, Turn, storable
+from trader.domain.conversation import Answer, Turn
 from trader.domain.tool_schemas import TOOL_SCHEMAS
 from trader.errors import ProviderError
 from trader.gateways.keys import Key, KeyRing
+from trader.gateways.replies import (
+    Reply,
+    answer_of,
+    brief,
+    decode_reply,
+    is_refusal_of_others,
+    refused_field,
+    status_of,
+)
 from trader.setting_forms import Secret
 
 ATTEMPT_LIMIT_S = 60.0
@@ -33,17 +40,16 @@ ANSWER_BYTES_MAX = 4 * 1024 * 1024
 SAID_BYTES_MAX = 16 * 1024
 """Of an answer that cannot be used, kept for the record."""
 
-CALLS_MAX = 16
-"""Tool calls taken from one answer."""
-
-REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
-"""Given back as they came: models that think between tool calls lose the thread without them."""
+READ_AT_ONCE_MAX: Final = 64 * 1024
+"""Bytes of an answer that is read at once. A longer one is read in a thread: it may take seconds, and prices go on."""
 
 LIMIT_FIELDS: Final = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """The fields that bound an answer's tokens, and what to try for a model that does not take the one."""
 
 OPTIONAL_FIELDS: Final = ("temperature", "tool_choice", *LIMIT_FIELDS)
 """What a request can do without: some models refuse every temperature but their own."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger("trader.agents")
 
@@ -108,7 +114,8 @@ class ChatClient:
 
     async def answer(self, turn: Turn) -> Answer:
         """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
-        body = msgspec.json.encode(self._request(turn))
+        request = self._request(turn)
+        body = msgspec.json.encode(request)
         began_s = time.monotonic()
         failures, said = 0, ""
         spent: set[Key] = set()  # a key may be free again at once, and is all the same asked to wait until next time
@@ -122,9 +129,11 @@ class ChatClient:
                 spent.add(key)
                 said = error.said
             except _FieldRefused as error:
-                if not self._leave_out(turn.model.router_model_name, error.field):
+                if error.field not in request:
                     raise
-                body = msgspec.json.encode(self._request(turn))
+                self._leave_out(turn.model.router_model_name, error.field)
+                request = self._request(turn)
+                body = msgspec.json.encode(request)
             except _Transient as error:
                 self.usage.attempts["failed"] += 1
                 failures += 1
@@ -134,7 +143,7 @@ class ChatClient:
                 await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
                 self._keys.worked(key)
-                answer = self._read(reply, key, turn, body)
+                answer = answer_of(reply, turn, key.number, len(body))
                 self.usage.attempts["answered"] += 1
                 self.usage.input_tokens += answer.input_tokens
                 self.usage.output_tokens += answer.output_tokens
@@ -157,16 +166,14 @@ class ChatClient:
         }
         return {field: value for field, value in request.items() if field not in left_out}
 
-    def _leave_out(self, model: str, field: str) -> bool:
-        """Ask this model without the field from now on. False when it was left out already."""
+    def _leave_out(self, model: str, field: str) -> None:
+        """Ask this model without the field from now on. Requests that are under way may each come to it."""
         left_out = self._left_out.setdefault(model, set())
-        if field in left_out:
-            return False
-        left_out.add(field)
-        _log.warning("%s: %s takes no %s; it is asked without it", self.name, model, field)
-        return True
+        if field not in left_out:
+            left_out.add(field)
+            _log.warning("%s: %s takes no %s; it is asked without it", self.name, model, field)
 
-    async def _attempt(self, key: Key, body: bytes) -> "_Reply":
+    async def _attempt(self, key: Key, body: bytes) -> Reply:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key.secret is not None:
             headers["Authorization"] = f"Bearer {key.secret.reveal()}"
@@ -175,7 +182,7 @@ class ChatClient:
                 asyncio.timeout(self._attempt_limit_s),
                 self._client().post(self._url, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                content = self._keys.scrub(await _bounded(response, self.name))
+                content = await _read(self._keys.scrub, await _bounded(response, self.name))
         except TimeoutError:
             raise _Transient(f"{self.name} did not answer within {self._attempt_limit_s:g} s") from None
         except aiohttp.InvalidURL:
@@ -184,7 +191,7 @@ class ChatClient:
             raise _Transient(f"{self.name} could not be reached or broke off ({type(error).__name__})") from None
         try:
             if response.status == 200:
-                return self._decode(key, response, content)
+                return await self._decode(key, response, content)
             raise self._failure(key, response.status, _retry_after_s(response.headers), content)
         except ProviderError as error:
             error.said = content[:SAID_BYTES_MAX].decode(errors="replace")
@@ -195,20 +202,17 @@ class ChatClient:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
-    def _decode(self, key: Key, response: aiohttp.ClientResponse, content: bytes) -> "_Reply":
+    async def _decode(self, key: Key, response: aiohttp.ClientResponse, content: bytes) -> Reply:
         if not response.content_type.endswith("json"):
             raise _Transient(f"{self.name} answered 200 with {response.content_type} instead of JSON")
         try:
-            reply = msgspec.json.decode(content, type=_Reply)
-            for choice in reply.choices:
-                choice.message.make_storable()
+            reply = await _read(decode_reply, content)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise _Transient(f"{self.name} answered 200 with unusable JSON: {_brief(str(error))}") from None
-        if reply.error is not None:
-            raise self._failure(key, _status_of(reply.error), None, content)
+            raise _Transient(f"{self.name} answered 200 with unusable JSON: {brief(str(error))}") from None
+        if reply.failure:
+            raise self._failure(key, status_of(reply.failure), None, content)
         if not reply.choices:
             raise _Transient(f"{self.name} answered 200 without choices")
-        reply.raw = content.decode(errors="replace")
         return reply
 
     def _failure(self, key: Key, status: int, retry_after_s: float | None, content: bytes) -> ProviderError:
@@ -217,79 +221,16 @@ class ChatClient:
             self.usage.attempts["rate_limited"] += 1
             self._keys.rest(key, retry_after_s)
             return _KeyUnusable(f"{self.name} answered {status}")
-        if status in {401, 403}:
+        if status in {401, 403} and not is_refusal_of_others(content):
             self.usage.attempts["refused"] += 1
             self._keys.take_out(key, status)
             return _KeyUnusable(f"{self.name} answered {status}")
         if status >= 500 or status == 408:
             return _Transient(f"{self.name} answered {status}")
         self.usage.attempts["failed"] += 1
-        told = f"{self.name} answered {status}: {_brief(content.decode(errors='replace'))}"
-        field = _refused_field(content)
-        return ProviderError(told) if field is None else _FieldRefused(field, told)
-
-    def _read(self, reply: "_Reply", key: Key, turn: Turn, body: bytes) -> Answer:
-        message = reply.choices[0].message
-        text = storable(_text(message.content))
-        calls = tuple(
-            ToolRequest(
-                id=storable(call.id) or f"call_{turn.number}_{index}",
-                name=storable(call.function.name),
-                arguments=storable(_arguments(call.function.arguments)),
-            )
-            for index, call in enumerate((message.tool_calls or [])[:CALLS_MAX], 1)
-        )
-        usage = reply.usage if isinstance(reply.usage, dict) else {}
-        taken, given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-        return Answer(
-            text=text,
-            calls=calls,
-            message=_message(message, text, calls),
-            model=storable(reply.model) or turn.model.router_model_name,
-            raw=reply.raw,
-            key_number=key.number,
-            input_tokens=taken,
-            output_tokens=given,
-            cost_usd=_cost(usage.get("cost")),
-            tokens_spent=taken + given or (len(body) + len(reply.raw)) // 4,
-        )
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: Any = None
-
-
-class _Call(msgspec.Struct):
-    function: _Function
-    id: str | None = None
-
-
-class _Said(msgspec.Struct):
-    content: Any = None
-    tool_calls: list[_Call] | None = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    reasoning_details: Any = None
-
-    def make_storable(self) -> None:
-        """Of what goes back as it came. :raises RecursionError: it is nested too deep for that"""
-        for name in REASONING_FIELDS:
-            setattr(self, name, storable(getattr(self, name)))
-
-
-class _Choice(msgspec.Struct):
-    message: _Said
-
-
-class _Reply(msgspec.Struct):
-    """The part of an answer that matters; whatever else a provider adds is kept in `raw`."""
-
-    choices: list[_Choice] = []
-    usage: Any = None
-    model: str | None = None
-    error: Any = None
-    raw: str = ""
+        told = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
+        field = refused_field(content)
+        return _FieldRefused(field, told) if field in OPTIONAL_FIELDS else ProviderError(told)
 
 
 async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
@@ -301,6 +242,11 @@ async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
             raise ProviderError(f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB")
         parts.append(part)
     return b"".join(parts)
+
+
+async def _read(read: Callable[[bytes], T], content: bytes) -> T:
+    """What `read` makes of an answer."""
+    return read(content) if len(content) <= READ_AT_ONCE_MAX else await asyncio.to_thread(read, content)
 
 
 def _told(message: str, said: str) -> ProviderError:
@@ -322,75 +268,3 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         except (KeyError, TypeError, ValueError):
             return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
-
-
-def _status_of(error: Any) -> int:
-    """The status that an error inside a 200 stands for; gateways put it in `code`. Without one: a server failure."""
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 400 <= code <= 599 else 502
-
-
-def _refused_field(content: bytes) -> str | None:
-    """The field of the request that the model does not take, when that is what the error says."""
-    try:
-        error = orjson.loads(content)["error"]
-        code, field = error["code"], error["param"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    refused = code in {"unsupported_parameter", "unsupported_value"} and field in OPTIONAL_FIELDS
-    return str(field) if refused else None
-
-
-def _text(content: Any) -> str | None:
-    """The words of a message; some models send them in typed parts."""
-    if isinstance(content, list):
-        parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
-        content = "".join(parts)
-    return content or None if isinstance(content, str) else None
-
-
-def _arguments(arguments: Any) -> str:
-    if isinstance(arguments, str):
-        return arguments or "{}"
-    return "{}" if arguments is None else msgspec.json.encode(arguments).decode()
-
-
-def _message(said: _Said, text: str | None, calls: Sequence[ToolRequest]) -> Message:
-    """The assistant's message as it goes back to the provider."""
-    message: Message = {"role": "assistant", "content": text or ""}
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _valid_json(call.arguments)},
-            }
-            for call in calls
-        ]
-    for name in REASONING_FIELDS:
-        if (value := getattr(said, name)) is not None:
-            message[name] = value
-    return message
-
-
-def _valid_json(arguments: str) -> str:
-    """The arguments, or an empty object in place of text that would make the provider refuse its own call."""
-    try:
-        orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return "{}"
-    return arguments
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else 0
-
-
-def _cost(value: Any) -> Decimal | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 10**6:
-        return None
-    return Decimal(repr(value))
-
-
-def _brief(text: str) -> str:
-    return storable(" ".join(text.split()))[:300]  # type: ignore[no-any-return]  # a string stays one
