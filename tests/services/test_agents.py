@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
+import msgspec
 import orjson
 import pytest
 from aiohttp import web
@@ -239,6 +240,21 @@ async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
     assert (record.invocation.status, record.invocation.response) == ("completed", "I only talk.")
     assert floor.progress()[-2].details["endedBy"] == "answer"
     assert record.tool_calls == ()
+
+
+async def test_an_answer_cut_off_before_any_call_is_a_failure(floor: Floor) -> None:
+    thinking = msgspec.structs.replace(calling(text="Let me think"), is_cut=True)
+    record = await run_one(floor, thinking)
+    invocation = record.invocation
+    assert (invocation.status, invocation.response) == ("failed", "Let me think")
+    assert invocation.failure_reason == "the answer was cut off at its limit of 4096 tokens, before any tool call"
+    assert (invocation.step_count, invocation.input_tokens) == (1, 100), "what it took is recorded"
+
+
+async def test_an_answer_cut_off_by_the_budget_of_the_run_ends_it_so(floor: Floor) -> None:
+    record = await run_one(floor, msgspec.structs.replace(calling(tokens=30_000), is_cut=True))
+    assert record.invocation.status == "completed"
+    assert floor.progress()[-2].details["endedBy"] == "tokens"
 
 
 async def test_provider_failure_is_the_runs_own(floor: Floor) -> None:

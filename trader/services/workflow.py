@@ -107,10 +107,13 @@ class Workflow:
             self.record.note_messages(messages)
         tokens_left = TOKENS_MAX
         for number in range(1, STEPS_MAX + 1):
-            answer = await self._step(provider, view, messages, number, tokens_left)
+            limit = min(ANSWER_TOKENS_MAX, tokens_left)
+            answer = await self._step(provider, view, messages, number, limit)
             tokens_left -= answer.tokens_spent
             if not answer.calls:
-                return "answer"
+                if answer.is_cut and tokens_left > 0:  # it thought too long, and decided nothing
+                    raise ProviderError(f"the answer was cut off at its limit of {limit} tokens, before any tool call")
+                return "tokens" if answer.is_cut else "answer"
             if await self._execute_calls(answer, messages):
                 return "holding"
             if tokens_left <= 0:
@@ -125,7 +128,7 @@ class Workflow:
         return provider
 
     async def _step(
-        self, provider: Provider, view: View, messages: list[Message], number: int, tokens_left: int
+        self, provider: Provider, view: View, messages: list[Message], number: int, answer_tokens_max: int
     ) -> Answer:
         turn = Turn(
             model=self._model,
@@ -133,7 +136,7 @@ class Workflow:
             number=number,
             view=view,
             messages=messages,
-            answer_tokens_max=min(ANSWER_TOKENS_MAX, tokens_left),
+            answer_tokens_max=answer_tokens_max,
         )
         try:
             answer = await provider.answer(turn)
