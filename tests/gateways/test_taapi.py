@@ -117,6 +117,23 @@ async def test_one_request_in_fifteen_seconds_and_each_value_once_in_five_minute
         await pass_time(taapi, seconds=1)
 
 
+async def test_a_market_they_do_not_know_keeps_no_other_from_its_values(server: FakeTaapi, taapi: Taapi) -> None:
+    async def reply(request: web.Request) -> web.StreamResponse:
+        is_known = orjson.loads(await request.read())["construct"]["symbol"] != "HYPE/USDT"
+        return web.json_response(GOOD if is_known else {"error": "no such symbol"}, status=200 if is_known else 400)
+
+    server.reply = reply
+    missing = dict.fromkeys(("BTC", "ETH"), 0)
+    for minute in range(60):
+        for symbol in ("HYPE", "BTC", "ETH"):
+            found = taapi.latest(symbol)
+            if symbol in missing and minute > 5:
+                missing[symbol] += found is None
+        await taapi.settled()
+        await pass_time(taapi, minutes=1)
+    assert missing == {"BTC": 0, "ETH": 0}
+
+
 async def test_old_values_are_not_shown(server: FakeTaapi, taapi: Taapi) -> None:
     assert await fetched(taapi) is not None
     server.reply = FakeTaapi.json({"error": "down"}, 500)

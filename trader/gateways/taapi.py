@@ -77,6 +77,7 @@ class Taapi:
         self._attempt_limit_s = attempt_limit_s
         self._found: dict[str, Supplementary] = {}
         self._asked_at: dict[str, datetime] = {}
+        self._waiting: dict[str, None] = {}
         self._free_at: datetime | None = None
         self._next_rest = REST
         self._is_refused = False
@@ -90,10 +91,10 @@ class Taapi:
         """The indicators of a market, at most 15 minutes old; None when there are none."""
         now = self._clock.now()
         asked_at = self._asked_at.get(symbol)
-        if (asked_at is None or now - asked_at >= REFRESH_AFTER) and self._may_ask(now):
-            self._asked_at[symbol] = now
-            self._free_at = now + REQUEST_EVERY
-            self._request = asyncio.create_task(self._refresh(symbol), name=f"taapi.io {symbol}")
+        if asked_at is None or now - asked_at >= REFRESH_AFTER:
+            self._waiting[symbol] = None
+        if self._waiting and self._may_ask(now):
+            self._ask_for(next(iter(self._waiting)), now)  # who waits longest: a market that fails keeps no other back
         found = self._found.get(symbol)
         return found if found is not None and now - found.fetched_at <= SHOWN_FOR else None
 
@@ -109,6 +110,12 @@ class Taapi:
             await asyncio.wait([self._request])
         if self._session is not None:
             await self._session.close()
+
+    def _ask_for(self, symbol: str, now: datetime) -> None:
+        del self._waiting[symbol]
+        self._asked_at[symbol] = now
+        self._free_at = now + REQUEST_EVERY
+        self._request = asyncio.create_task(self._refresh(symbol), name=f"taapi.io {symbol}")
 
     def _may_ask(self, now: datetime) -> bool:
         is_busy = self._request is not None and not self._request.done()
