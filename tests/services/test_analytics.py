@@ -93,6 +93,20 @@ async def test_statistics_start_at_the_current_run(bench: Bench) -> None:
     assert seen(*info) == (START + 2 * HOUR, 1, 1, 1)
 
 
+async def test_a_fall_below_the_capital_in_the_first_hour_is_a_drawdown_everywhere(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + 30 * MINUTE, gross="-2500", fees="0", notional="9000")
+        await bench.hours("one", "7500", "9000", "8100")
+    bench.exchange.put(make_account("one", realized=-1900))
+    await bench.clock.advance(3 * HOUR)
+    (stats,) = await bench.analytics.model_stats()
+    (entry,) = await bench.board("24h")
+    assert stats.record.equity_figures.drawdown == Drawdown(25, 2500)
+    assert entry.max_drawdown == 25
+    assert stats.record.recovery_factor == -1
+
+
 async def test_figures_of_trades(bench: Bench) -> None:
     async with bench.database.connection() as conn:
         await add_model(conn, "one")

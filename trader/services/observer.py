@@ -165,7 +165,8 @@ class Observer:
             curve = await select_equity_curve(conn, account_id, run_id)
             stats = await select_own_statistics(conn, run_id)
             series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]
-            fall = max_drawdown(point.value for point in series)
+            worths = [float(account.run.initial_capital), *(point.value for point in series)]
+            fall = max_drawdown(worths) if series else None
             past = Past(
                 run_id=run_id,
                 sequence=account.sequence,

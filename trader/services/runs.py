@@ -79,6 +79,7 @@ class RunRecord:
         self._equity_figures: EquityFigures | None = None
         self._recovery: tuple[float | None] | None = None
         self._falling = Falling()
+        self._falling.add([float(run.initial_capital)])  # else a fall in the first hour would be none
         self._fallen = 0
         self._of_days: _DayFigures | None = None
         self._drawdowns: dict[tuple[int, int, float], Falling] = {}
@@ -137,7 +138,7 @@ class RunRecord:
         if over > self._fallen:
             self._falling.add(point.value for point in series[self._fallen : over])
             self._fallen = over
-        drawdown = self._falling.then(*(point.value for point in series[self._fallen :]))
+        drawdown = self._falling.then(*(point.value for point in series[self._fallen :])) if series else None
         day = series[-1].hour.date() if series else None
         if self._of_days is None or self._of_days.day != day:
             closes = statistics.daily_closes(series)
