@@ -29,7 +29,7 @@ from support.records import (
 from trader.clock import ManualClock
 from trader.domain.records import VariantId
 from trader.domain.statistics import Drawdown, EquityPoint, return_confidence
-from trader.services.analytics import Analytics, LeaderboardEntry
+from trader.services.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics, LeaderboardEntry
 from trader.services.exchange import Exchange
 from trader.services.portfolio import WINDOWS
 from trader.services.runs import RunRecords, figures_of_trades
@@ -292,6 +292,22 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
     assert [one.id for one in only.invocations] == [late, by_call]
     assert [each.model.id for each in only.counts] == ["two"]
     assert [one.id for one in (await bench.analytics.failures(1)).invocations] == [late]
+
+
+async def test_long_answers_of_failures_are_left_out_and_the_latest_come_first(bench: Bench) -> None:
+    sizes = [RUN_ANSWERS_BYTES_MAX] + [RUN_ANSWERS_BYTES_MAX - 4] * 40  # with the brackets and quotes of a list of one
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await ensure_partitions(conn, START)
+        ids = []
+        for number, size in enumerate(sizes):
+            at = START - number * MINUTE
+            ids.append(await add_invocation(conn, "one", at, "failed"))
+            payload = zlib.compress(json.dumps({"answers": ["x" * size]}).encode(), 1)
+            await agents_store.insert_payload(conn, ids[-1], payload, at)
+    found = await bench.analytics.failures(100)
+    assert [one.id for one in found.invocations] == ids
+    assert list(found.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
 
 
 async def test_variant_statistics_show_every_variant(bench: Bench) -> None:

@@ -327,15 +327,8 @@ class Agents:
 
 def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:
     """The answers of each run that are not too long, the latest first, as far as all of them together may go."""
-    short: dict[UUID, list[str]] = {}
-    left = ANSWERS_BYTES_MAX
-    answers = answers_of(payloads)
-    for invocation in invocations:
-        found = answers.get(invocation.id)
-        if found is not None and (size := len(memoryview(found))) <= min(RUN_ANSWERS_BYTES_MAX, left):
-            short[invocation.id] = msgspec.json.decode(found, type=list[str])
-            left -= size
-    return short
+    found = answers_of(invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
+    return {key: msgspec.json.decode(answers, type=list[str]) for key, answers in found.items()}
 
 
 def _log_bug(task: asyncio.Task[None]) -> None:

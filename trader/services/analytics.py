@@ -30,6 +30,10 @@ SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 INTERVAL_LAG: Final = timedelta(minutes=1)
 """How long after the end of an hour the intervals take it in: meanwhile they are made."""
 
+RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
+ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How long the raw answers of one failure, and of all that are listed at once, may be."""
+
 _HOUR: Final = timedelta(hours=1)
 
 
@@ -95,7 +99,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 class Failures(NamedTuple):
     """The latest failures with all that is kept of them, and the counts of every model.
 
-    `answers` are the provider's raw answers, JSON, of the invocations that have any left.
+    `answers` are the provider's raw answers, JSON, of the invocations that have any left that are not too long.
     """
 
     invocations: Sequence[Invocation]
@@ -230,7 +234,7 @@ class Analytics:
             steps = await agents_store.select_steps(conn, ids)
             payloads = await store.select_payloads(conn, found)
         counts = [_counts(model, runs.get(model.id)) for model in models.values()]
-        answers = await asyncio.to_thread(answers_of, payloads)
+        answers = await asyncio.to_thread(answers_of, found, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
         return Failures(found, tool_calls, steps, answers, models, counts)
 
     async def run_info(self) -> RunInfo:

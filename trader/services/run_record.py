@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -77,11 +77,24 @@ class _Answers(msgspec.Struct):
     answers: msgspec.Raw
 
 
-def answers_of(payloads: Mapping[UUID, bytes]) -> dict[UUID, msgspec.Raw]:
-    """The raw answers in payloads, a JSON list of texts each, of the runs that got any. Of many a thread's work."""
+def answers_of(
+    invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes], run_bytes_max: int, bytes_max: int
+) -> dict[UUID, msgspec.Raw]:
+    """The raw answers in the payloads of runs, a JSON list of texts each, where there are any. Of many a thread's work.
+
+    Those of a run that are too long are left out, and so are the later ones when all together would be.
+    """
     decoder = msgspec.json.Decoder(_Answers)
-    found = {key: decoder.decode(zlib.decompress(content)).answers for key, content in payloads.items()}
-    return {key: answers for key, answers in found.items() if bytes(answers) != b"[]"}
+    found: dict[UUID, msgspec.Raw] = {}
+    left = bytes_max
+    for invocation in invocations:
+        if (content := payloads.get(invocation.id)) is None:
+            continue
+        answers = bytes(decoder.decode(zlib.decompress(content)).answers)
+        if answers != b"[]" and len(answers) <= min(run_bytes_max, left):
+            found[invocation.id] = msgspec.Raw(answers)
+            left -= len(answers)
+    return found
 
 
 class PendingOrder(msgspec.Struct, frozen=True):

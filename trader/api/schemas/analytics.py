@@ -294,8 +294,8 @@ class StepTelemetry(Wire, kw_only=True):
 class Failure(Wire, kw_only=True):
     """An invocation that failed, or in which a tool call failed (then `failureReason` is null).
 
-    `responsePayload` holds the provider's raw answers while they are kept. The steps and their totals are absent when
-    no step ended.
+    `responsePayload` holds the provider's raw answers while they are kept: of one at most 256 KiB and of all together
+    8 MiB, the latest first; what is longer is null. The steps and their totals are absent when no step ended.
     """
 
     invocation_id: str
