@@ -256,8 +256,10 @@ async def test_a_range_that_no_resolution_can_hold_shows_its_latest_part(databas
         await add_model(conn, "one")
     await _fill(database, *(("one", START + day * DAY, str(day)) for day in range(150)))
     desk = Desk(database, FakeExchange())
-    history = await desk.portfolio.history(start=START, end=START + 149 * DAY, points_max=100)
-    assert [int(value.net_portfolio) for value in history.values] == list(range(50, 150))
+    await desk.clock.advance(149 * DAY)
+    for end in (START + 149 * DAY, datetime.max.replace(tzinfo=START.tzinfo)):  # `until for ever` too
+        history = await desk.portfolio.history(start=START, end=end, points_max=100)
+        assert [int(value.net_portfolio) for value in history.values] == list(range(50, 150))
     earliest = datetime.min.replace(tzinfo=START.tzinfo)
     assert (await desk.portfolio.history(start=earliest, end=earliest + DAY, points_max=100)).values == []
 

@@ -227,10 +227,11 @@ class Portfolio:
 
     def _fitted(self, start: datetime, end: datetime, points_max: int) -> tuple[datetime, Resolution]:
         """The resolution of a range, and where it begins with that: even the coarsest may not hold all of it."""
-        resolution = choose_resolution(start, end, points_max, self._clock.now() - self._retention)
+        now = self._clock.now()
+        resolution = choose_resolution(start, end, points_max, now - self._retention)
         bucket = RESOLUTIONS[resolution]
-        if end - start >= points_max * bucket:  # the latest part is shown
-            start = max(start, floor_to_bucket(end, bucket) - (points_max - 1) * bucket)
+        if end - start >= points_max * bucket:  # the latest part is shown, of what can have happened
+            start = max(start, floor_to_bucket(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
         return start, resolution
 
     def _written_until(self) -> datetime:
