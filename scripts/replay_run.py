@@ -5,7 +5,8 @@
 
 Every call is read again from the model's raw words, judged again by the guard on the account and marks of that
 moment, and met again with the recorded books by the rules of the exchange; what comes out is compared with the
-recorded results and with the rows of the books, digit for digit. Nothing is written.
+recorded results and with the rows of the books, digit for digit. Nothing is written. What a venue executed in live
+trading cannot be executed again: of such a call only the guard's verdict is compared, and it stays unknown.
 
 Without --database-url: DATABASE_URL (of the environment or of .env), or the embedded PostgreSQL of this folder (of a
 service at work too). Exit code 0: the same; 1: not the same, or not all of it is recorded; 2: there is no such run, or

@@ -198,6 +198,22 @@ async def test_what_is_not_recorded_is_told(floor: Floor) -> None:
         await execute_run_again(floor.database, UUID(int=7))
 
 
+async def test_what_a_venue_executed_is_not_executed_again_on_paper(floor: Floor) -> None:
+    calls = calling(opening(), opening(symbol="ETH", leverage=99), ("closePosition", {"symbol": "SOL"}))
+    record = await run_one(floor, calls, hold())
+    async with floor.database.connection() as conn:
+        await conn.execute(
+            "UPDATE service_state SET trading_mode = 'live', venue_url = 'https://venue', venue_account_index = 1"
+        )
+        await conn.execute("UPDATE fills SET price = price + 1")  # as no book of the simulator would fill it
+    rerun = await again(floor, record)
+    assert [call.same for call in rerun.calls] == [None, True, True, True]
+    assert rerun.calls[0].told == "the guard lets it through, as recorded; the venue executed it, which paper cannot"
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,reason}', '\"luck\"')")
+    assert [call.same for call in (await again(floor, record)).calls] == [None, False, False, True]
+
+
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("replay_run", SCRIPT)

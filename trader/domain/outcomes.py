@@ -1,11 +1,14 @@
 """What became of a tool call, in the form in which it is recorded and told to the model."""
 
-from typing import Any
+from typing import Any, Final
 
 from trader.domain.guard import Refusal
 from trader.domain.messages import answer_json, plan_json
 from trader.domain.orders import ExitPlan, OrderAnswer, OrderStatus
 from trader.domain.records import ToolCallStatus
+
+EXCHANGE: Final = "exchange"
+"""The rule of a refusal that is not the guard's."""
 
 Outcome = tuple[ToolCallStatus, dict[str, Any]]
 
@@ -22,7 +25,7 @@ def refused(refusal: Refusal) -> Outcome:
 
 def of_plan(plan: ExitPlan, refusal: str | None) -> Outcome:
     """An exit plan that was set; with `refusal` one that the exchange refused."""
-    return ("ok", {"exitPlan": plan_json(plan)}) if refusal is None else refused(Refusal("exchange", refusal))
+    return ("ok", {"exitPlan": plan_json(plan)}) if refusal is None else refused(Refusal(EXCHANGE, refusal))
 
 
 def of_order(answer: OrderAnswer | None) -> Outcome:

@@ -8,17 +8,19 @@ import msgspec
 
 from trader.domain.booking import Booking
 from trader.domain.conversation import ToolRequest
+from trader.domain.guard import Refusal
 from trader.domain.halts import is_of_halt
 from trader.domain.market import canonical_symbol
 from trader.domain.messages import decision_json
-from trader.domain.outcomes import Outcome
+from trader.domain.outcomes import EXCHANGE, Outcome
 from trader.domain.records import Invocation, ToolCall
-from trader.domain.rerun import Again, Change, Meeting, execute_again
+from trader.domain.rerun import Again, Change, Meeting, execute_again, judge
 from trader.domain.tool_calls import ARGUMENTS_MAX, BadCall, decode
 from trader.domain.tools import Decision
 from trader.errors import NotFound
 from trader.services.run_record import Payload, unpacked
 from trader.store.agents import select_payload, select_tool_calls
+from trader.store.audit import select_is_live
 from trader.store.pool import Connection, Database
 from trader.store.reruns import select_fills, select_invocation
 from trader.store.trading import select_answer_of_client
@@ -58,7 +60,8 @@ async def execute_run_again(database: Database, invocation_id: UUID) -> RunRerun
         content = await select_payload(conn, invocation_id)
         payload = Payload() if content is None else unpacked(content)
         meetings = {meeting.number: meeting for meeting in payload.meetings}
-        reruns = [await _compare(conn, invocation, call, meetings) for call in calls]
+        is_live = await select_is_live(conn)
+        reruns = [await _compare(conn, invocation, call, meetings, is_live=is_live) for call in calls]
     return RunRerun(invocation, tuple(reruns))
 
 
@@ -67,7 +70,7 @@ Finding = tuple[bool | None, str]
 
 
 async def _compare(
-    conn: Connection, invocation: Invocation, call: ToolCall, meetings: Mapping[int, Meeting]
+    conn: Connection, invocation: Invocation, call: ToolCall, meetings: Mapping[int, Meeting], *, is_live: bool
 ) -> CallRerun:
     raw = call.metadata["raw"]
     name = call.type if raw is None else raw["name"]
@@ -81,7 +84,9 @@ async def _compare(
         if call.status == "rejected" and is_of_halt(refusal):
             found = (True, f"rejected: {refusal}")
         elif isinstance(decision, Change):
-            found = await _compare_change(conn, invocation, call, decision, meetings.get(call.number))
+            meeting = meetings.get(call.number)
+            at_venue = _compare_at_venue(call, decision, meeting) if is_live else None
+            found = at_venue or await _compare_change(conn, invocation, call, decision, meeting)
         else:
             found = _compare_words(call, decision)
     return CallRerun(call.number, name, call.status, *found)
@@ -94,6 +99,18 @@ def _compare_words(call: ToolCall, decision: Decision | BadCall) -> Finding:
         return same, "it cannot be read, as recorded" if same else f"now: {decision.error}"
     same = call.metadata["decisions"] == [decision_json(decision)]
     return same, "it changes nothing in the books" if same else f"it now reads {decision_json(decision)}"
+
+
+def _compare_at_venue(call: ToolCall, decision: Change, meeting: Meeting | None) -> Finding | None:
+    """Of a call in live trading: what a venue does nobody can do again. None for what never went there."""
+    if meeting is None:
+        return (None, "what it met at the venue is not recorded") if call.status == "failed" else None
+    verdict = judge(decision, canonical_symbol(decision.symbol), meeting.situation, meeting.limits)
+    if isinstance(verdict, Refusal):
+        return None
+    if call.status == "rejected" and call.metadata["results"][0].get("rule", EXCHANGE) != EXCHANGE:
+        return False, f"recorded: {call.metadata['results'][0]}; now the guard lets it through"
+    return None, "the guard lets it through, as recorded; the venue executed it, which paper cannot"
 
 
 async def _compare_change(
