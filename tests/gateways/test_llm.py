@@ -340,6 +340,7 @@ def broken_off(code: int) -> dict[str, Any]:
         (answering(200, {"error": {"code": 502, "message": "upstream"}}), "answered 502"),
         (answering(200, {"error": "bad"}), "answered 502"),
         (answering(200, {"choices": [broken_off(503)]}), "answered 503"),
+        (answering(200, {"choices": [broken_off(503) | {"error": None}]}), "answered 502"),
     ],
 )
 async def test_unusable_answers_with_status_200(
@@ -527,11 +528,13 @@ async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str]
 
 async def test_an_answer_that_is_cut_or_refuses_says_so(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client = client_of(KEYS[0])
-    for reason, is_cut in (("length", True), ("stop", False), (None, False), (["odd"], False)):
+    for reason, cut_by in (
+        ("length", "length"), ("content_filter", "content_filter"), ("stop", None), (None, None), (["odd"], None),
+    ):  # fmt: skip
         choice = {"finish_reason": reason, "message": {"content": None, "refusal": "I cannot help with that."}}
         fake[0].script = [answering(200, {"choices": [choice]})]
         answer = await client.answer(TURN)
-        assert (answer.is_cut, answer.text) == (is_cut, "I cannot help with that.")
+        assert (answer.cut_by, answer.text) == (cut_by, "I cannot help with that.")
 
 
 async def test_a_long_answer_is_read_beside_the_loop(

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
@@ -242,17 +242,22 @@ async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
     assert record.tool_calls == ()
 
 
-async def test_an_answer_cut_off_before_any_call_is_a_failure(floor: Floor) -> None:
-    thinking = msgspec.structs.replace(calling(text="Let me think"), is_cut=True)
+@pytest.mark.parametrize(
+    ("cut_by", "told"), [("length", "at its limit of 4096 tokens"), ("content_filter", "by a filter of the provider")]
+)
+async def test_an_answer_cut_off_before_any_call_is_a_failure(
+    floor: Floor, cut_by: Literal["length", "content_filter"], told: str
+) -> None:
+    thinking = msgspec.structs.replace(calling(text="Let me think"), cut_by=cut_by)
     record = await run_one(floor, thinking)
     invocation = record.invocation
     assert (invocation.status, invocation.response) == ("failed", "Let me think")
-    assert invocation.failure_reason == "the answer was cut off at its limit of 4096 tokens, before any tool call"
+    assert invocation.failure_reason == f"the answer was cut off {told}, before any tool call"
     assert (invocation.step_count, invocation.input_tokens) == (1, 100), "what it took is recorded"
 
 
 async def test_an_answer_cut_off_by_the_budget_of_the_run_ends_it_so(floor: Floor) -> None:
-    record = await run_one(floor, msgspec.structs.replace(calling(tokens=30_000), is_cut=True))
+    record = await run_one(floor, msgspec.structs.replace(calling(tokens=30_000), cut_by="length"))
     assert record.invocation.status == "completed"
     assert floor.progress()[-2].details["endedBy"] == "tokens"
 

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID, uuid5
 
 import msgspec
@@ -46,7 +46,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens are 0 when the
     provider does not report them, `cost_usd` is None then; `tokens_spent` is what counts against the run's budget,
     estimated in that case. `duration_ms` is how long the provider took in real time, whatever the clock of the market
-    says (None: it took none). `is_cut`: it reached its limit of tokens before it was said to the end.
+    says (None: it took none). `cut_by` is what ended it before all was said: its limit of tokens
+    (`length`) or a filter of the provider (None: nothing did).
     """
 
     text: str | None
@@ -60,7 +61,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: Decimal | None = None
     tokens_spent: int = 0
     duration_ms: int | None = None
-    is_cut: bool = False
+    cut_by: Literal["length", "content_filter"] | None = None
 
 
 def invocation_id(model: Model, started_at: datetime) -> UUID:

@@ -66,7 +66,9 @@ class Reply(msgspec.Struct):
     @property
     def failure(self) -> Any:
         """The error that it tells of, of the whole or of its first choice: it broke off while the model spoke."""
-        return self.error or (self.choices[0].error if self.choices else None)
+        if self.error or not self.choices:
+            return self.error
+        return self.choices[0].error or self.choices[0].finish_reason == "error"
 
 
 def decode_reply(content: bytes) -> Reply:
@@ -81,8 +83,7 @@ def decode_reply(content: bytes) -> Reply:
 def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> Answer:
     """What a reply with a choice says. Of one without usage the tokens spent are estimated from the bytes."""
     assert reply.choices, "there is one"
-    choice = reply.choices[0]
-    message = choice.message
+    message, reason = reply.choices[0].message, reply.choices[0].finish_reason
     text = storable(_text(message.content) or _text(message.refusal))
     ids: set[str] = set()
     calls = tuple(
@@ -106,7 +107,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         output_tokens=given,
         cost_usd=_cost(usage),
         tokens_spent=taken + given or (asked_bytes + len(reply.raw)) // 4,
-        is_cut=choice.finish_reason == "length",
+        cut_by=reason if reason in ("length", "content_filter") else None,
     )
 
 

@@ -32,6 +32,9 @@ from trader.store.partitions import ensure_partitions
 from trader.store.pool import Connection, Database
 from trader.store.trading import select_answer_of_client
 
+NAME_MAX = 200
+"""Characters of a name that a provider gives, of a tool or of a model, which are kept."""
+
 RESPONSE_MAX = 20_000
 """Characters of the response that are kept in the row; the payload has all of it."""
 
@@ -175,8 +178,8 @@ class RunRecord:
             number=before.step_count + 1,
             provider=provider,
             key_number=answer.key_number,
-            model=answer.model,
-            tool_names=[call.name[:200] for call in answer.calls],
+            model=answer.model[:NAME_MAX],
+            tool_names=[call.name[:NAME_MAX] for call in answer.calls],
             input_tokens=answer.input_tokens,
             output_tokens=answer.output_tokens,
             cost_usd=answer.cost_usd,

@@ -111,9 +111,7 @@ class Workflow:
             answer = await self._step(provider, view, messages, number, limit)
             tokens_left -= answer.tokens_spent
             if not answer.calls:
-                if answer.is_cut and tokens_left > 0:  # it thought too long, and decided nothing
-                    raise ProviderError(f"the answer was cut off at its limit of {limit} tokens, before any tool call")
-                return "tokens" if answer.is_cut else "answer"
+                return _ended_without_calls(answer, limit, tokens_left)
             if await self._execute_calls(answer, messages):
                 return "holding"
             if tokens_left <= 0:
@@ -269,6 +267,16 @@ class Workflow:
                 await self.record.save()
         except (Unavailable, TimeoutError) as error:
             _log.warning("%s: run %s is not recorded yet: %s", self._model.id, self.record.id, error)
+
+
+def _ended_without_calls(answer: Answer, limit: int, tokens_left: int) -> EndedBy:
+    """What ended a run whose model called no tool. :raises ProviderError: it was cut off, and decided nothing"""
+    if answer.cut_by is None:
+        return "answer"
+    if answer.cut_by == "length" and tokens_left <= 0:
+        return "tokens"
+    told = f"at its limit of {limit} tokens" if answer.cut_by == "length" else "by a filter of the provider"
+    raise ProviderError(f"the answer was cut off {told}, before any tool call")
 
 
 class _Closing:
