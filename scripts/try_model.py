@@ -166,9 +166,10 @@ async def _run(
     ended = record.invocation
     print(f"\n=== {ended.status}{f': {ended.failure_reason}' if ended.failure_reason else ''}")
     for step in steps:
+        cost = "not told" if step.cost_usd is None else f"{text(step.cost_usd)} USD"
         print(
             f"step {step.number}: {step.model} with key {step.key_number}, {step.input_tokens} + {step.output_tokens} "
-            f"tokens, {step.duration_ms} ms, cost {'not told' if step.cost_usd is None else f'{step.cost_usd} USD'}"
+            f"tokens, {step.duration_ms} ms, cost {cost}"
         )
     if ended.response:
         print(f"\n{ended.response}")
