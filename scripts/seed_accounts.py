@@ -76,7 +76,7 @@ SEASON_CYCLE_MINUTES = 13
 """A hundred models come to a million decisions in 90 days."""
 
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
-Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line of text
 
 
 class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -154,6 +154,8 @@ def test_mistakes_are_told_and_nothing_is_done(
         (('"openrouter"', '"router"'), "no provider"),
         (("[[models]]", "[[models"), "models.toml"),
         (("\nname", '\nnickname = "x"\nname'), "nickname"),
+        (("\nname", '\nlogo = "a\\u0000b"\nname'), "logo"),
+        (("\nname", '\nlogo = "a\\u001bb"\nname'), "logo"),
     ],
 )
 def test_a_file_that_is_wrong_says_where(
