@@ -522,6 +522,28 @@ async def test_inactive_models_do_not_run_and_new_ones_do(floor: Floor) -> None:
     assert summaries["bob"].last_invoked_at == floor.clock.now()
 
 
+async def test_a_model_waits_for_its_turn_as_it_is_then(database: Database) -> None:
+    may_end = asyncio.Event()
+
+    async def think(_: Turn) -> Answer:
+        await may_end.wait()
+        return hold()
+
+    async with open_floor(database, MAX_PARALLEL_MODELS="1") as floor:
+        await floor.add("ada", "bob", "eve")
+        floor.provider.scripts["ada"] = [think]
+        await floor.start_batch()
+        async with database.connection() as conn:
+            await conn.execute("UPDATE models SET active = false WHERE id = 'bob'")
+            await conn.execute("UPDATE models SET router_model_name = 'lab/new' WHERE id = 'eve'")
+        await floor.start_batch()
+        may_end.set()
+        await floor.idle()
+        assert [turn.model.router_model_name for turn in floor.provider.turns] == ["lab/ada", "lab/new"]
+        batches = [event.details for event in floor.progress() if event.type == "batch:complete"]
+        assert batches == [{"modelIds": ["ada", "bob", "eve"]}]
+
+
 # --- the database away ------------------------------------------------------------------------------------------------
 
 

@@ -279,7 +279,11 @@ class Agents:
         A run that ends calls this before it stops being busy, so that a clock in lockstep cannot move on in between.
         """
         while self._queue and not self._is_closing and len(self._running) < self._settings.max_parallel_models:
-            model, batch = self._queue.popleft()
+            queued, batch = self._queue.popleft()
+            model = self._models.get(queued.id)  # as it is known now: it may have waited for minutes
+            if model is None or not model.active:
+                self._ended(batch)
+                continue
             started_at = cut_to_ms(self._clock.now())
             task = asyncio.create_task(self._run(model, batch, started_at), name=f"run of {model.id}")
             task.add_done_callback(_log_bug)
