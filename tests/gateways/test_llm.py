@@ -515,14 +515,14 @@ async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_o
 async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     names = ("holding", "multi_tool_use.parallel", "", "x" * 300)
     calls: list[dict[str, Any]] = [{"id": "same", "function": {"name": name, "arguments": "{}"}} for name in names]
-    calls.append({"id": 7, "function": {"name": "holding", "arguments": "{}"}})
+    calls += [{"id": 7, "function": {"name": "holding", "arguments": "{}"}}, {"function": {"name": None}}]
     answer = await read(fake, client_of(KEYS[0]), {"tool_calls": calls}, model=7)
     ids = [call.id for call in answer.calls]
-    assert ids == ["same", "call_1_2", "call_1_3", "call_1_4", "call_1_5"], "each result is told apart"
-    assert [call.name for call in answer.calls] == [*names, "holding"], "as they came, for the record"
+    assert ids == ["same", "call_1_2", "call_1_3", "call_1_4", "call_1_5", "call_1_6"], "each result is told apart"
+    assert [call.name for call in answer.calls] == [*names, "holding", ""], "as they came, for the record"
     assert [call["id"] for call in answer.message["tool_calls"]] == ids
     echoed = [call["function"]["name"] for call in answer.message["tool_calls"]]
-    assert echoed == ["holding", "multi_tool_use_parallel", "_", "x" * 64, "holding"]
+    assert echoed == ["holding", "multi_tool_use_parallel", "_", "x" * 64, "holding", "_"]
     assert answer.model == "lab/one", "what is no name is none"
 
 

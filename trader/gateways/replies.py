@@ -25,7 +25,7 @@ REFUSALS_OF_OTHERS: Final = frozenset({"reasons", "flagged_input", "provider_nam
 
 
 class _Function(msgspec.Struct):
-    name: str
+    name: Any = None
     arguments: Any = None
 
 
@@ -89,7 +89,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
     calls = tuple(
         ToolRequest(
             id=_id_of(call, f"call_{turn.number}_{index}", ids),
-            name=storable(call.function.name),
+            name=storable(call.function.name) if isinstance(call.function.name, str) else "",
             arguments=storable(_arguments(call.function.arguments)),
         )
         for index, call in enumerate((message.tool_calls or [])[:CALLS_MAX], 1)
