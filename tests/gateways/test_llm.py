@@ -274,6 +274,16 @@ async def test_server_failures_are_tried_on_another_key(
     assert server.keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
 
 
+async def test_another_key_is_tried_whatever_others_ask_meanwhile(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    fake[0].by_key[KEYS[0]] = answering(500)
+    client = client_of(KEYS[0], KEYS[1])
+    answers = await asyncio.gather(client.answer(TURN), client.answer(TURN))
+    assert [answer.key_number for answer in answers] == [2, 2]
+    assert fake[0].keys.count(KEYS[0]) == 1, "it is not asked again while there is another"
+
+
 async def test_gives_up_after_three_retries(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     fake[0].script = [answering(500)]
     with pytest.raises(ProviderError, match="fake answered 500; gave up after 4 attempts"):

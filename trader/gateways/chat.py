@@ -119,8 +119,9 @@ class ChatClient:
         began_s = time.monotonic()
         failures, said = 0, ""
         spent: set[Key] = set()  # a key may be free again at once, and is all the same asked to wait until next time
+        failed: set[Key] = set()
         while True:
-            key = self._keys.take(spent)
+            key = self._keys.take(spent | failed) or self._keys.take(spent)
             if key is None:
                 raise _told(self._keys.why_none(), said)
             try:
@@ -136,6 +137,7 @@ class ChatClient:
                 body = msgspec.json.encode(request)
             except _Transient as error:
                 self.usage.attempts["failed"] += 1
+                failed.add(key)
                 failures += 1
                 if failures > RETRIES_MAX:
                     raise _told(f"{error}; gave up after {failures} attempts", error.said) from error
