@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trader.api.schemas.common import ENCODER, Body, Pieces
+from trader.domain.conversation import NESTED_MAX
 from trader.errors import Issue
 
 _BOM = b"\xef\xbb\xbf"
@@ -81,6 +82,8 @@ def text_issue(body: bytes) -> Issue | None:
         text = body.decode()
         msgspec.json.decode(body, type=msgspec.Raw)
         value = _strictly.decode(text)
+        if text.count("[") + text.count("{") > NESTED_MAX:
+            _check_nesting(value)
         if "\\u" in text:
             _check_text(value)
     except _Refused as error:
@@ -88,7 +91,7 @@ def text_issue(body: bytes) -> Issue | None:
     except UnicodeDecodeError as error:
         return Issue((), f"the body is not UTF-8 (byte {error.start})")
     except RecursionError:
-        return Issue((), "the JSON is nested too deeply")
+        return Issue((), f"the JSON is nested more than {NESTED_MAX} deep")
     except (msgspec.DecodeError, ValueError) as error:
         return Issue((), f"the body is not JSON: {error}")
     return None
@@ -117,6 +120,17 @@ def _refuse(constant: str) -> None:
 
 
 _strictly: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_int=float, parse_constant=_refuse)
+
+
+def _check_nesting(value: Any) -> None:
+    """How deep a parser goes differs between versions of Python, and what it gives is read by others again."""
+    level = [value]
+    for _ in range(NESTED_MAX + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    raise RecursionError
 
 
 def _check_text(value: Any) -> None:

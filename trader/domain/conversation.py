@@ -14,6 +14,9 @@ from trader.domain.view import View
 _NAMESPACE: Final = UUID("5f0d6a3c-7a0b-5c6e-9a63-2f1f2f0d8c11")
 """Of the ids of invocations. Derived ids make a replay write the same rows twice."""
 
+NESTED_MAX: Final = 400
+"""How deep lists and objects may lie within each other in JSON of others: as deep as all who read it later go."""
+
 Message = dict[str, Any]
 """A message of the chat-completions protocol."""
 
@@ -74,12 +77,17 @@ def tool_call_id(invocation: UUID, number: int) -> UUID:
     return uuid5(invocation, str(number))
 
 
-def storable(value: Any) -> Any:
-    """The JSON value without NUL characters, which PostgreSQL cannot hold in any text."""
+def storable(value: Any, depth: int = NESTED_MAX) -> Any:
+    """The JSON value without NUL characters, which PostgreSQL cannot hold in any text.
+
+    :raises RecursionError: it is nested deeper than `depth`
+    """
     if isinstance(value, str):
         return value.replace("\x00", "")
+    if isinstance(value, list | dict) and not depth:
+        raise RecursionError(f"nested more than {NESTED_MAX} deep")
     if isinstance(value, list):
-        return [storable(item) for item in value]
+        return [storable(item, depth - 1) for item in value]
     if isinstance(value, dict):
-        return {storable(key): storable(item) for key, item in value.items()}
+        return {storable(key): storable(item, depth - 1) for key, item in value.items()}
     return value

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader.api.envelope import Style, Unwrapped, failure, success, text_issue, unwrap
+from trader.domain.conversation import NESTED_MAX
 from trader.errors import Issue
 
 PLAIN, ORPC = Style.PLAIN, Style.ORPC
@@ -137,3 +138,14 @@ def test_failures_have_exactly_the_keys_of_their_style() -> None:
     inner = {"defined": False, "code": "C", "status": 400, "message": "m"}
     assert json.loads(failure(ORPC, 400, "C", "m", [issue])) == {"json": inner | {"data": {"issues": issues}}}
     assert json.loads(failure(ORPC, 400, "C", "m")) == {"json": inner}
+
+
+def test_json_may_be_nested_so_deep_and_no_deeper() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+    assert text_issue(nested(NESTED_MAX)) is None
+    issue = text_issue(nested(NESTED_MAX + 1))
+    assert issue is not None
+    assert str(NESTED_MAX) in issue.message
+    assert text_issue(b'{"a":[' + b"[]," * 5_000 + b'"' + b"[" * 5_000 + b'"]}') is None
