@@ -150,6 +150,13 @@ class Connection(RequestHandler):
         response.force_close()
         return response
 
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """What ended the connection. A body that nobody wanted and that cannot be read to its end is no bug."""
+        if isinstance(options.get("exc_info"), web.RequestPayloadError):
+            log.info("closed a connection: the rest of a body cannot be read")
+        else:
+            super().log_exception(*args, **options)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stuck = self._loop.call_later(self._limits.answer_s, self._abort)
