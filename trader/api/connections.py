@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from trader.api.ready import DIRECT, past_the_router
 from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
@@ -85,6 +85,8 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._end_broken_body(self._messages[-1][0].message)
         waiter = self._waiter
         if waiter is None or waiter.done():  # a whole head has come, or the body of one
             if self._late is not None:
@@ -105,6 +107,17 @@ class Connection(RequestHandler):
         """
         if self._held_up:
             super().resume_reading(resume_parser)
+
+    def _end_broken_body(self, reason: str) -> None:
+        """Bytes came that are no request: a body they were to belong to has no end, and nobody is to wait for it."""
+        if len(self._messages) > 1:
+            body = self._messages[-2][1]
+        elif self._current_request is not None:
+            body = self._current_request.content
+        else:
+            return
+        if not body.is_eof():
+            body.set_exception(web.RequestPayloadError(reason))
 
     def _end_late(self) -> None:
         self._late = None

@@ -92,6 +92,31 @@ async def test_nothing_waits_behind_a_body_of_many_small_chunks(client: Client, 
     assert all(b'"text":"b"' in other[2] for other in others)
 
 
+async def test_a_body_whose_chunks_are_broken_is_refused_at_once(client: Client) -> None:
+    async with connected(client) as (reader, writer):
+        writer.write(call(b"", "Expect: 100-continue", "Transfer-Encoding: chunked"))
+        assert (await reply_of(reader))[0] == "HTTP/1.1 100 Continue"
+        writer.write(b"2\r\n{}\r\nzz\r\n")
+        await assert_refused(reader)
+
+
+async def test_a_broken_body_behind_others_is_refused_once_they_are_answered(client: Client) -> None:
+    async with connected(client) as (reader, writer):
+        writer.write(sized(b"", path="demo.wait") + sized(b"") + call(b"", "Transfer-Encoding: chunked"))
+        await replies_of(client, [sized(b"")], 1)  # so the service has read what was sent before
+        writer.write(b"2\r\n{}\r\nzz\r\n")
+        await replies_of(client, [sized(b"") + sized(b"", path="demo.open")], 2)
+        assert [(await reply_of(reader))[0] for _ in range(2)] == ["HTTP/1.1 200 OK"] * 2
+        await assert_refused(reader)
+
+
+async def assert_refused(reader: asyncio.StreamReader) -> None:
+    first, headers, body = await reply_of(reader)
+    assert (first, headers["connection"]) == ("HTTP/1.1 400 Bad Request", "close")
+    assert b"the body cannot be read: Invalid character in chunk size" in body
+    assert await reader.read() == b""
+
+
 def any_request(rnd: random.Random) -> bytes:
     length = rnd.choice([0, 0, 2, 20, 3_000, 70_000, 2**19 + rnd.randrange(-20, 20)])
     body = rnd.choice([b"", b"{}", b'{"bad', b'{"error":"bug"}', *[b'{"text":"%b"}' % (b"x" * length)] * 4])
