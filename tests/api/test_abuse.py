@@ -212,6 +212,19 @@ async def test_what_is_no_request_is_refused(service: Service, head: bytes, capl
     assert not [record for record in caplog.records if record.exc_info or len(record.getMessage()) > 400]
 
 
+@pytest.mark.parametrize(
+    ("line", "status"), [(b"POST /api/rpc/demo.none", 404), (b"GET /api/rpc/demo.wait", 405), (b"POST /health", 405)]
+)
+async def test_a_broken_body_that_nobody_reads_is_no_bug(
+    service: Service, line: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = line + b" HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\n"
+    with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
+        assert (await service.send(head + b"not gzip")).startswith(b"HTTP/1.1 %d " % status)
+    await service.until(lambda count: count == 0)
+    assert not [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+
+
 @pytest.mark.parametrize("line", [b"OPTIONS * HTTP/1.1", b"CONNECT example.org:443 HTTP/1.1"])
 async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
     service: Service, line: bytes, caplog: pytest.LogCaptureFixture

@@ -1,6 +1,6 @@
 """What one connection may take: time for its headers, for its silence and for its answers; and how many there may be.
 
-The framework bounds the size of headers and the requests that wait on one connection (32), and closes a connection
+The framework bounds the size of headers and the requests that wait on one connection (31 here), and closes a connection
 that is silent. It has no bound for a head that arrives byte by byte, for a caller who does not take its answer, and for
 the number of connections; those are here. So is the answer to what no handler answers: bytes that are no request, a
 request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from trader.api.ready import DIRECT, past_the_router
 from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
@@ -65,14 +65,18 @@ class Limits:
 class Connection(RequestHandler):
     """One connection. A timer runs only while a head is incomplete or an answer is not taken."""
 
-    __slots__ = ("_late", "_limits", "_server", "_stuck")
+    __slots__ = ("_held_up", "_late", "_limits", "_server", "_stuck")
 
     def __init__(self, server: "Server", limits: Limits, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._limits = limits
+        self._held_up = False
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
+        # The parser stops at as many waiting requests as the framework, and counts one too many when a head came before
+        # its body; at one fewer the framework goes on by itself with whatever the parser has left.
+        self._max_msg_queue_size -= 1
 
     @property
     def is_idle(self) -> bool:
@@ -81,6 +85,8 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._end_broken_body(self._messages[-1][0].message)
         waiter = self._waiter
         if waiter is None or waiter.done():  # a whole head has come, or the body of one
             if self._late is not None:
@@ -89,10 +95,29 @@ class Connection(RequestHandler):
         elif self._late is None and self.transport is not None:  # bytes came, and no whole head
             self._late = self._loop.call_later(self._limits.head_s, self._end_late)
 
+    def pause_reading(self) -> None:
+        self._held_up = True
+        super().pause_reading()
+
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on where reading was paused. The framework asks for it whenever a body is read, paused or not."""
-        if self._reading_paused:
+        """Go on where reading was paused. The framework asks for it whenever a body is read, paused or not.
+
+        After the first pause every such wish is granted: the parser may stop for it later than reading goes on, and
+        keeps what it has not looked at.
+        """
+        if self._held_up:
             super().resume_reading(resume_parser)
+
+    def _end_broken_body(self, reason: str) -> None:
+        """Bytes came that are no request: a body they were to belong to has no end, and nobody is to wait for it."""
+        if len(self._messages) > 1:
+            body = self._messages[-2][1]
+        elif self._current_request is not None:
+            body = self._current_request.content
+        else:
+            return
+        if not body.is_eof():
+            body.set_exception(web.RequestPayloadError(reason))
 
     def _end_late(self) -> None:
         self._late = None
@@ -137,6 +162,13 @@ class Connection(RequestHandler):
         response = refusal(status, text, {"X-Request-Id": request_id})
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """What ended the connection. A body that nobody wanted and that cannot be read to its end is no bug."""
+        if isinstance(options.get("exc_info"), web.RequestPayloadError):
+            log.info("closed a connection: the rest of a body cannot be read")
+        else:
+            super().log_exception(*args, **options)
 
     def pause_writing(self) -> None:
         super().pause_writing()

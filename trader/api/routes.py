@@ -21,13 +21,17 @@ def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -
     return json_answer(status, Refusal(error=error), headers)
 
 
-async def answer_expect(request: web.Request) -> web.Response | None:
+async def _refuse_expectation(request: web.Request) -> web.Response:
+    expected = request.headers.get(hdrs.EXPECT, "")[:100]
+    return refusal(417, f"Expect: {expected} is not supported here; use 100-continue, or leave it out")
+
+
+async def answer_expect(request: web.Request) -> web.StreamResponse | None:
     """`Expect: 100-continue` is told to go on, anything else refused as JSON; the framework's own refusal is text."""
     if request.version < HttpVersion11:
         return None
-    expected = request.headers.get(hdrs.EXPECT, "")
-    if expected.lower() != "100-continue":
-        return refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or leave it out")
+    if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
+        return await noted(UNKNOWN, _refuse_expectation)(request)
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the answer itself has not begun
     return None

@@ -186,15 +186,19 @@ class Dispatcher:
             self._requests.finished("batch", response.status, started_s, request_id)
             return response
         target = self._targets.get(path)
+        name = target.procedure.name if target else UNKNOWN
         if request.method == "OPTIONS" and path.startswith(PREFIX):
-            return await answer_options(request)
+            request[REQUEST_ID] = request_id
+            response = await answer_options(request)
+            self._requests.finished(name, response.status, started_s, request_id)
+            return response
         if target is None:
             answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
         elif request.method != "POST":
             answer = _method_not_supported(request.method, target.style)
         else:
             answer = await self._handle_call(request, target, request_id)
-        self._requests.finished(target.procedure.name if target else UNKNOWN, answer.status, started_s, request_id)
+        self._requests.finished(name, answer.status, started_s, request_id)
         return _response(request, answer, request_id)
 
     async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:

@@ -190,6 +190,13 @@ async def client(make_service: ServiceFactory) -> Client:
 
 
 @pytest.fixture
+async def plain_client(aiohttp_client: AiohttpClient) -> Client:
+    """The same procedures as the framework alone serves them: found by its router, on connections of its own."""
+    app, _ = build_app(load_settings())
+    return await aiohttp_client(app)
+
+
+@pytest.fixture
 def registered() -> rpc.Registry:
     return registry
 

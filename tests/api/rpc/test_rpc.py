@@ -268,6 +268,18 @@ async def test_each_request_is_one_line_in_the_log(client: Client, caplog: pytes
     assert re.fullmatch(r"demo\.echo 200 \d+\.\d ms \(request \S+\)", lines[0].getMessage())
 
 
+@pytest.mark.parametrize("path", [PLAIN, "/api/rpc/no.such", "/figures", "/nowhere"])
+@pytest.mark.parametrize(("method", "headers"), [("OPTIONS", {}), ("POST", {"Expect": "miracles"}), ("PATCH", {})])
+async def test_the_log_has_the_id_of_every_answer(
+    client: Client, caplog: pytest.LogCaptureFixture, path: str, method: str, headers: dict[str, str]
+) -> None:
+    caplog.set_level(logging.INFO, "trader.request")
+    async with client.request(method, path, headers=headers) as response:
+        answered = [(response.headers["X-Request-Id"], response.status)]
+    lines = [record.__dict__ for record in caplog.records if record.name == "trader.request"]
+    assert [(line["request_id"], line["status"]) for line in lines] == answered
+
+
 async def test_a_static_output_is_made_once(client: Client) -> None:
     for path in ("/api/rpc/demo.static", "/api/rpc/demo/static"):
         for _ in range(2):
