@@ -112,7 +112,7 @@ class ReferenceAccount:
         self._see(moment)
         at = max(moment.at, self.changed_at)
         before = self._memory()
-        for symbol in self.books().holdings:
+        for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
         answer = self._place(order, moment, at)
         if answer.status == "rejected":
@@ -194,10 +194,10 @@ class ReferenceAccount:
         """Gives the books of the run that ended."""
         self._see(moment)
         at = max(moment.at, self.changed_at)
-        for symbol in self.books().holdings:
+        for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
         self.resting.clear()
-        for symbol, holding in self.books().holdings.items():
+        for symbol, holding in sorted(self.books().holdings.items()):
             part = (self.marks[symbol], abs(holding.quantity))
             self._execute(symbol, -1 if holding.quantity > 0 else 1, [part], at, Fraction(0), "reset")
         self._write_off_when_flat(at)
@@ -214,12 +214,12 @@ class ReferenceAccount:
         at = max(moment.at, self.changed_at)
         length, orders = len(self.ledger), [(rest.number, rest.remaining) for rest in self.resting]
         closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
-        for symbol in self.books().holdings:
+        for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._fund(symbol, at, rate)
         self._fill_resting(moment, at)
         self._liquidate(moment, at)
-        for symbol in list(self.books().holdings):
+        for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._exit(symbol, moment, at)
         self._write_off_when_flat(at)

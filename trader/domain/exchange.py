@@ -63,8 +63,7 @@ class Moment(msgspec.Struct, frozen=True):
 def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Booking:
     """Meet an order with the book of the moment. The booking always holds the answer, a refusal included."""
     draft = Draft(account, rules, moment.marks, moment.at)
-    for symbol in account.positions:  # funding is due on what was held, not on what this order makes of it
-        draft.fund(symbol, rate_of_hour)
+    draft.fund_held(rate_of_hour)  # it is due on what was held, not on what this order makes of it
     draft.last_order_at = draft.at
     request_id = draft.next_id()
     market = rules.markets[order.symbol]
@@ -236,13 +235,12 @@ def reset(
 ) -> Booking:  # fmt: skip
     """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
     draft = Draft(account, rules, moment.marks, moment.at)
-    for symbol in account.positions:
-        draft.fund(symbol, rate_of_hour)
+    draft.fund_held(rate_of_hour)
     for order in account.resting:
         draft.cancel(order, "the account was reset")
-    for position in list(draft.positions.values()):
-        executions = [Execution(moment.marks[position.symbol], position.quantity)]
-        draft.execute(position.symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
+    for symbol, position in sorted(draft.positions.items()):
+        executions = [Execution(moment.marks[symbol], position.quantity)]
+        draft.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
     draft.write_off()
     run = Run(
         id=draft.next_id(),
@@ -262,13 +260,11 @@ def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfH
     if not is_due(account, moment, rules):
         return None
     draft = Draft(account, rules, moment.marks, moment.at)
-    for symbol in account.positions:
-        if symbol in moment.updated:
-            draft.fund(symbol, rate_of_hour)
+    draft.fund_held(rate_of_hour, moment.updated)
     _fill_resting(draft, moment)
     _liquidate(draft, moment)
-    for position in list(draft.positions.values()):
-        if position.symbol in moment.updated:
+    for symbol, position in sorted(draft.positions.items()):
+        if symbol in moment.updated:
             _exit_when_triggered(draft, position, moment)
     draft.write_off_when_flat()
     return draft.booking() if draft.has_changes else None
