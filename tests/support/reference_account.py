@@ -118,7 +118,7 @@ class ReferenceAccount:
         if answer.status == "rejected":
             self._restore(before)
         else:
-            self._liquidate(moment, at)
+            self._liquidate(moment, at, rate)
             self._write_off_when_flat(at)
             self.changed_at = at
         return answer
@@ -218,7 +218,7 @@ class ReferenceAccount:
             if symbol in moment.updated:
                 self._fund(symbol, at, rate)
         self._fill_resting(moment, at)
-        self._liquidate(moment, at)
+        self._liquidate(moment, at, rate)
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._exit(symbol, moment, at)
@@ -255,8 +255,12 @@ class ReferenceAccount:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
 
-    def _liquidate(self, moment: Moment, at: datetime) -> None:
+    def _liquidate(self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
         if not self.books().holdings or self.equity() > self.maintenance():
+            return
+        for symbol in sorted(self.books().holdings):
+            self._fund(symbol, at, rate)
+        if self.equity() > self.maintenance():
             return
         self.resting.clear()
         last = ""

@@ -91,7 +91,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
         return refuse(account, order, refusal, moment.at)
     average = divide(notional, filled) if filled else None
     answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
-    _liquidate(draft, moment)
+    _liquidate(draft, moment, rate_of_hour)
     draft.write_off_when_flat()
     return draft.booking(answer)
 
@@ -262,7 +262,7 @@ def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfH
     draft = Draft(account, rules, moment.marks, moment.at)
     draft.fund_held(rate_of_hour, moment.updated)
     _fill_resting(draft, moment)
-    _liquidate(draft, moment)
+    _liquidate(draft, moment, rate_of_hour)
     for symbol, position in sorted(draft.positions.items()):
         if symbol in moment.updated:
             _exit_when_triggered(draft, position, moment)
@@ -363,9 +363,12 @@ def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> No
         draft.next_sequence()
 
 
-def _liquidate(draft: Draft, moment: Moment) -> None:
+def _liquidate(draft: Draft, moment: Moment, rate_of_hour: RateOfHour) -> None:
     """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
     if not draft.positions or not draft.is_liquidable:
+        return
+    draft.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
+    if not draft.is_liquidable:
         return
     for order in list(draft.resting.values()):
         draft.cancel(order, "liquidation")
