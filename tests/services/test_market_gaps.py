@@ -247,6 +247,19 @@ async def test_a_source_that_fails_within_the_last_of_a_gap_is_asked_for_it_agai
         await agree_with_rows(venue)
 
 
+async def test_a_clock_set_back_within_a_gap_does_not_hold_the_accounts_up(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        source.is_down = True
+        await venue.see({"BTC": "95000"}, after_s=600)
+        source.is_down = False
+        clock._now -= timedelta(hours=1)
+        await venue.see({"BTC": "92500"})
+        assert [(reason, price) for reason, _, price in await stopped_at(venue)] == [("stop", Decimal("92499.9"))]
+        assert (await venue.buy("0.1", leverage=Decimal(5))).status == "filled"
+
+
 async def test_a_market_in_trouble_is_not_traded_on_though_its_last_price_is_fresh(database: Database) -> None:
     source, clock = SecretiveSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
