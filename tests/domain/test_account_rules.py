@@ -241,6 +241,16 @@ def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:
     assert booking.trades == []
 
 
+def test_a_boundary_that_an_account_has_reached_does_not_wait_for_a_clock_that_was_set_back() -> None:
+    desk = leveraged()
+    desk.tick(deep_quote("ETH", 2_000), after=timedelta(minutes=30))
+    booking = desk.tick(deep_quote("SOL", 100), after=-timedelta(minutes=20))
+    assert booking is not None
+    assert [(payment.symbol, payment.boundary) for payment in booking.funding] == [
+        ("SOL", START + timedelta(minutes=30))
+    ]
+
+
 def test_no_funding_for_a_position_opened_at_the_boundary() -> None:
     desk = Desk(10_000, deep_quote("ETH", 2_000, at=START + timedelta(minutes=30)))
     desk.order(BUY, "1")

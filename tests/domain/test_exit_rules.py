@@ -170,7 +170,7 @@ def test_the_order_in_which_an_account_holds_its_positions_changes_no_row() -> N
     def rows(*, reverse: bool) -> list[object]:
         desk = leveraged()
         if reverse:
-            desk.account = replace(desk.account, positions=dict(reversed(desk.account.positions.items())))
+            desk.account = replace(desk.account, positions=dict(reversed(list(desk.account.positions.items()))))
         desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
         desk.order(BUY, "0.01", limit="1900")
         desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from support.reference_ledger import Books, Entry, post, rounded
-from support.reference_orders import Answer, Rest, Watch, fired, first, plan_is_sound
+from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, plan_is_sound
 
 from trader.domain.exchange import Moment
 from trader.domain.market import Book, Market
@@ -19,6 +19,7 @@ from trader.domain.orders import ExitPlan, Order
 
 STALE = timedelta(seconds=30)
 LIQUIDATION_FEE = Fraction(1, 100)
+NO_TERMS = Terms()
 
 
 class ReferenceAccount:
@@ -91,7 +92,7 @@ class ReferenceAccount:
                 reduces = min(opens, abs(left[rest.symbol]))
                 left[rest.symbol] += reduces * rest.sign
                 opens -= reduces
-            total += rounded(opens * rest.limit / rest.leverage)
+            total += rounded(opens * rest.limit / (rest.terms.leverage or 1))
         return total
 
     def free(self) -> Fraction:
@@ -148,8 +149,9 @@ class ReferenceAccount:
         realized_before = self.books().realized
         parts = self._shown(book, sign, quantity, limit)
         self._take(book, sign, parts)
-        terms = Fraction(order.leverage or 1), order.exit_plan
-        fees = self._execute(order.symbol, sign, parts, at, self.taker, "order", *terms)
+        leverage = None if order.leverage is None else Fraction(order.leverage)
+        terms = Terms(leverage, order.exit_plan, order.confidence)
+        fees = self._execute(order.symbol, sign, parts, at, self.taker, str(order.cause), terms)
         done = sum((q for _, q in parts), Fraction(0))
         unfilled = quantity - done
         rests = unfilled > 0 and limit is not None
@@ -158,9 +160,7 @@ class ReferenceAccount:
         if rests:
             assert limit is not None
             self._arrivals += 1
-            self.resting.append(
-                Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms[0], order.reduce_only, terms[1], at)
-            )
+            self.resting.append(Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms, order.reduce_only, at))
         opens = quantity > reducible
         if rests:
             waiting = [one for one in self.resting if one.symbol == order.symbol and one.sign == sign]
@@ -248,9 +248,7 @@ class ReferenceAccount:
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
-            self._execute(
-                rest.symbol, rest.sign, [(rest.limit, quantity)], at, self.maker, "limit", rest.leverage, rest.plan
-            )
+            self._execute(rest.symbol, rest.sign, [(rest.limit, quantity)], at, self.maker, "limit", rest.terms)
             if quantity > reducible and self.free() < 0:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
@@ -266,7 +264,7 @@ class ReferenceAccount:
         last = ""
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
-            if quote is None or moment.at - quote.at > STALE:
+            if quote is None or abs(moment.at - quote.at) > STALE:
                 continue
             held = self.quantity(symbol)
             sign = -1 if held > 0 else 1
@@ -348,13 +346,13 @@ class ReferenceAccount:
         at: datetime,
         rate: Fraction,
         reason: str,
-        leverage: Fraction = Fraction(1),
-        plan: ExitPlan | None = None,
+        terms: Terms = NO_TERMS,
     ) -> Fraction:
         """Write the fills of one act, and see to what follows from the new position. Gives the fees."""
         if not parts:
             return Fraction(0)
         before = self.quantity(symbol)
+        leverage = terms.leverage or Fraction(1)
         self._acts += 1
         for price, quantity in parts:
             self.ledger.append(
@@ -365,7 +363,9 @@ class ReferenceAccount:
             self.watches.pop(symbol, None)
         if after * sign > 0:  # it opened or added
             watch = self.watches.setdefault(symbol, Watch(ExitPlan(), at))
-            watch.plan = plan if plan is not None else watch.plan
+            watch.plan = terms.plan if terms.plan is not None else watch.plan
+            watch.confidence = terms.confidence if terms.confidence is not None else watch.confidence
+            watch.leveraged = watch.leveraged or terms.leverage is not None
         self.resting = [
             rest for rest in self.resting if not (rest.symbol == symbol and rest.reduce_only and after * rest.sign >= 0)
         ]

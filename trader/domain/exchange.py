@@ -220,10 +220,10 @@ def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment,
     position = account.positions.get(symbol)
     if position is None:
         return f"there is no {symbol} position"
-    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], moment.at)
+    draft = Draft(account, rules, moment.marks, moment.at)
+    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], draft.at)
     if refusal is not None:
         return refusal
-    draft = Draft(account, rules, moment.marks, moment.at)
     draft.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
     draft.next_sequence()
     return draft.booking()
@@ -273,13 +273,14 @@ def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfH
 def is_due(account: Account, moment: Moment, rules: Rules) -> bool:
     """Whether the update changes the account at all. Quick: it runs for every account on every update."""
     updated, marks, quotes = moment.updated, moment.marks, moment.quotes
-    hour = moment.at.replace(minute=0, second=0, microsecond=0)
+    at = max(moment.at, account.changed_at)  # a draft's time: that of an account does not go back with the clock
+    hour = at.replace(minute=0, second=0, microsecond=0)
     touched = False
     for symbol, position in account.positions.items():
         if symbol not in updated:
             continue
         touched = True
-        if position.funded_until < hour or triggered(position, marks[symbol], moment.at) is not None:
+        if position.funded_until < hour or triggered(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
         if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
