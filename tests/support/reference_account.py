@@ -209,8 +209,10 @@ class ReferenceAccount:
     # --- what the market does -----------------------------------------------------------------------------------------
 
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
-        """Funding, resting orders, liquidation, exit plans."""
+        """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
         self._see(moment)
+        if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
+            return
         at = max(moment.at, self.changed_at)
         length, orders = len(self.ledger), [(rest.number, rest.remaining) for rest in self.resting]
         closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
@@ -381,3 +383,12 @@ class ReferenceAccount:
     def _restore(self, memory: tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]) -> None:
         self.ledger, self.resting, self.watches, self.taken = memory  # type: ignore[assignment]  # as it was
         self._books = (-1, Books())
+
+
+def _reached(rest: Rest, moment: Moment) -> bool:
+    """Whether the best opposite price is at or beyond the limit."""
+    if rest.symbol not in moment.updated:
+        return False
+    book = moment.quotes[rest.symbol].book
+    best = book.asks[0] if rest.sign > 0 else book.bids[0]
+    return rest.sign * (rest.limit - Fraction(best.price)) >= 0
