@@ -51,8 +51,15 @@ class Definition(NamedTuple):
         return self.shown_default or self.default or "none"
 
 
+_BPS_DECIMALS_MAX: Final = 6
+
+
 def _basis_points(text: str) -> Decimal:
-    return forms.decimal_number("a number from 0 to 1000 (hundredths of a percent)", lambda bps: 0 <= bps <= 1000)(text)
+    """A rate whose fees are exact in the books: with more decimals they would not fit the digits of `domain.money`."""
+    return forms.decimal_number(
+        f"a number from 0 to 1000 (hundredths of a percent) with at most {_BPS_DECIMALS_MAX} decimals",
+        lambda bps: 0 <= bps <= 1000 and bps == round(bps, _BPS_DECIMALS_MAX),
+    )(text)
 
 
 def _capital(text: str) -> Decimal:

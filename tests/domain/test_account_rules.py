@@ -219,6 +219,38 @@ def test_a_reset_after_a_boundary_pays_for_it_before_any_update() -> None:
     assert booking.trades[0].part.funding == D(-2_000) * D("0.0000125")
 
 
+def test_a_liquidation_after_a_boundary_pays_for_it_in_markets_without_an_update_too() -> None:
+    desk = leveraged()
+    desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(minutes=29, seconds=59))
+    booking = desk.tick(deep_quote("ETH", 1_500), after=timedelta(seconds=1))
+    assert booking is not None
+    assert {trade.part.symbol: trade.part.funding for trade in booking.trades} == {
+        "ETH": D(-15_000) * D("0.0000125"),
+        "SOL": D(-10_000) * D("0.0000125"),
+    }
+
+
+def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:
+    desk = Desk(1_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
+    desk.rate = lambda symbol, boundary: D("0.01") if symbol == "SOL" else D(0)
+    desk.order(BUY, "1", leverage=20)
+    desk.order(SELL, "100", leverage=20, symbol="SOL")
+    booking = desk.eth("1270", timedelta(minutes=30))
+    assert booking is not None
+    assert {payment.symbol: payment.amount for payment in booking.funding} == {"ETH": 0, "SOL": 100}
+    assert booking.trades == []
+
+
+def test_a_boundary_that_an_account_has_reached_does_not_wait_for_a_clock_that_was_set_back() -> None:
+    desk = leveraged()
+    desk.tick(deep_quote("ETH", 2_000), after=timedelta(minutes=30))
+    booking = desk.tick(deep_quote("SOL", 100), after=-timedelta(minutes=20))
+    assert booking is not None
+    assert [(payment.symbol, payment.boundary) for payment in booking.funding] == [
+        ("SOL", START + timedelta(minutes=30))
+    ]
+
+
 def test_no_funding_for_a_position_opened_at_the_boundary() -> None:
     desk = Desk(10_000, deep_quote("ETH", 2_000, at=START + timedelta(minutes=30)))
     desk.order(BUY, "1")

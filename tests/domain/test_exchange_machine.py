@@ -7,13 +7,14 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace
 from support.books import START, make_quote, moment_of, seconds
 from support.side_by_side import SideBySide
 
 from trader.domain.exchange import Moment
 from trader.domain.market import MARKETS, Quote
 from trader.domain.money import floor_to, round_to
-from trader.domain.orders import ExitPlan, Order, OrderSide, OrderType
+from trader.domain.orders import Cause, ExitPlan, Order, OrderSide, OrderType
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 PRICES = {"BTC": Decimal(98_000), "ETH": Decimal(2_800), "SOL": Decimal(200)}
@@ -23,8 +24,11 @@ MOVES = (0, 0, 1, -1, 5, -5, 20, -20, 80, -80, 300, -300, 1_000, -1_500, 3_000)
 DEPTHS = (1, 30, 500, 500, 5_000, 100_000)
 """Quantities of a level in quote currency; the first is thinner than any order."""
 
-STEPS = (1, 1, 1, 7, 29, 31, 1_200, 3_600, 9_000)
-"""Seconds from one update to the next."""
+STEPS = (1, 1, 1, 7, 29, 31, 1_200, 3_600, 9_000, "hour", "hour", "before", -40, -4_000)
+"""Seconds from one update to the next, or where it falls: on the next whole hour, or a millisecond before it.
+
+Where it goes back the clock was set back.
+"""
 
 RATES = (Decimal("0.0000125"), Decimal("-0.00003"), Decimal("0.0004"))
 
@@ -44,6 +48,13 @@ offsets = st.sampled_from((None, None, None, 1, 10, 50, 200, 400, 1_000, 0, -30)
 plans_drawn = st.none() | st.tuples(
     offsets, offsets, offsets, st.sampled_from((None, None, None, 1, 600, 4_000, 20_000, -1))
 )
+
+
+def moment_after(at: datetime, step: float | str) -> datetime:
+    if not isinstance(step, str):
+        return at + seconds(step)
+    hour = at.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    return hour if step == "hour" else hour - timedelta(milliseconds=1)
 
 
 def drawn_quote(symbol: str, price: Decimal, drawn: Any, at: datetime) -> Quote:
@@ -98,16 +109,19 @@ class Exchange(RuleBasedStateMachine):
     @rule(
         books=st.dictionaries(st.sampled_from(SYMBOLS), books_drawn, min_size=1, max_size=3),
         after=st.sampled_from(STEPS),
+        missed=st.sampled_from((False, False, True)),
     )
-    def update(self, books: dict[str, Any], after: int) -> None:
-        at = self.moment.at + seconds(after)
+    def update(self, books: dict[str, Any], after: float | str, *, missed: bool = False) -> None:
+        """An update of some markets; of one that was missed only their quotes are known afterwards."""
+        at = moment_after(self.moment.at, after)
         quotes = []
         for symbol, drawn in books.items():
             moved = self.prices[symbol] * (1 + Decimal(drawn[0]) / 10_000)
             self.prices[symbol] = max(round_to(moved, MARKETS[symbol].tick), PRICES[symbol] / 10)
             quotes.append(drawn_quote(symbol, self.prices[symbol], drawn, at))
         self.moment = moment_of(*quotes, before=self.moment, at=at)
-        self.both.update(self.moment)
+        known = {quote.symbol: quote for quote in quotes} if missed else self.moment.quotes
+        self.both.update(replace(self.moment, quotes=known))
 
     @rule(move=st.sampled_from(MOVES), depth=st.sampled_from(DEPTHS))
     def move_all(self, move: int, depth: int) -> None:
@@ -123,6 +137,9 @@ class Exchange(RuleBasedStateMachine):
         leverage=st.sampled_from((None, 20, 1, Decimal("2.5"), 3, 7, 20)),
         reduce_only=st.sampled_from((False, False, False, True)),
         plan=plans_drawn,
+        confidence=st.sampled_from((None, None, Decimal("62.5"), Decimal(90))),
+        cause=st.sampled_from((Cause.ORDER, Cause.ORDER, Cause.OPERATOR)),
+        admitted=st.sampled_from((True, True, True, True, True, False)),
     )
     def place(
         self,
@@ -134,30 +151,54 @@ class Exchange(RuleBasedStateMachine):
         *,
         reduce_only: bool,
         plan: Any,
+        confidence: Decimal | None = None,
+        cause: Cause = Cause.ORDER,
+        admitted: bool = True,
     ) -> None:
         mark = self.moment.marks[symbol]
-        self.both.place(
-            Order(
-                account_id="default",
-                symbol=symbol,
-                side=side,
-                quantity=self.size(symbol, margin, leverage or 1),
-                type=OrderType.MARKET if limit is None else OrderType.LIMIT,
-                limit_price=None
-                if limit is None
-                else mark * (1 + side.direction * Decimal(limit) / 10_000) + Decimal("0.0004"),
-                leverage=None if leverage is None else Decimal(leverage),
-                reduce_only=reduce_only,
-                exit_plan=drawn_plan(plan, side, mark, self.moment.at),
-            ),
-            self.moment,
+        order = Order(
+            account_id="default",
+            symbol=symbol,
+            side=side,
+            quantity=self.size(symbol, margin, leverage or 1),
+            type=OrderType.MARKET if limit is None else OrderType.LIMIT,
+            limit_price=None
+            if limit is None
+            else mark * (1 + side.direction * Decimal(limit) / 10_000) + Decimal("0.0004"),
+            leverage=None if leverage is None else Decimal(leverage),
+            reduce_only=reduce_only,
+            exit_plan=drawn_plan(plan, side, mark, self.moment.at),
+            confidence=confidence,
+            cause=cause,
         )
+        if admitted:
+            self.both.place(order, self.moment)
+        else:
+            self.both.refuse(order, self.moment.at)
 
     @rule(side=st.sampled_from(OrderSide), margin=st.sampled_from((20, 30)))
     def fill_up(self, side: OrderSide, margin: int) -> None:
         """Take on all the leverage there is, in every market."""
         for symbol in SYMBOLS:
             self.place(symbol, side, margin, None, 20, reduce_only=False, plan=None)
+
+    @rule(
+        symbol=st.sampled_from(SYMBOLS),
+        coarser=st.sampled_from((1, 10, Decimal("0.1"))),
+        stricter=st.sampled_from((1, 2, Decimal("0.5"))),
+    )
+    def change_rules(self, symbol: str, coarser: Decimal, stricter: Decimal) -> None:
+        """The venue changes the steps of a market, its minimum and the margin it wants."""
+        usual = MARKETS[symbol]
+        self.both.change_rules(
+            replace(
+                usual,
+                lot=usual.lot * coarser,
+                tick=usual.tick * coarser,
+                min_notional=usual.min_notional * stricter,
+                maintenance_rate=usual.maintenance_rate * stricter,
+            )
+        )
 
     @precondition(lambda self: self.both.account.resting)
     @rule(which=st.integers(0, 100))

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 from support.books import START, deep_quote, moment_of, seconds
 from support.desk import BUY, SELL, D, Desk, eth, leveraged
 
@@ -161,6 +162,22 @@ def test_the_same_orders_give_the_same_rows() -> None:
         return desk.bookings
 
     assert rows() == rows()
+
+
+def test_the_order_in_which_an_account_holds_its_positions_changes_no_row() -> None:
+    """Positions opened by one update are read back from their rows in another order."""
+
+    def rows(*, reverse: bool) -> list[object]:
+        desk = leveraged()
+        if reverse:
+            desk.account = replace(desk.account, positions=dict(reversed(list(desk.account.positions.items()))))
+        desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
+        desk.order(BUY, "0.01", limit="1900")
+        desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
+        desk.reset()
+        return [(booking.funding, booking.fills, booking.trades) for booking in desk.bookings]
+
+    assert rows(reverse=False) == rows(reverse=True)
 
 
 def test_a_refusal_changes_nothing_but_its_answer() -> None:

@@ -1,7 +1,7 @@
 """What the markets did while nobody could see them is made up for, as soon as the source tells of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -185,6 +185,79 @@ async def test_nothing_is_traded_between_a_gap_and_the_news_of_it(database: Data
         assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
         assert (await venue.buy("0.1", leverage=Decimal(5))).status == "filled"
         await agree_with_rows(venue)
+
+
+class HaltingSource(SecretiveSource):
+    """Does what the test says before it tells of the last moment, and may fail at it."""
+
+    def __init__(self, before_last: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self._before_last = before_last
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        async for tick in super().history(after, until):
+            if tick is self.missed[-1]:
+                await self._before_last()
+            yield tick
+
+    def miss_until_a_dip(self, end: datetime) -> datetime:
+        """Be silent on a quiet minute up to 25 s before the end, and on a dip 10 s before it."""
+        for second in range(85, 25, -1):
+            self.miss(end - timedelta(seconds=second), {"BTC": "94000"})
+        self.miss(end - timedelta(seconds=10), {"BTC": "92500"})
+        return self.missed[-1].at
+
+
+async def test_nothing_is_traded_before_the_last_of_a_gap_is_known(database: Database) -> None:
+    """A source may take its time to tell the last seconds; what is asked for meanwhile must not hide them."""
+    answers: list[str | None] = []
+
+    async def ask() -> None:
+        answers.append((await venue.buy("0.1", leverage=Decimal(5))).reason)
+        answers.append(await venue.exchange.set_exit_plan("a", "BTC", ExitPlan()))
+        await venue.exchange.cancel_order("a", str(resting.id))
+
+    source, clock = HaltingSource(ask), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        resting = await venue.buy("0.01", type=OrderType.LIMIT, limit_price=Decimal(90000))
+        dip = source.miss_until_a_dip(clock.now() + 10 * MINUTE)
+        await venue.see({"BTC": "95000"}, after_s=600)
+        assert ["is not known yet" in str(answer) for answer in answers] == [True, True]
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_a_source_that_fails_within_the_last_of_a_gap_is_asked_for_it_again(database: Database) -> None:
+    async def fail_once() -> None:
+        if failures:
+            raise failures.pop()
+
+    failures = [MarketDataError("the venue answers 502")]
+
+    source, clock = HaltingSource(fail_once), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        dip = source.miss_until_a_dip(clock.now() + 10 * MINUTE)
+        await venue.see({"BTC": "95000"}, after_s=600)
+        await venue.see({"BTC": "95000"})
+        assert await stopped_at(venue) == []
+        await venue.see({"BTC": "95000"}, after_s=9)
+        assert await stopped_at(venue) == [("stop", dip, Decimal("92499.9"))]
+        await agree_with_rows(venue)
+
+
+async def test_a_clock_set_back_within_a_gap_does_not_hold_the_accounts_up(database: Database) -> None:
+    source, clock = SecretiveSource(), ManualClock(START)
+    async with running(database, source, clock) as venue:
+        await holding(venue)
+        source.is_down = True
+        await venue.see({"BTC": "95000"}, after_s=600)
+        source.is_down = False
+        clock._now -= timedelta(hours=1)
+        await venue.see({"BTC": "92500"})
+        assert [(reason, price) for reason, _, price in await stopped_at(venue)] == [("stop", Decimal("92499.9"))]
+        assert (await venue.buy("0.1", leverage=Decimal(5))).status == "filled"
 
 
 async def test_a_market_in_trouble_is_not_traded_on_though_its_last_price_is_fresh(database: Database) -> None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from support.reference_ledger import Books, Entry, post, rounded
-from support.reference_orders import Answer, Rest, Watch, fired, first, plan_is_sound
+from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, plan_is_sound
 
 from trader.domain.exchange import Moment
 from trader.domain.market import Book, Market
@@ -19,6 +19,7 @@ from trader.domain.orders import ExitPlan, Order
 
 STALE = timedelta(seconds=30)
 LIQUIDATION_FEE = Fraction(1, 100)
+NO_TERMS = Terms()
 
 
 class ReferenceAccount:
@@ -91,7 +92,7 @@ class ReferenceAccount:
                 reduces = min(opens, abs(left[rest.symbol]))
                 left[rest.symbol] += reduces * rest.sign
                 opens -= reduces
-            total += rounded(opens * rest.limit / rest.leverage)
+            total += rounded(opens * rest.limit / (rest.terms.leverage or 1))
         return total
 
     def free(self) -> Fraction:
@@ -112,13 +113,13 @@ class ReferenceAccount:
         self._see(moment)
         at = max(moment.at, self.changed_at)
         before = self._memory()
-        for symbol in self.books().holdings:
+        for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
         answer = self._place(order, moment, at)
         if answer.status == "rejected":
             self._restore(before)
         else:
-            self._liquidate(moment, at)
+            self._liquidate(moment, at, rate)
             self._write_off_when_flat(at)
             self.changed_at = at
         return answer
@@ -148,8 +149,9 @@ class ReferenceAccount:
         realized_before = self.books().realized
         parts = self._shown(book, sign, quantity, limit)
         self._take(book, sign, parts)
-        terms = Fraction(order.leverage or 1), order.exit_plan
-        fees = self._execute(order.symbol, sign, parts, at, self.taker, "order", *terms)
+        leverage = None if order.leverage is None else Fraction(order.leverage)
+        terms = Terms(leverage, order.exit_plan, order.confidence)
+        fees = self._execute(order.symbol, sign, parts, at, self.taker, str(order.cause), terms)
         done = sum((q for _, q in parts), Fraction(0))
         unfilled = quantity - done
         rests = unfilled > 0 and limit is not None
@@ -158,9 +160,7 @@ class ReferenceAccount:
         if rests:
             assert limit is not None
             self._arrivals += 1
-            self.resting.append(
-                Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms[0], order.reduce_only, terms[1], at)
-            )
+            self.resting.append(Rest(self._arrivals, order.symbol, sign, unfilled, limit, terms, order.reduce_only, at))
         opens = quantity > reducible
         if rests:
             waiting = [one for one in self.resting if one.symbol == order.symbol and one.sign == sign]
@@ -194,10 +194,10 @@ class ReferenceAccount:
         """Gives the books of the run that ended."""
         self._see(moment)
         at = max(moment.at, self.changed_at)
-        for symbol in self.books().holdings:
+        for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
         self.resting.clear()
-        for symbol, holding in self.books().holdings.items():
+        for symbol, holding in sorted(self.books().holdings.items()):
             part = (self.marks[symbol], abs(holding.quantity))
             self._execute(symbol, -1 if holding.quantity > 0 else 1, [part], at, Fraction(0), "reset")
         self._write_off_when_flat(at)
@@ -209,17 +209,19 @@ class ReferenceAccount:
     # --- what the market does -----------------------------------------------------------------------------------------
 
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
-        """Funding, resting orders, liquidation, exit plans."""
+        """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
         self._see(moment)
+        if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
+            return
         at = max(moment.at, self.changed_at)
         length, orders = len(self.ledger), [(rest.number, rest.remaining) for rest in self.resting]
         closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
-        for symbol in self.books().holdings:
+        for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._fund(symbol, at, rate)
         self._fill_resting(moment, at)
-        self._liquidate(moment, at)
-        for symbol in list(self.books().holdings):
+        self._liquidate(moment, at, rate)
+        for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._exit(symbol, moment, at)
         self._write_off_when_flat(at)
@@ -248,21 +250,23 @@ class ReferenceAccount:
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
-            self._execute(
-                rest.symbol, rest.sign, [(rest.limit, quantity)], at, self.maker, "limit", rest.leverage, rest.plan
-            )
+            self._execute(rest.symbol, rest.sign, [(rest.limit, quantity)], at, self.maker, "limit", rest.terms)
             if quantity > reducible and self.free() < 0:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
 
-    def _liquidate(self, moment: Moment, at: datetime) -> None:
+    def _liquidate(self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
         if not self.books().holdings or self.equity() > self.maintenance():
+            return
+        for symbol in sorted(self.books().holdings):
+            self._fund(symbol, at, rate)
+        if self.equity() > self.maintenance():
             return
         self.resting.clear()
         last = ""
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
-            if quote is None or moment.at - quote.at > STALE:
+            if quote is None or abs(moment.at - quote.at) > STALE:
                 continue
             held = self.quantity(symbol)
             sign = -1 if held > 0 else 1
@@ -344,13 +348,13 @@ class ReferenceAccount:
         at: datetime,
         rate: Fraction,
         reason: str,
-        leverage: Fraction = Fraction(1),
-        plan: ExitPlan | None = None,
+        terms: Terms = NO_TERMS,
     ) -> Fraction:
         """Write the fills of one act, and see to what follows from the new position. Gives the fees."""
         if not parts:
             return Fraction(0)
         before = self.quantity(symbol)
+        leverage = terms.leverage or Fraction(1)
         self._acts += 1
         for price, quantity in parts:
             self.ledger.append(
@@ -361,7 +365,9 @@ class ReferenceAccount:
             self.watches.pop(symbol, None)
         if after * sign > 0:  # it opened or added
             watch = self.watches.setdefault(symbol, Watch(ExitPlan(), at))
-            watch.plan = plan if plan is not None else watch.plan
+            watch.plan = terms.plan if terms.plan is not None else watch.plan
+            watch.confidence = terms.confidence if terms.confidence is not None else watch.confidence
+            watch.leveraged = watch.leveraged or terms.leverage is not None
         self.resting = [
             rest for rest in self.resting if not (rest.symbol == symbol and rest.reduce_only and after * rest.sign >= 0)
         ]
@@ -377,3 +383,12 @@ class ReferenceAccount:
     def _restore(self, memory: tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]) -> None:
         self.ledger, self.resting, self.watches, self.taken = memory  # type: ignore[assignment]  # as it was
         self._books = (-1, Books())
+
+
+def _reached(rest: Rest, moment: Moment) -> bool:
+    """Whether the best opposite price is at or beyond the limit."""
+    if rest.symbol not in moment.updated:
+        return False
+    book = moment.quotes[rest.symbol].book
+    best = book.asks[0] if rest.sign > 0 else book.bids[0]
+    return rest.sign * (rest.limit - Fraction(best.price)) >= 0

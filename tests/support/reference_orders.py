@@ -2,9 +2,19 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from fractions import Fraction
 
 from trader.domain.orders import ExitPlan
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an order says of the position that it opens or adds to; None: nothing."""
+
+    leverage: Fraction | None = None
+    plan: ExitPlan | None = None
+    confidence: Decimal | None = None
 
 
 @dataclass
@@ -16,19 +26,24 @@ class Rest:
     sign: int
     remaining: Fraction
     limit: Fraction
-    leverage: Fraction
+    terms: Terms
     reduce_only: bool
-    plan: ExitPlan | None
     created_at: datetime
 
 
 @dataclass
 class Watch:
-    """What is watched of a position: its plan, the trigger that is closing it, and the last boundary funded."""
+    """What is kept of a position beside its figures.
+
+    Its plan, the trigger that is closing it, the last boundary funded, and what its orders said: how sure they were
+    last, and whether one of them named a leverage.
+    """
 
     plan: ExitPlan
     funded_until: datetime
     closing: str | None = None
+    confidence: Decimal | None = None
+    leveraged: bool = False
 
 
 @dataclass

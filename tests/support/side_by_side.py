@@ -7,6 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from uuid import UUID
 
+from msgspec.structs import replace
 from support.books import RULES, open_account
 from support.reference_account import ReferenceAccount
 from support.reference_ledger import Books
@@ -16,6 +17,7 @@ from trader.domain import account as figures
 from trader.domain import exchange
 from trader.domain.booking import Booking
 from trader.domain.exchange import Moment
+from trader.domain.market import Market
 from trader.domain.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
 
 Rate = Callable[[str, datetime], Decimal]
@@ -26,7 +28,8 @@ class SideBySide:
 
     def __init__(self, capital: Decimal, rate: Rate, at: datetime) -> None:
         self.account = open_account(str(capital), at=at)
-        self.model = ReferenceAccount(capital, RULES.markets, RULES.taker_rate, RULES.maker_rate, at)
+        self.rules = replace(RULES, markets=dict(RULES.markets))
+        self.model = ReferenceAccount(capital, self.rules.markets, RULES.taker_rate, RULES.maker_rate, at)
         self.rate = rate
         self.numbers: dict[UUID, int] = {}
         self.ids: set[UUID] = set()
@@ -37,7 +40,7 @@ class SideBySide:
         self.lines = 0
 
     def place(self, order: Order, moment: Moment) -> OrderAnswer:
-        booking = exchange.place(self.account, order, moment, RULES, self.rate)
+        booking = exchange.place(self.account, order, moment, self.rules, self.rate)
         expected = self.model.place(order, moment, self.rate)
         answer = booking.answer
         assert answer is not None
@@ -51,6 +54,22 @@ class SideBySide:
         self.seen[answer.status] += 1
         return answer
 
+    def refuse(self, order: Order, at: datetime) -> None:
+        """What the service does with an order that it does not let in: there is an answer, and nothing else."""
+        booking = exchange.refuse(self.account, order, "halted", at)
+        assert booking.answer is not None
+        assert booking.answer.status is OrderStatus.REJECTED
+        assert replace(booking.account, sequence=0, last_order_at=None) == replace(
+            self.account, sequence=0, last_order_at=None
+        )
+        self.ids.add(booking.answer.id)
+        self.rows.append(booking)
+        self.account = booking.account
+
+    def change_rules(self, market: Market) -> None:
+        """The venue changes what holds in a market."""
+        self.rules.markets[market.symbol] = market
+
     def cancel(self, index: int, moment: Moment) -> None:
         order = self.account.resting[index]
         booking = exchange.cancel(self.account, order.id, moment.at)
@@ -60,14 +79,14 @@ class SideBySide:
         self.seen["cancelled"] += 1
 
     def set_exit_plan(self, symbol: str, plan: ExitPlan, moment: Moment) -> None:
-        booking = exchange.set_exit_plan(self.account, symbol, plan, moment, RULES)
+        booking = exchange.set_exit_plan(self.account, symbol, plan, moment, self.rules)
         assert self.model.set_exit_plan(symbol, plan, moment) is not isinstance(booking, str), booking
         if not isinstance(booking, str):
             self._apply(booking, moment)
 
     def update(self, moment: Moment) -> None:
         resting = {order.id: order for order in self.account.resting}
-        booking = exchange.review(self.account, moment, RULES, self.rate)
+        booking = exchange.review(self.account, moment, self.rules, self.rate)
         self.model.update(moment, self.rate)
         if booking is None:
             self.quiet += 1
@@ -91,7 +110,7 @@ class SideBySide:
         self.seen["insurance"] += len(booking.insurance)
 
     def reset(self, capital: Decimal, moment: Moment) -> None:
-        booking = exchange.reset(self.account, capital, "USDT", moment, RULES, self.rate)
+        booking = exchange.reset(self.account, capital, "USDT", moment, self.rules, self.rate)
         ended = self.model.reset(capital, moment, self.rate)
         self._note_ids(booking)
         self.rows.append(booking)
@@ -170,7 +189,9 @@ class SideBySide:
             assert position.opened_at == held.opened_at
             assert position.exit_plan == watch.plan
             assert position.closing == watch.closing
-            price = figures.liquidation_price(account, symbol, marks, RULES.markets)
+            assert (position.confidence, position.leveraged) == (watch.confidence, watch.leveraged)
+            assert position.funded_until == watch.funded_until
+            price = figures.liquidation_price(account, symbol, marks, self.rules.markets)
             expected = model.liquidation_price(symbol)
             assert (price is None) == (expected is None)
             assert price is None or expected is None or abs(Fraction(price) - expected) <= Fraction(1, 10**16)
@@ -178,7 +199,7 @@ class SideBySide:
             (rest.number, rest.remaining) for rest in model.resting
         ]
         assert figures.equity(account, marks) == model.equity()
-        assert figures.maintenance(account, marks, RULES.markets) == model.maintenance()
+        assert figures.maintenance(account, marks, self.rules.markets) == model.maintenance()
         assert account.margin == model.margin()
         assert figures.reserved(account) == model.reserved()
         assert figures.free_margin(account, marks) == model.free()

@@ -4,7 +4,7 @@ A `Draft` starts from an account, is changed step by step by the rules in `excha
 outside sees a draft, so one that is dropped never happened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
@@ -266,6 +266,15 @@ class Draft:
                 at=self.at,
             )
         )
+
+    def fund_held(self, rate_of_hour: RateOfHour, symbols: Container[str] | None = None) -> None:
+        """Book the funding that is due on every position, or on those in these markets.
+
+        By name: the order in which an account holds its positions is not the same after a restart.
+        """
+        for symbol in sorted(self.positions):
+            if symbols is None or symbol in symbols:
+                self.fund(symbol, rate_of_hour)
 
     def fund(self, symbol: str, rate_of_hour: RateOfHour) -> None:
         """Book funding for every hour boundary since the last: direction × quantity × mark × rate is paid."""

@@ -63,8 +63,7 @@ class Moment(msgspec.Struct, frozen=True):
 def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Booking:
     """Meet an order with the book of the moment. The booking always holds the answer, a refusal included."""
     draft = Draft(account, rules, moment.marks, moment.at)
-    for symbol in account.positions:  # funding is due on what was held, not on what this order makes of it
-        draft.fund(symbol, rate_of_hour)
+    draft.fund_held(rate_of_hour)  # it is due on what was held, not on what this order makes of it
     draft.last_order_at = draft.at
     request_id = draft.next_id()
     market = rules.markets[order.symbol]
@@ -92,7 +91,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
         return refuse(account, order, refusal, moment.at)
     average = divide(notional, filled) if filled else None
     answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
-    _liquidate(draft, moment)
+    _liquidate(draft, moment, rate_of_hour)
     draft.write_off_when_flat()
     return draft.booking(answer)
 
@@ -221,10 +220,10 @@ def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment,
     position = account.positions.get(symbol)
     if position is None:
         return f"there is no {symbol} position"
-    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], moment.at)
+    draft = Draft(account, rules, moment.marks, moment.at)
+    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], draft.at)
     if refusal is not None:
         return refusal
-    draft = Draft(account, rules, moment.marks, moment.at)
     draft.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
     draft.next_sequence()
     return draft.booking()
@@ -236,13 +235,12 @@ def reset(
 ) -> Booking:  # fmt: skip
     """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
     draft = Draft(account, rules, moment.marks, moment.at)
-    for symbol in account.positions:
-        draft.fund(symbol, rate_of_hour)
+    draft.fund_held(rate_of_hour)
     for order in account.resting:
         draft.cancel(order, "the account was reset")
-    for position in list(draft.positions.values()):
-        executions = [Execution(moment.marks[position.symbol], position.quantity)]
-        draft.execute(position.symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
+    for symbol, position in sorted(draft.positions.items()):
+        executions = [Execution(moment.marks[symbol], position.quantity)]
+        draft.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
     draft.write_off()
     run = Run(
         id=draft.next_id(),
@@ -262,13 +260,11 @@ def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfH
     if not is_due(account, moment, rules):
         return None
     draft = Draft(account, rules, moment.marks, moment.at)
-    for symbol in account.positions:
-        if symbol in moment.updated:
-            draft.fund(symbol, rate_of_hour)
+    draft.fund_held(rate_of_hour, moment.updated)
     _fill_resting(draft, moment)
-    _liquidate(draft, moment)
-    for position in list(draft.positions.values()):
-        if position.symbol in moment.updated:
+    _liquidate(draft, moment, rate_of_hour)
+    for symbol, position in sorted(draft.positions.items()):
+        if symbol in moment.updated:
             _exit_when_triggered(draft, position, moment)
     draft.write_off_when_flat()
     return draft.booking() if draft.has_changes else None
@@ -277,13 +273,14 @@ def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfH
 def is_due(account: Account, moment: Moment, rules: Rules) -> bool:
     """Whether the update changes the account at all. Quick: it runs for every account on every update."""
     updated, marks, quotes = moment.updated, moment.marks, moment.quotes
-    hour = moment.at.replace(minute=0, second=0, microsecond=0)
+    at = max(moment.at, account.changed_at)  # a draft's time: that of an account does not go back with the clock
+    hour = at.replace(minute=0, second=0, microsecond=0)
     touched = False
     for symbol, position in account.positions.items():
         if symbol not in updated:
             continue
         touched = True
-        if position.funded_until < hour or triggered(position, marks[symbol], moment.at) is not None:
+        if position.funded_until < hour or triggered(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
         if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
@@ -367,9 +364,12 @@ def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> No
         draft.next_sequence()
 
 
-def _liquidate(draft: Draft, moment: Moment) -> None:
+def _liquidate(draft: Draft, moment: Moment, rate_of_hour: RateOfHour) -> None:
     """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
     if not draft.positions or not draft.is_liquidable:
+        return
+    draft.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
+    if not draft.is_liquidable:
         return
     for order in list(draft.resting.values()):
         draft.cancel(order, "liquidation")

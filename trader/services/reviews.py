@@ -65,6 +65,7 @@ class Reviews:
         noted = await self.books.lead(holding, symbols)
         self.marks = {**noted, **self.marks}
         self._reviewed_marks = dict(noted)
+        self._ask_again_at = self._give_up_at = None
         since = self.books.reviewed_until
         while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
             try:
@@ -90,12 +91,19 @@ class Reviews:
     def gap_since(self) -> datetime | None:
         """From when on the accounts do not know what the market did, though its prices are here again; else None."""
         since, seen = self.books.reviewed_until, self._seen_until
-        return since if since is not None and seen is not None and seen - since > STALE_AFTER else None
+        if since is None or seen is None:
+            return None
+        return since if self._is_in_gap or seen - since > STALE_AFTER else None
+
+    @property
+    def _is_in_gap(self) -> bool:
+        """Whether a gap of the feed has ended that the accounts have not gone through to its last moment."""
+        return self._give_up_at is not None
 
     def seen_until(self) -> datetime:
         """Until when the accounts have seen the market: now, but for what a gap of the feed still hides."""
         now, until = self._clock.now(), self.books.reviewed_until
-        return until if until is not None and now - until > STALE_AFTER else now
+        return until if until is not None and (self._is_in_gap or now - until > STALE_AFTER) else now
 
     async def prime(self) -> None:
         """Take the prices of this moment, so that nobody starts blind."""
@@ -124,11 +132,11 @@ class Reviews:
     async def _close_gap(self, tick: Tick) -> bool:
         """Go through what was missed before a tick. False while that cannot be known yet, but may be soon."""
         since = self.books.reviewed_until
-        if since is None or tick.at - since <= STALE_AFTER:
+        if since is None or (not self._is_in_gap and tick.at - since <= STALE_AFTER):
             return True
         if self._give_up_at is None or self._ask_again_at is None:
             self._give_up_at, self._ask_again_at = tick.at + _CATCH_UP_FOR, tick.at
-        if tick.at < self._ask_again_at:
+        if not comes_up(self._ask_again_at, _CATCH_UP_EVERY, tick.at):
             return False
         self._ask_again_at = tick.at + _CATCH_UP_EVERY
         try:
