@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{thin} fills were larger than the book that was shown: no price on paper")
     if unsimulated:
         print(f"{unsimulated} fills were never simulated (on paper none is)")
-    options.output.write_text(page(name, groups, thin, unsimulated), encoding="utf-8")
+    try:
+        options.output.write_text(page(name, groups, thin, unsimulated), encoding="utf-8")
+    except OSError as error:
+        print(f"drift: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     print(f"{options.output}: {sum(len(group.errors) for group in groups)} fills")
     return 0
 

@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TraderError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    options.output.write_text(page(season), encoding="utf-8")
+    try:
+        options.output.write_text(page(season), encoding="utf-8")
+    except OSError as error:
+        print(f"report: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     print(f"{options.output}: {len(season.accounts)} models, {len(season.trades)} trades")
     if season.unseen:
         names = ", ".join(one.model_id for one in season.unseen[:10])
