@@ -24,7 +24,7 @@ from trader.settings import read_database_url
 from trader.store import drift as store
 from trader.store.drift import FillError
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database, place
+from trader.store.pool import attached, place
 
 SIZE_NAMES = [*(name for _, name in SIZES), LARGEST]
 
@@ -66,8 +66,7 @@ async def _read(options: argparse.Namespace) -> tuple[str, list[FillError], int]
     async with AsyncExitStack() as stack:
         dsn = options.database_url or read_database_url(os.environ, Path(".env"))
         dsn = dsn or await _embedded_dsn(stack, options.database)
-        database = await Database.connect(dsn, size=1)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(attached(dsn))
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             errors = await store.select_fill_errors(conn, since)
             unsimulated = await store.select_unsimulated(conn, since)

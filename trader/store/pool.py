@@ -289,6 +289,27 @@ async def apply_schema(database: Database) -> None:
         await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
 
 
+@asynccontextmanager
+async def attached(dsn: str) -> AsyncIterator[Database]:
+    """The database of a service, for a tool: as it is.
+
+    :raises StartError: it cannot be used, or its tables are not those of this version
+    """
+    database = await Database.connect(dsn, size=1)
+    try:
+        async with database.connection() as conn:
+            found = await select_schema_version(conn)
+        if found != SCHEMA_VERSION:
+            made = "is empty" if found is None else f"has schema version {found}"
+            raise StartError(
+                f"The database at {place(dsn)} {made}; this program knows version {SCHEMA_VERSION}. "
+                "Use the version of the service; a start of the service brings its database up to date."
+            )
+        yield database
+    finally:
+        await database.close()
+
+
 async def select_schema_version(conn: Connection) -> int | None:
     """The version that the tables have; None in an empty database."""
     if not await conn.fetchval(SELECT_HAS_SCHEMA):
