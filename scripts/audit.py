@@ -12,11 +12,11 @@ import os
 import sys
 from pathlib import Path
 
-from trader.errors import TraderError
+from trader.errors import StartError, TraderError
 from trader.services.audit import audit
 from trader.settings import read_database_url
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database, place
+from trader.store.pool import attached, place
 
 PROBLEMS_SHOWN_MAX = 50
 
@@ -40,15 +40,21 @@ async def _audit(database_url: str | None) -> int:
         if not names:
             print("audit: the embedded PostgreSQL of this folder has no database of trader", file=sys.stderr)
             return 1
-        return max([await _audit_database(server.dsn(name)) for name in names])
+        return max([await _audit_one(server.dsn(name)) for name in names])
+
+
+async def _audit_one(dsn: str) -> int:
+    """One of several databases: what cannot be read must not keep the others from it."""
+    try:
+        return await _audit_database(dsn)
+    except StartError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 1
 
 
 async def _audit_database(dsn: str) -> int:
-    database = await Database.connect(dsn, size=1)
-    try:
+    async with attached(dsn) as database:
         report = await audit(database, _show_progress)
-    finally:
-        await database.close()
     looked_at = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
     print(f"{place(dsn)}: {looked_at}{f', {report.trades} trades of the venue' if report.trades else ''}")
     for problem in report.problems[:PROBLEMS_SHOWN_MAX]:

@@ -24,7 +24,7 @@ from trader.settings import read_database_url
 from trader.store import drift as store
 from trader.store.drift import FillError
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database, place
+from trader.store.pool import attached, place
 
 SIZE_NAMES = [*(name for _, name in SIZES), LARGEST]
 
@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{thin} fills were larger than the book that was shown: no price on paper")
     if unsimulated:
         print(f"{unsimulated} fills were never simulated (on paper none is)")
-    options.output.write_text(page(name, groups, thin, unsimulated), encoding="utf-8")
+    try:
+        options.output.write_text(page(name, groups, thin, unsimulated), encoding="utf-8")
+    except OSError as error:
+        print(f"drift: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     print(f"{options.output}: {sum(len(group.errors) for group in groups)} fills")
     return 0
 
@@ -62,8 +66,7 @@ async def _read(options: argparse.Namespace) -> tuple[str, list[FillError], int]
     async with AsyncExitStack() as stack:
         dsn = options.database_url or read_database_url(os.environ, Path(".env"))
         dsn = dsn or await _embedded_dsn(stack, options.database)
-        database = await Database.connect(dsn, size=1)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(attached(dsn))
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             errors = await store.select_fill_errors(conn, since)
             unsimulated = await store.select_unsimulated(conn, since)

@@ -204,7 +204,7 @@ def main() -> int:
     try:
         options.file.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"make_contract: {options.file}: {error.strerror}", file=sys.stderr)
+        print(f"make_contract: {options.file} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

@@ -31,11 +31,11 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
     os.execv(python, [str(python), __file__, *sys.argv[1:]])  # noqa: S606 - as above
 
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
-from trader.errors import NotFound, TraderError
+from trader.errors import NotFound, StartError, TraderError
 from trader.services.reruns import RunRerun, execute_run_again
 from trader.settings import read_database_url
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database
+from trader.store.pool import attached
 
 WORDS = {True: "same", False: "DIFFERENT", None: "unknown"}
 
@@ -60,17 +60,14 @@ async def _find(database_url: str | None, invocation_id: UUID) -> RunRerun:
         for name in await server.databases():
             try:
                 return await _execute_again(server.dsn(name), invocation_id)
-            except NotFound:
-                continue  # a run of another market's database
+            except (NotFound, StartError):
+                continue  # a run of another market's database, or one that an earlier version has left
     raise NotFound(f"no database of this folder has the run {invocation_id}")
 
 
 async def _execute_again(dsn: str, invocation_id: UUID) -> RunRerun:
-    database = await Database.connect(dsn, size=1)
-    try:
+    async with attached(dsn) as database:
         return await execute_run_again(database, invocation_id)
-    finally:
-        await database.close()
 
 
 def _tell(rerun: RunRerun) -> int:

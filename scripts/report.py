@@ -22,7 +22,7 @@ from trader.errors import StartError, TraderError
 from trader.settings import read_database_url
 from trader.store import report as store
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database, place
+from trader.store.pool import attached, place
 from trader.store.report import Account, Unseen
 
 
@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TraderError as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
-    options.output.write_text(page(season), encoding="utf-8")
+    try:
+        options.output.write_text(page(season), encoding="utf-8")
+    except OSError as error:
+        print(f"report: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     print(f"{options.output}: {len(season.accounts)} models, {len(season.trades)} trades")
     if season.unseen:
         names = ", ".join(one.model_id for one in season.unseen[:10])
@@ -52,8 +56,7 @@ async def _read(options: argparse.Namespace) -> Season:
     async with AsyncExitStack() as stack:
         dsn = options.database_url or read_database_url(os.environ, Path(".env"))
         dsn = dsn or await _embedded_dsn(stack, options.database)
-        database = await Database.connect(dsn, size=1)
-        stack.push_async_callback(database.close)
+        database = await stack.enter_async_context(attached(dsn))
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             accounts = await store.select_report_accounts(conn)
             hours = await store.select_report_hours(conn, [account.model_id for account in accounts])

@@ -1,7 +1,7 @@
 """Charts as inline SVG: they scale with the page and take its colors, light or dark."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
@@ -11,6 +11,9 @@ CARD_WIDTH = 540
 HEIGHT = 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 10, 24
 POINTS_MAX = 240
+HOURS_UNTIL = timedelta(days=3)
+"""A shorter stretch has its hours beside its days."""
+
 ROUNDING = 1e-9
 """Of a step: what floats lose must not cost a chart a whole one."""
 
@@ -49,10 +52,12 @@ def line_chart(lines: Sequence[Line], show: Callable[[float], str], label: str, 
         return '<p class="none">No data.</p>'
     moments = [moment for line in drawn for moment, _ in line.points]
     first, last = min(moments), max(moments)
+    if first == last:
+        return '<p class="none">A line needs two hours; there is one so far.</p>'
     values = [value for line in drawn for _, value in line.points]
     grid = steps(min(values), max(values))
     bottom, top = grid[0], grid[-1]
-    span = (last - first).total_seconds() or 1.0
+    span = (last - first).total_seconds()
 
     def x(moment: datetime) -> float:
         return LEFT + (width - LEFT - RIGHT) * (moment - first).total_seconds() / span
@@ -60,9 +65,10 @@ def line_chart(lines: Sequence[Line], show: Callable[[float], str], label: str, 
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (top - value) / (top - bottom or 1.0)
 
+    form = "%d %b" if last - first >= HOURS_UNTIL else "%d %b, %H:%M"
     parts = [_rule(y(value), show(value), width) for value in grid]
     parts += [
-        f'<text class="tick" x="{x(moment):.0f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{moment:%d %b}</text>'
+        f'<text class="tick" x="{x(moment):.0f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{moment:{form}}</text>'
         for moment, anchor in (
             (first, "start"),
             (first + (last - first) / 2, "middle"),

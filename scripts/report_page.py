@@ -173,7 +173,8 @@ def _charts(season: Season, shape: Callable[[list[tuple[datetime, float]]], list
         overview.append(main)
         models = [Line(a.name, color, shape(each)) for a, each in zip(accounts, series, strict=True)]
         chart = line_chart([*models, main], _percent, label, CARD_WIDTH)
-        cards.append(f'<div class="card"><h3>{escape(label)}, {len(accounts)} models</h3>{chart}</div>')
+        count = "1 model" if len(accounts) == 1 else f"{len(accounts)} models"
+        cards.append(f'<div class="card"><h3>{escape(label)}, {count}</h3>{chart}</div>')
     chart = line_chart(overview, _percent, "All variants")
     return f'<div class="card">{_keys()}{chart}</div><br><div class="cards">{"".join(cards)}</div>'
 

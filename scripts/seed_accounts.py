@@ -51,8 +51,8 @@ from decimal import Decimal
 from typing import Annotated
 
 import msgspec
-from seed_history import Pace, Progress, floor_to_minute, write_history
-from seed_season import write_season
+from seed_history import Pace, Progress, floor_to_minute, refuse_history, write_history
+from seed_season import refuse_season, write_season
 
 from trader.clock import SystemClock
 from trader.domain.account import Run
@@ -65,6 +65,7 @@ from trader.logs import configure_logs
 from trader.settings import PROVIDERS, Settings
 from trader.store.agents import select_models, update_venue_account_index, upsert_model
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.store.leadership import LeaderLock
 from trader.store.pool import Connection, Database, apply_schema, database_name, place
 from trader.store.trading import insert_account, select_accounts, select_processed_until
 
@@ -108,8 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.database_url:
         environ["DATABASE_URL"] = options.database_url
     try:
-        settings = Settings.load(environ, Path(".env"), demo=options.demo or options.history is not None)
         entries = _entries(options)
+        settings = Settings.load(environ, Path(".env"), demo=options.demo or options.history is not None)
     except SettingsError as error:
         print("Nothing was changed:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG
@@ -269,26 +270,55 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
         stack.push_async_callback(database.close)
         await apply_schema(database)
         now = SystemClock().now()
-        start = now if options.history is None else floor_to_minute(now - timedelta(days=options.history))
+        start, is_bulk = now, False
+        if options.history is not None:
+            start = floor_to_minute(now - timedelta(days=options.history))
+            await _hold(dsn, settings, stack)
         async with database.transaction() as conn:
             added, opened = await create(conn, entries, start, settings)
+            if options.history is not None:  # where it cannot be written, nothing is
+                is_bulk = await _is_bulk(conn, options)
+                await (refuse_season if is_bulk else refuse_history)(conn, start)
         print(f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.")
         if options.history is not None:
-            print(await _write_past(database, dsn, settings, start, floor_to_minute(now), options))
+            print(await _write_past(database, dsn, settings, start, floor_to_minute(now), options, is_bulk=is_bulk))
+
+
+async def _hold(dsn: str, settings: Settings, stack: AsyncExitStack) -> None:
+    """Keep every service off the database until the past is written.
+
+    :raises StartError: one is at work there, or the market has no past that can be made
+    """
+    if settings.market_source != "synthetic":
+        raise StartError(f"--history needs the synthetic market; MARKET_SOURCE is {settings.market_source}.")
+    lock = LeaderLock(dsn)
+    stack.push_async_callback(lock.release)
+    if not await lock.try_acquire():
+        raise StartError(f"A service is at work on {place(dsn)}; stop it first. Nothing was changed.")
+
+
+async def _is_bulk(conn: Connection, options: argparse.Namespace) -> bool:
+    if options.how is not None:
+        return bool(options.how == "bulk")
+    is_new = await select_processed_until(conn) is None
+    return is_new and len(await select_models(conn)) * options.history > SERVICE_MODEL_DAYS_MAX
 
 
 async def _write_past(
-    database: Database, dsn: str, settings: Settings, start: datetime, end: datetime, options: argparse.Namespace
+    database: Database,
+    dsn: str,
+    settings: Settings,
+    start: datetime,
+    end: datetime,
+    options: argparse.Namespace,
+    *,
+    is_bulk: bool,
 ) -> str:
-    async with database.connection() as conn:
-        models = len(await select_models(conn))
-        is_new = await select_processed_until(conn) is None
-    is_long = is_new and models * options.history > SERVICE_MODEL_DAYS_MAX
-    if options.how == "bulk" or (options.how is None and is_long):
+    if is_bulk:
         show = Progress(start, end).show
         cycle = round(options.cycle or SEASON_CYCLE_MINUTES)
         return await write_season(database, dsn, settings, start, end, cycle, show)
-    return await write_history(database, dsn, settings, start, end, Pace(cycle=timedelta(minutes=options.cycle or 5)))
+    return await write_history(database, settings, start, end, Pace(cycle=timedelta(minutes=options.cycle or 5)))
 
 
 async def create(conn: Connection, entries: Sequence[Entry], at: datetime, settings: Settings) -> tuple[int, int]:

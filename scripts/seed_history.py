@@ -27,7 +27,6 @@ from trader.services.market import MarketData
 from trader.services.portfolio import Portfolio
 from trader.settings import Settings
 from trader.store.agents import select_models
-from trader.store.leadership import LeaderLock
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Connection, Database
 from trader.store.trading import select_accounts, select_processed_until
@@ -92,28 +91,20 @@ class Progress:
         print(f"\r{line:<90}" if is_terminal else line, end="" if is_terminal and part < 1 else "\n", file=sys.stderr)
 
 
-async def write_history(
-    database: Database, dsn: str, settings: Settings, start: datetime, end: datetime, pace: Pace
-) -> str:
+async def write_history(database: Database, settings: Settings, start: datetime, end: datetime, pace: Pace) -> str:
     """Let the rule models trade from `start` to `end`; a history that is there already is continued.
 
-    :raises StartError: the market is not synthetic, a service is at work, or a model is not a rule agent
+    Nobody else may be at work on the database, and `refuse_history` must have let it pass.
     """
-    if settings.market_source != "synthetic":
-        raise StartError(f"--history needs the synthetic market; MARKET_SOURCE is {settings.market_source}.")
     async with database.connection() as conn:
-        start = floor_to_minute(await select_processed_until(conn) or start)
-        await _refuse_unfit(conn, start)
+        past_end = await select_processed_until(conn)
+        start = floor_to_minute(past_end or start)
         await ensure_partitions(conn, start, end)
     if start >= end:
         return f"The history is complete up to {iso(start)}."
-    async with AsyncExitStack() as stack:
-        lock = LeaderLock(dsn)
-        stack.push_async_callback(lock.release)
-        if not await lock.try_acquire():
-            raise StartError("A service is at work on this database; stop it before its past is written.")
-        await _run(database, settings, PastMarket(settings, start, end, pace.step), pace)
-    return f"The history from {iso(start)} to {iso(end)} is written."
+    await _run(database, settings, PastMarket(settings, start, end, pace.step), pace)
+    where = "" if past_end is None else ", where the past of this database ended,"
+    return f"The history from {iso(start)}{where} to {iso(end)} is written."
 
 
 def floor_to_minute(moment: datetime) -> datetime:
@@ -121,7 +112,12 @@ def floor_to_minute(moment: datetime) -> datetime:
     return moment.replace(second=0, microsecond=0)
 
 
-async def _refuse_unfit(conn: Connection, start: datetime) -> None:
+async def refuse_history(conn: Connection, start: datetime) -> None:
+    """See whether these models and accounts can have a past from `start`, or from where theirs ended.
+
+    :raises StartError: a model is not a rule agent, or an account was opened later
+    """
+    start = floor_to_minute(await select_processed_until(conn) or start)
     others = [model.id for model in await select_models(conn) if model.active and model.provider != "rules"]
     if others:
         raise StartError(f"--history is traded by rule agents; these models are none: {', '.join(others[:10])}.")

@@ -29,7 +29,7 @@ from trader.gateways.market.synthetic import SyntheticSource
 from trader.settings import Settings
 from trader.store import bulk
 from trader.store.agents import select_models
-from trader.store.leadership import LeaderLock, update_term
+from trader.store.leadership import update_term
 from trader.store.partitions import ensure_partitions
 from trader.store.pool import Database
 from trader.store.trading import (
@@ -68,33 +68,32 @@ async def write_season(
 ) -> str:
     """Write the past of all models whose accounts are fresh. `progress` gets (moment reached, accounts).
 
-    :raises StartError: the market is not synthetic, a service is at work, or the database has a past already
+    Nobody else may be at work on the database, and `refuse_season` must have let it pass.
     """
-    if settings.market_source != "synthetic":
-        raise StartError(f"--history needs the synthetic market; MARKET_SOURCE is {settings.market_source}.")
-    lock = LeaderLock(dsn)
-    if not await lock.try_acquire():
-        raise StartError("A service is at work on this database; stop it before its past is written.")
-    try:
-        async with database.connection() as conn:
-            found = await _fresh_accounts(conn, start)
-            await ensure_partitions(conn, start, end)
-        plans = _plans(found, dsn, settings, start, end, cycle)
-        await _carry_out(plans, start, end, len(found), progress)
-        print("All rows are there; now they are summed up, vacuumed and analyzed.", file=sys.stderr)
-        await _finish(database, settings, start, end)
-    finally:
-        await lock.release()
+    async with database.connection() as conn:
+        found = await _fresh_accounts(conn)
+        await ensure_partitions(conn, start, end)
+    plans = _plans(found, dsn, settings, start, end, cycle)
+    await _carry_out(plans, start, end, len(found), progress)
+    print("All rows are there; now they are summed up, vacuumed and analyzed.", file=sys.stderr)
+    await _finish(database, settings, start, end)
     return f"The season from {iso(start)} to {iso(end)} is written."
 
 
-async def _fresh_accounts(conn: Any, start: datetime) -> list[tuple[Model, Account]]:
+async def refuse_season(conn: Any, start: datetime) -> None:
+    """See whether the accounts can have a past from `start`.
+
+    :raises StartError: the database has a past already, or an account was opened later
+    """
     if await select_processed_until(conn) is not None:
         raise StartError("This database has a past already; a season in bulk needs a new database.")
-    accounts = await select_accounts(conn)
-    late = [one.id for one in accounts.values() if one.run.started_at > start]
+    late = [one.id for one in (await select_accounts(conn)).values() if one.run.started_at > start]
     if late:
         raise StartError(f"These accounts were opened after the history begins: {', '.join(late[:10])}.")
+
+
+async def _fresh_accounts(conn: Any) -> list[tuple[Model, Account]]:
+    accounts = await select_accounts(conn)
     return [
         (model, accounts[model.id])
         for model in await select_models(conn)

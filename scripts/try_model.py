@@ -162,14 +162,15 @@ async def _run(
         print(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
         print(f"    {call.metadata['raw']['arguments']}")
         for result in call.metadata["results"]:
-            print(f"    {result}")
+            print(f"    {orjson.dumps(result).decode()}")
     ended = record.invocation
     print(f"\n=== {ended.status}{f': {ended.failure_reason}' if ended.failure_reason else ''}")
     for step in steps:
+        key = "" if step.key_number is None else f" with key {step.key_number}"
         cost = "not told" if step.cost_usd is None else f"{text(step.cost_usd)} USD"
         print(
-            f"step {step.number}: {step.model} with key {step.key_number}, {step.input_tokens} + {step.output_tokens} "
-            f"tokens, {step.duration_ms} ms, cost {cost}"
+            f"step {step.number}: {step.model}{key}, {step.input_tokens} + {step.output_tokens} tokens, "
+            f"{step.duration_ms} ms, cost {cost}"
         )
     if ended.response:
         print(f"\n{ended.response}")

@@ -54,7 +54,6 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     [
         (StartError("the database is too old"), "trader cannot start: the database is too old\n"),
         (MarketDataError("BTC.csv line 3: no number"), "trader cannot start: BTC.csv line 3: no number\n"),
-        (OSError(errno.EADDRINUSE, "address already in use"), "127.0.0.1 port 8081: address already in use\n"),
     ],
 )
 def test_what_prevents_the_start_is_one_line_and_exit_code_1(

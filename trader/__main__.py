@@ -5,7 +5,6 @@ Exit codes: 0 it ended as asked, 1 it could not start, 2 the arguments or the se
 
 import argparse
 import asyncio
-import errno
 import os
 import sys
 import textwrap
@@ -20,7 +19,6 @@ from trader.settings import DEFINITIONS, PROVIDERS, Settings
 EXIT_NO_START = 1
 EXIT_WRONG_SETTINGS = 2
 VERBS = ("halt", "resume", "flatten")
-LISTEN_ERRORS = {errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,11 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 runner.run(_serve(settings))
     except TraderError as error:
         print(f"trader cannot start: {error}", file=sys.stderr)
-        return EXIT_NO_START
-    except OSError as error:
-        if error.errno not in LISTEN_ERRORS:
-            raise
-        print(f"trader cannot listen on {settings.host} port {settings.port}: {error.strerror}", file=sys.stderr)
         return EXIT_NO_START
     except KeyboardInterrupt:  # before the service minds its signals itself
         return 128 + 2

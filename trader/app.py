@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
@@ -66,6 +67,10 @@ async def serve(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as stack:
         outside = await _open_outside(settings, stack)
+        # Before anything is traded: whoever cannot listen must not have led meanwhile.
+        sockets = connections.bind(settings.host, settings.port)
+        for one in sockets:
+            stack.callback(one.close)
         service = await _make_services(settings, outside, stack)
         stop = asyncio.create_task(stopping.wait(), name="stop signal")
         stack.push_async_callback(_cancel, [stop])
@@ -86,7 +91,7 @@ async def serve(settings: Settings) -> None:
         if ready.done():
             ready.result()
         settle_memory()
-        port = await _listen(service, settings, stack)
+        port = await _listen(service, settings, sockets, stack)
         log.info(
             "listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, outside.source.name
         )
@@ -300,19 +305,19 @@ def build_app(service: Service) -> web.Application:
     return app
 
 
-async def _listen(service: Service, settings: Settings, stack: AsyncExitStack) -> int:
+async def _listen(service: Service, settings: Settings, sockets: Iterable[socket.socket], stack: AsyncExitStack) -> int:
     """Serve HTTP; the port listened on (PORT 0 takes any free one)."""
     limits = connections.Limits.of(settings)
     connections.raise_file_limit(limits.connections_max)
     runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_REQUESTS_END_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, settings.port, backlog=connections.WAITING_MAX)
-    await site.start()
-    addresses = runner.addresses
-    if not addresses:
-        raise StartError(f"nothing listens on {settings.host} port {settings.port}")
-    return int(addresses[0][1])
+    try:
+        for one in sockets:
+            await web.SockSite(runner, one, backlog=connections.WAITING_MAX).start()
+    except OSError as error:  # another process took the port in the same moment
+        raise connections.cannot_listen(settings.host, settings.port, error) from error
+    return int(runner.addresses[0][1])
 
 
 async def _fail_with(server: EmbeddedPostgres) -> None:

@@ -23,7 +23,7 @@ from trader.errors import StartError, Unavailable
 from trader.settings import read_database_url
 from trader.store import safety as store
 from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import SCHEMA_VERSION, Database, place, select_schema_version
+from trader.store.pool import Database, attached
 
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 5.0
@@ -115,37 +115,20 @@ async def _open_database(name: str | None) -> AsyncIterator[tuple[Database, bool
     """The database of the service, and whether it is certain that no service runs on it."""
     url = read_database_url(os.environ, Path(".env"))
     if url is not None:
-        async with _connected(url) as database:
+        async with attached(url) as database:
             yield database, False
         return
     async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
         names = [name] if name else await server.databases()
         for one in names if len(names) > 1 else []:
-            async with _connected(server.dsn(one)) as database, database.connection() as conn:
+            async with attached(server.dsn(one)) as database, database.connection() as conn:
                 if await store.select_has_leader(conn):
                     names = [one]
                     break
         if len(names) != 1:
             raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
-        async with _connected(server.dsn(names[0])) as database:
+        async with attached(server.dsn(names[0])) as database:
             yield database, server.is_ours
-
-
-@asynccontextmanager
-async def _connected(dsn: str) -> AsyncIterator[Database]:
-    database = await Database.connect(dsn, size=1)
-    try:
-        async with database.connection() as conn:
-            found = await select_schema_version(conn)
-        if found != SCHEMA_VERSION:
-            made = "is empty" if found is None else f"has schema version {found}"
-            raise StartError(
-                f"The database at {place(dsn)} {made}; this program knows version {SCHEMA_VERSION}. "
-                "Use the version of the service; a start of the service brings its database up to date."
-            )
-        yield database
-    finally:
-        await database.close()
 
 
 async def _ask(database: Database, verb: Verb, account_id: str | None, reason: str) -> Asked:

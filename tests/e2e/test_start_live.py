@@ -89,8 +89,16 @@ async def test_a_taken_port_is_named(tmp_path: Path, dsn: str) -> None:
         port = server.getsockname()[1]
         code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, PORT=str(port))
     assert code == 1
-    assert f"port {port}" in said
-    assert "Traceback" not in said
+    assert f"trader cannot start: cannot listen on 127.0.0.1 port {port}: Address already in use." in said
+    assert "leading" not in said, "who cannot serve does not trade"
+
+
+async def test_a_host_that_is_none_of_ours_is_named(tmp_path: Path, dsn: str) -> None:
+    for host in ("no-such-host.invalid", "192.0.2.1"):
+        code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, HOST=host)
+        assert code == 1
+        assert f"trader cannot start: cannot listen on {host} port " in said
+        assert "Traceback" not in said
 
 
 async def test_another_market_is_refused_on_the_same_database(tmp_path: Path, dsn: str) -> None:

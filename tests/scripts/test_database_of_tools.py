@@ -37,6 +37,20 @@ async def test_the_database_of_the_file_is_read(
     assert said.format(place=place(dsn)) in ended.stdout + ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments"), [("audit.py", []), ("report.py", []), ("drift.py", []), ("replay_run.py", [NO_RUN])]
+)
+async def test_a_database_of_another_version_is_named(
+    database: Database, dsn: str, tmp_path: Path, script: str, arguments: list[str]
+) -> None:
+    async with database.connection() as conn:
+        await conn.execute("UPDATE schema_version SET version = 1")
+    ended = _run(tmp_path, script, "--database-url", dsn, *arguments)
+    assert ended.returncode in (1, 2)
+    assert f"The database at {place(dsn)} has schema version 1; this program knows version" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize("script", ["audit.py", "report.py", "drift.py"])
 def test_a_wrong_address_is_told_without_its_password(tmp_path: Path, script: str) -> None:
     (tmp_path / ".env").write_text("DATABASE_URL=mysql://root:hunter2@localhost/x\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -99,3 +100,16 @@ def test_scales_hold_their_values(low: float, high: float, monkeypatch: pytest.M
     assert found[-1] >= high
     assert 2 <= len(found) <= 9
     assert steps(-4.0, 1e-14)[-1] == 0, "what floats lose is no value of its own"
+
+
+def test_the_first_hours_can_be_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from report_charts import Line, line_chart  # noqa: PLC0415 - as above
+
+    def chart(*hours: int) -> str:
+        points = [(datetime(2026, 1, 5, tzinfo=UTC) + timedelta(hours=hour), float(hour)) for hour in hours]
+        return str(line_chart([Line("Apex", "#000", points)], str, "equity"))
+
+    assert "two hours" in chart(3), "one point is no line"
+    assert [time in chart(3, 9) for time in ("05 Jan, 03:00", "05 Jan, 06:00", "05 Jan, 09:00")] == [True] * 3
+    assert "05 Jan<" in chart(0, 80)

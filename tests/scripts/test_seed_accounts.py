@@ -257,6 +257,8 @@ async def test_a_past_is_refused_where_it_cannot_be(
     assert await lock.try_acquire()
     assert _run(seed, "--models", "1", *past) == 1
     assert "A service is at work" in capsys.readouterr().err
+    assert _run(seed, "--models", "100", "--language-models", "--history", "90", "--demo", "--database-url", dsn) == 1
+    assert "A service is at work" in capsys.readouterr().err
     await lock.release()
     await _open_late(database)
     assert _run(seed, *past) == 1
@@ -264,6 +266,8 @@ async def test_a_past_is_refused_where_it_cannot_be(
     ai = ["--variant", "Apex", "--provider", "nim", "--router-model", "m"]
     assert _run(seed, *ai, *past) == 1
     assert "these models are none: m-apex" in capsys.readouterr().err
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM models") == 0, "what is refused changes nothing"
 
 
 async def _open_late(database: Database) -> None:

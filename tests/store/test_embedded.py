@@ -1,6 +1,7 @@
 """The embedded server: started for real in fresh folders, killed, left behind, refused."""
 
 import asyncio
+import errno
 import os
 import pwd
 import shutil
@@ -382,3 +383,15 @@ async def test_a_tool_finds_the_server_of_a_service_that_others_cannot_reach(ope
                 assert await tool.databases() == ["trader_one"]
         finally:
             open_folder.chmod(0o755)
+
+
+async def test_a_tool_of_another_user_is_told_whose_the_data_is(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(StartError, match="belongs to another user"):
+        async with EmbeddedPostgres.attached(open_folder / "pg"):
+            pass

@@ -347,3 +347,18 @@ def test_place_never_shows_a_password(rest: str, is_encoded: bool) -> None:
 )
 def test_place_names_the_server(dsn: str, shown: str) -> None:
     assert place(dsn) == shown
+
+
+async def test_why_the_database_cannot_answer_is_in_the_log_and_not_told_again_at_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = (
+        "DO $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$"
+    )
+    for _ in range(3):
+        with pytest.raises(Unavailable, match=r"^The database cannot answer now\.$"):
+            async with database.connection() as conn:
+                await conn.execute(full)
+    assert [record.message for record in caplog.records] == [
+        "The database cannot answer now. could not extend file: No space left on device"
+    ]

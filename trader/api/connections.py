@@ -7,9 +7,11 @@ request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
 """
 
 import asyncio
+import errno
 import logging
 import resource
-from collections.abc import Coroutine
+import socket
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -20,6 +22,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from trader.api.ready import DIRECT, past_the_router
 from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
 from trader.api.routes import refusal
+from trader.errors import StartError
 from trader.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,9 @@ _OTHER_FILES: Final = 256
 
 _REASON_CHARACTERS: Final = 200
 """How much of a complaint about bytes that are no request is told: it may hold those bytes."""
+
+_NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+"""What an address of a host name says that this machine does not have: `localhost` where there is no IPv6."""
 
 _TOO_SLOW_BODY: Final = b'{"error":"The head of the request took too long"}'
 _TOO_SLOW: Final = (
@@ -259,3 +265,52 @@ def raise_file_limit(connections_max: int) -> None:
         log.warning(
             "the system allows %d open files: fewer than HTTP_CONNECTIONS_MAX=%d needs", wanted, connections_max
         )
+
+
+def bind(host: str, port: int) -> Sequence[socket.socket]:
+    """Take the addresses of `host` for this process. Nobody is let in before they are listened on.
+
+    :raises StartError: the host has no address here, or its port is taken or not ours to take
+    """
+    bound: list[socket.socket] = []
+    refusal: OSError | None = None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            try:
+                bound.append(_bind_one(family, kind, protocol, address))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                refusal = error
+    except OSError as error:
+        refusal, bound = error, _close(bound)
+    if not bound:
+        raise cannot_listen(host, port, refusal)
+    return bound
+
+
+def cannot_listen(host: str, port: int, error: OSError | None) -> StartError:
+    why = "it has no address" if error is None else error.strerror
+    return StartError(f"cannot listen on {host} port {port}: {why}. HOST and PORT choose another address.")
+
+
+def _bind_one(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+    one = socket.socket(family, kind, protocol)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the process before may linger
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.setblocking(False)
+        one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def _close(sockets: list[socket.socket]) -> list[socket.socket]:
+    for one in sockets:
+        one.close()
+    return []

@@ -120,7 +120,8 @@ class EmbeddedPostgres:
                 self._sockets = _socket_folder(self._folder, self._account)
                 await self._launch()
             except OSError as error:
-                raise StartError(f"The database folder {self._folder} cannot be used: {error}.") from error
+                why = error.strerror or error
+                raise StartError(f"The database folder {self._folder} cannot be used: {why}.") from error
             undo.pop_all()
 
     async def stop(self) -> None:
@@ -144,17 +145,30 @@ class EmbeddedPostgres:
         """
         server = cls(folder)
         # A service that is not root has its data in the folder itself, also where root would put its own elsewhere.
-        for place in (server._asked_folder, _place_for(server._asked_folder, server._account)):
-            server._folder = place
-            pid = leftover_pid(server.data / "postmaster.pid", server.data)
-            if pid is not None and is_ready(server.data, pid):
-                server._sockets = Path((server.data / "postmaster.pid").read_text().split("\n")[4])
-                yield server
-                return
-        if not server.data.exists():
+        try:
+            places = (server._asked_folder, _place_for(server._asked_folder, server._account))
+            is_served = any(server._joins(place) for place in places)
+            has_data = server.data.exists()
+        except PermissionError:
+            raise StartError(
+                f"The embedded database in {folder} belongs to another user; call this as that one."
+            ) from None
+        if is_served:
+            yield server
+            return
+        if not has_data:
             raise StartError(f"There is no embedded database in {folder}. Set DATABASE_URL, or run in another folder.")
         async with server:
             yield server
+
+    def _joins(self, place: Path) -> bool:
+        """Take the server that a service at work runs in this place; False when there is none."""
+        self._folder = place
+        pid = leftover_pid(self.data / "postmaster.pid", self.data)
+        if pid is None or not is_ready(self.data, pid):
+            return False
+        self._sockets = Path((self.data / "postmaster.pid").read_text().split("\n")[4])
+        return True
 
     async def databases(self) -> list[str]:
         """The names of the databases made with `ensure_database`."""

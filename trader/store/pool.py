@@ -41,6 +41,7 @@ CANCEL_TIMEOUT_S = 1.0
 """How long the server may take to end a statement that was given up; whoever gave it up waits for that too."""
 
 UPGRADE_TIMEOUT_S = 600.0
+SAY_AGAIN_S = 10.0
 
 # "trader" in ASCII: two processes that start at once apply the schema one after the other.
 SCHEMA_LOCK = 0x747261646572
@@ -64,6 +65,8 @@ class Database:
 
     def __init__(self, pool: "Pool[asyncpg.Record]") -> None:
         self._pool = pool
+        self._said = ""
+        self._said_at_s = 0.0
 
     @classmethod
     async def connect(cls, dsn: str, *, size: int = 20, command_timeout_s: float = COMMAND_TIMEOUT_S) -> "Database":
@@ -98,16 +101,25 @@ class Database:
         except TimeoutError as error:
             raise Unavailable("The database is busy: no connection became free in time.") from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise Unavailable("The database cannot be reached now.") from error
+            raise self._unavailable("The database cannot be reached now.", error) from error
         try:
             yield conn
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             problem = _passing_problem(error, is_lost=_is_lost(conn))
             if problem is None:
                 raise
-            raise Unavailable(problem) from error
+            raise self._unavailable(problem, error) from error
         finally:
             await self._give_back(conn)
+
+    def _unavailable(self, problem: str, error: Exception) -> Unavailable:
+        """The error for the caller, who is not told why; the log is, and of the same cause every ten seconds."""
+        words = (str(error) or type(error).__name__).split("\n", 1)[0]
+        now_s = time.monotonic()
+        if words != self._said or now_s - self._said_at_s > SAY_AGAIN_S:
+            self._said, self._said_at_s = words, now_s
+            log.warning("%s %s", problem, words)
+        return Unavailable(problem)
 
     async def _give_back(self, conn: "PoolConnectionProxy[asyncpg.Record]") -> None:
         """Back to the pool. A connection whose server does not even cancel a statement in time is closed by the pool.
@@ -275,6 +287,27 @@ async def apply_schema(database: Database) -> None:
         except asyncpg.InsufficientPrivilegeError as error:
             raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
         await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
+
+
+@asynccontextmanager
+async def attached(dsn: str) -> AsyncIterator[Database]:
+    """The database of a service, for a tool: as it is.
+
+    :raises StartError: it cannot be used, or its tables are not those of this version
+    """
+    database = await Database.connect(dsn, size=1)
+    try:
+        async with database.connection() as conn:
+            found = await select_schema_version(conn)
+        if found != SCHEMA_VERSION:
+            made = "is empty" if found is None else f"has schema version {found}"
+            raise StartError(
+                f"The database at {place(dsn)} {made}; this program knows version {SCHEMA_VERSION}. "
+                "Use the version of the service; a start of the service brings its database up to date."
+            )
+        yield database
+    finally:
+        await database.close()
 
 
 async def select_schema_version(conn: Connection) -> int | None:

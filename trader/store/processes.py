@@ -33,11 +33,17 @@ def bind_to_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
 
 
 def leftover_pid(pid_file: Path, data: Path) -> int | None:
-    """The process of a server that runs in `data`. A zombie, or a foreign process with its number, is none."""
+    """The process of a server that runs in `data`. A zombie, or a foreign process with its number, is none.
+
+    :raises PermissionError: the data belongs to another user
+    """
     try:
         pid = int(pid_file.read_text().split("\n", 1)[0])
+    except (FileNotFoundError, ValueError):
+        return None
+    try:
         os.kill(pid, 0)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+    except ProcessLookupError:
         return None
     except PermissionError:
         pass

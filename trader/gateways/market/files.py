@@ -93,6 +93,7 @@ def find_files(place: Path) -> dict[str, list[Path]]:
     """The kline files of a folder, or the one file given, by market. Raises `MarketDataError` when there are none."""
     try:
         paths = sorted(place.iterdir()) if place.is_dir() else [place]
+        place.stat()
     except OSError as error:
         raise MarketDataError(f"{place}: {error.strerror}") from error
     found: dict[str, list[Path]] = {}
