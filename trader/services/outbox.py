@@ -118,6 +118,10 @@ class Outbox:
         """The stops and targets that wait at the venue."""
         return [sent for sent in self.rows.values() if sent.is_leg and sent.status is SentStatus.STANDING]
 
+    def doubt(self) -> None:
+        """Read again what the rows say before anything else is done."""
+        self._is_stale = True
+
     async def refresh(self) -> None:
         """Make sure that what is known is what the rows say, and that the venue can be asked.
 
