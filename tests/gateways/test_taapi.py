@@ -207,6 +207,20 @@ async def test_a_refused_key_is_out_of_use(server: FakeTaapi, taapi: Taapi, capl
     assert KEY not in caplog.text + repr(taapi) + repr(vars(taapi))
 
 
+async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
+    taapi: Taapi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(self: Taapi, symbol: str) -> dict[str, float]:
+        raise KeyError(symbol)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Taapi, "_fetch", broken)
+        assert await fetched(taapi) is None
+    assert "in broken" in caplog.text, "with its trace"
+    await pass_time(taapi, minutes=5)
+    assert await fetched(taapi) is not None
+
+
 async def test_closing_ends_a_request_under_way(server: FakeTaapi, taapi: Taapi) -> None:
     server.reply = hang
     taapi.latest("BTC")

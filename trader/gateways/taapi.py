@@ -19,6 +19,7 @@ import orjson
 from trader.clock import Clock
 from trader.domain.market import Interval
 from trader.domain.view import Supplementary
+from trader.logs import log_bug
 from trader.setting_forms import Secret
 from trader.settings import Settings
 
@@ -116,6 +117,7 @@ class Taapi:
         self._asked_at[symbol] = now
         self._free_at = now + REQUEST_EVERY
         self._request = asyncio.create_task(self._refresh(symbol), name=f"taapi.io {symbol}")
+        self._request.add_done_callback(log_bug)
 
     def _may_ask(self, now: datetime) -> bool:
         is_busy = self._request is not None and not self._request.done()
