@@ -92,6 +92,7 @@ async def test_a_bug_in_the_writing_of_a_booking_is_told_and_holds_up_nobody(
 ) -> None:
     """Written together with others, it is theirs no more than it is a reason to write nothing from then on."""
     await venue.exchange.open_account("b")
+
     async def broken(conn: Connection, bookings: list[Booking], term: int) -> set[str]:
         if any(booking.account.id == "a" for booking in bookings):
             raise KeyError("no such thing")
