@@ -221,6 +221,23 @@ async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
     assert await fetched(taapi) is not None
 
 
+async def test_a_clock_set_back_puts_no_request_off_and_keeps_nothing_old(server: FakeTaapi, taapi: Taapi) -> None:
+    assert isinstance(taapi._clock, ManualClock)
+    assert await fetched(taapi) is not None
+    await pass_time(taapi, minutes=4)
+    taapi._clock._now -= timedelta(hours=1)
+    assert taapi.latest("BTC") is None, "how old they are is not known"
+    await taapi.settled()
+    assert len(server.bodies) == 2
+    assert taapi.latest("BTC") is not None
+    server.reply = FakeTaapi.json({}, 500)
+    await pass_time(taapi, minutes=6)
+    await fetched(taapi)
+    taapi._clock._now -= timedelta(hours=1)
+    server.reply = FakeTaapi.json(GOOD)
+    assert await fetched(taapi) is not None, "nor does it put off the next one after a failure"
+
+
 async def test_closing_ends_a_request_under_way(server: FakeTaapi, taapi: Taapi) -> None:
     server.reply = hang
     taapi.latest("BTC")
