@@ -93,6 +93,24 @@ async def test_a_new_day_lifts_nothing_by_itself_and_starts_a_new_measure(databa
         assert ("a", HaltCause.DAILY_LOSS) in in_force(guarded)
 
 
+async def test_a_clock_set_back_over_midnight_begins_no_day_a_second_time(database: Database) -> None:
+    source, clock, limits = ScriptedSource(), ManualClock(START), {"MAX_DAILY_LOSS_PERCENT": "5"}
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "90000"})
+        await guarded.see({"BTC": "90000"}, after_s=12 * 3600)  # a new day begins with about 9600
+        clock._now -= timedelta(minutes=30)
+        await guarded.see({"BTC": "87000"})  # 7 % lost since the day before began, and 3.1 % since this one did
+        assert in_force(guarded) == []
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see({"BTC": "86500"})
+        assert in_force(guarded) == []
+        await guarded.see({"BTC": "86500"}, after_s=3600)  # midnight comes again
+        await guarded.see({"BTC": "84500"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+
+
 async def test_the_drawdown_is_from_the_peak_and_survives_a_restart(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     limits = {"MAX_DRAWDOWN_PERCENT": "10"}
