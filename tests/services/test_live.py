@@ -118,8 +118,11 @@ async def test_a_resting_order_is_cancelled_at_the_venue(bench: Bench) -> None:
 GONE = "the venue showed it once and knows nothing of it any more"
 
 
-@pytest.mark.parametrize("filled", ["0", "0.1"])
-async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(bench: Bench, filled: str) -> None:
+@pytest.mark.parametrize(("filled", "refuses"), [("0", False), ("0.1", False), ("0.1", True)])
+async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
+    bench: Bench, filled: str, refuses: bool
+) -> None:
+    bench.venue.refuses_idle_ends = refuses
     answer = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.fill_share = D(filled) / D("0.4")
     await bench.see({"BTC": "93000.0"})
@@ -142,6 +145,18 @@ async def test_a_resting_order_that_the_venue_only_does_not_show_is_ended_there(
     await bench.agree()
     await bench.see({"BTC": "92000.0"})
     assert bench.venue.positions() == {}, "nothing fills that the books have let go of"
+
+
+async def test_a_lost_order_of_which_the_venue_cannot_be_told_now_waits(bench: Bench) -> None:
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.orders.clear()
+    bench.venue.send_faults = ["busy"] * 3
+    await bench.exchange.check()
+    assert "does not stand at the venue" in bench.exchange.troubles["apex"]
+    assert len(bench.account().resting) == 1
+    bench.venue.send_faults.clear()
+    await bench.exchange.check()
+    await bench.agree()
 
 
 async def test_a_lost_order_whose_trades_are_not_shown_stops_new_orders_until_they_are(bench: Bench) -> None:

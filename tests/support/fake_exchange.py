@@ -139,6 +139,9 @@ class FakeExchange(FakeVenue):
         self.hidden: set[int] = set()
         """The client indexes of orders that it shows nobody, though they stand and are filled."""
 
+        self.refuses_idle_ends = False
+        """Whether it refuses to end an order that does not stand, instead of using up the nonce for nothing."""
+
         self.hides_fundings = False
         """Whether payments are made and not shown yet."""
 
@@ -309,6 +312,10 @@ class FakeExchange(FakeVenue):
             return 21728, "client order index already exists"
         if kind == CREATE and (self.refusal is not None or transaction["Type"] in self.refused_types):
             return self.refusal or (21735, "invalid trigger price")
+        standing = [one for one in ledger.orders.values() if one.status in ("open", "pending")]
+        names = {name for one in standing for name in (one.index, one.client_index)}
+        if kind == CANCEL and self.refuses_idle_ends and transaction["Index"] not in names:
+            return 21715, "inactive order"
         ledger.next_nonce += 1
         if kind == CREATE:
             self._create(ledger, transaction)

@@ -190,7 +190,7 @@ class Outbox:
         :raises MarketDataError: the venue cannot be asked
         """
         venue, symbol = self.venue, sent.symbol
-        match await venue.orders.resolve(sent.order, None):
+        match await venue.orders.end_unshown(sent.order):
             case Placed(state):
                 return (await self._book(sent, state)).sent.status is SentStatus.DONE
             case Unknown():
