@@ -137,3 +137,22 @@ def test_a_log_that_nobody_reads_any_more_stops_nothing() -> None:
     writer.handle(record("lost"))
     writer.note_request("id", "health", 200, 1)
     writer.close()
+
+
+def test_a_bug_in_the_writing_is_told_and_the_log_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """A record that cannot be formatted harms neither who wrote it nor the thread that writes."""
+    stream = io.StringIO()
+    writer = LogWriter(stream, JsonFormatter())
+    writer.handle(record("%d apples", "no"))
+    writer.note_request("id-1", "trading.getTrades", 200, 1.5)
+    writer._waiting.append(("id-2",))  # type: ignore[arg-type]
+    deadline_s = time.monotonic() + 10
+    while writer._waiting and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    writer.note_request("id-3", "trading.getTrades", 200, 1.5)
+    writer.close()
+    assert "id-3" in stream.getvalue()
+    assert "TypeError" in capsys.readouterr().err
+    told = next(line for line in map(json.loads, stream.getvalue().splitlines()) if "exception" in line)
+    assert told["message"] == "lines are missing here: their writing ended by a bug"
+    assert "_drain" in told["exception"]

@@ -4,6 +4,7 @@ Every request is a line, so the lines of requests are made and written by a thre
 neither for them nor for whoever reads its log.
 """
 
+import asyncio
 import json
 import logging
 import sys
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from trader.clock import iso
 
@@ -41,6 +42,12 @@ class RequestRecord(logging.LogRecord):
 
 RequestEntry = tuple[int, str, str, int, float]
 """The arguments of a `RequestRecord`."""
+
+
+def log_bug(task: asyncio.Task[Any]) -> None:
+    """A callback for the end of a task whose result nobody waits for: the log says what ended it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logging.getLogger("trader").error("%s ended by a bug", task.get_name(), exc_info=error)
 
 
 class JsonFormatter(logging.Formatter):
@@ -115,7 +122,11 @@ class LogWriter(logging.Handler):
         self.lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record) + "\n"
+        try:
+            line = self.format(record) + "\n"
+        except Exception:  # noqa: BLE001 - whoever logs must not fail because a record cannot be written
+            self.handleError(record)
+            return
         if self._thread is None:
             self._write(line)
         else:
@@ -136,7 +147,10 @@ class LogWriter(logging.Handler):
         while not self._is_closed:
             self._wake.wait(FLUSH_EVERY_S)
             self._wake.clear()
-            self._drain()
+            try:
+                self._drain()
+            except Exception as bug:  # noqa: BLE001 - without this thread nothing would be written any more
+                self._write(self._own_line("lines are missing here: their writing ended by a bug", bug))
 
     def _drain(self) -> None:
         lines: list[str] = []
@@ -152,11 +166,15 @@ class LogWriter(logging.Handler):
         lines += self._format_requests(requests)
         if self.lost:
             lost, self.lost = self.lost, 0
-            told = logging.makeLogRecord({"name": _requests.name, "levelno": logging.WARNING, "levelname": "WARNING"})
-            told.msg = f"{lost} requests are missing here: the log was not read as fast as they came"
-            lines.append(self.format(told) + "\n")
+            lines.append(self._own_line(f"{lost} requests are missing here: the log was not read as fast as they came"))
         if lines:
             self._write("".join(lines))
+
+    def _own_line(self, message: str, bug: Exception | None = None) -> str:
+        told = logging.makeLogRecord({"name": _requests.name, "levelno": logging.WARNING, "levelname": "WARNING"})
+        told.msg = message
+        told.exc_info = None if bug is None else (type(bug), bug, bug.__traceback__)
+        return self.format(told) + "\n"
 
     def _write(self, text: str) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from trader.api import streams
 from trader.api.context import Context
+from trader.clock import LockstepClock
 from trader.domain.market import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
@@ -69,10 +70,15 @@ class Service:
     async def follow_market(self) -> None:
         """Take every tick of the market to the exchange, for ever."""
         exchange = self.context.exchange
+        is_lockstep = isinstance(self.context.clock, LockstepClock)
 
         async def on_tick(tick: Tick) -> None:
             await exchange.on_tick(tick)
+            halts = self.safety.halts
             await self.limits.on_tick(tick)
+            if is_lockstep and self.safety.halts is not halts:
+                # Operators are minded in real time, in which a replay gets as far as it can.
+                await self.operations.sweep()
 
         await self.context.market.run(on_tick, exchange.followed_until or self.started_at)
 

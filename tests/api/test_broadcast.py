@@ -305,6 +305,25 @@ async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: py
     assert record.exc_info is not None
 
 
+async def test_a_bug_in_the_sending_to_one_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def push(message: bytes) -> bool:
+        raise KeyError(message)
+
+    source = Source()
+    async with running(source) as hub:
+        broken, other = hub.subscribe(), hub.subscribe()
+        await taken(other)
+        broken.take()
+        broken.push = push
+        hub.changed()
+        assert await taken(other) == b"data: 0\n\n"
+        assert (broken.ended, other.ended) == (True, False)
+        hub.changed()
+        assert await taken(other) == b"data: 0\n\n"
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+
+
 async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trader.api.broadcast.LOAD_S", 0.02)
     source = Source()

@@ -207,6 +207,37 @@ async def test_a_refused_key_is_out_of_use(server: FakeTaapi, taapi: Taapi, capl
     assert KEY not in caplog.text + repr(taapi) + repr(vars(taapi))
 
 
+async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
+    taapi: Taapi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(self: Taapi, symbol: str) -> dict[str, float]:
+        raise KeyError(symbol)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Taapi, "_fetch", broken)
+        assert await fetched(taapi) is None
+    assert "in broken" in caplog.text, "with its trace"
+    await pass_time(taapi, minutes=5)
+    assert await fetched(taapi) is not None
+
+
+async def test_a_clock_set_back_puts_no_request_off_and_keeps_nothing_old(server: FakeTaapi, taapi: Taapi) -> None:
+    assert isinstance(taapi._clock, ManualClock)
+    assert await fetched(taapi) is not None
+    await pass_time(taapi, minutes=4)
+    taapi._clock._now -= timedelta(hours=1)
+    assert taapi.latest("BTC") is None, "how old they are is not known"
+    await taapi.settled()
+    assert len(server.bodies) == 2
+    assert taapi.latest("BTC") is not None
+    server.reply = FakeTaapi.json({}, 500)
+    await pass_time(taapi, minutes=6)
+    await fetched(taapi)
+    taapi._clock._now -= timedelta(hours=1)
+    server.reply = FakeTaapi.json(GOOD)
+    assert await fetched(taapi) is not None, "nor does it put off the next one after a failure"
+
+
 async def test_closing_ends_a_request_under_way(server: FakeTaapi, taapi: Taapi) -> None:
     server.reply = hang
     taapi.latest("BTC")

@@ -14,7 +14,7 @@ from support.settable_clock import SettableClock
 
 from trader.domain.market import MARKETS, Quote, Tick
 from trader.errors import MarketDataError
-from trader.gateways.market.lighter_api import LighterApi
+from trader.gateways.market.lighter_api import LighterApi, Listing
 from trader.gateways.market.venue import VenueSource
 
 D = Decimal
@@ -176,6 +176,22 @@ async def test_rules_are_read_again_and_hold_from_then_on(venue: FakeVenue) -> N
         venue.answers.append(web.Response(status=500))
         await until(lambda: follower.source.markets["BTC"].leverage_max == 40)
         assert not venue.answers
+        assert follower.error is None
+
+
+async def test_a_bug_in_the_reading_of_rules_is_told_and_they_are_read_again(
+    venue: FakeVenue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(self: LighterApi) -> dict[str, Listing]:
+        raise KeyError("no such thing")
+
+    async with following(venue, rules_every=timedelta(milliseconds=50)) as follower:
+        await until(lambda: follower.quotes)
+        with monkeypatch.context() as patch:
+            patch.setattr(LighterApi, "listings", broken)
+            await until(lambda: "in broken" in caplog.text)
+        venue.markets["BTC"].changes = {"min_initial_margin_fraction": 250}
+        await until(lambda: follower.source.markets["BTC"].leverage_max == 40)
         assert follower.error is None
 
 

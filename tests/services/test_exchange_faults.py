@@ -11,11 +11,13 @@ from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, running
 
 from trader.clock import ManualClock
+from trader.domain.booking import Booking
 from trader.domain.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable
 from trader.services import books
 from trader.store import pool
-from trader.store.pool import Database
+from trader.store.bookings import write_bookings
+from trader.store.pool import Connection, Database
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -83,6 +85,30 @@ async def test_a_server_that_hangs_ends_neither_the_writing_of_bookings_nor_the_
     proxy.pass_on()
     await venue.exchange.lead()
     assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
+
+
+async def test_a_bug_in_the_writing_of_a_booking_is_told_and_holds_up_nobody(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Written together with others, it is theirs no more than it is a reason to write nothing from then on."""
+    await venue.exchange.open_account("b")
+
+    async def broken(conn: Connection, bookings: list[Booking], term: int) -> set[str]:
+        if any(booking.account.id == "a" for booking in bookings):
+            raise KeyError("no such thing")
+        return await write_bookings(conn, bookings, term)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trader.services.writer.write_bookings", broken)
+        async with asyncio.timeout(10):
+            ours, theirs = await asyncio.gather(
+                venue.buy("0.01", client_order_id="first"), venue.buy("0.01", account_id="b"), return_exceptions=True
+            )
+    assert isinstance(ours, Unavailable)
+    assert isinstance(theirs, OrderAnswer)
+    assert "internal error (KeyError)" in str(ours)
+    assert "in broken" in caplog.text, "with its trace"
+    assert (await persist(venue, "buy", "0.01", client_order_id="first")).status is OrderStatus.FILLED
 
 
 async def test_what_the_market_did_meanwhile_is_made_up_for_at_its_own_time(venue: Venue, proxy: FaultyProxy) -> None:

@@ -93,6 +93,14 @@ ORDER BY hour
 """
 
 
+async def compare_variants(shelf: Shelf, window: Window) -> None:
+    found = await shelf.portfolio.variant_history(window, shelf.clock.now())
+    async with shelf.database.connection() as conn:
+        rows = await conn.fetch(RAW_HOURS, shelf.clock.now() - WINDOWS[window])
+    wanted = {variant: [(hour, value) for v, hour, value in rows if v == variant] for variant in VariantId}
+    assert {variant: [tuple(point) for point in points] for variant, points in found.variants.items()} == wanted
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Database, seed: int) -> None:
     shelf = Shelf(database, seed)
@@ -100,16 +108,30 @@ async def test_variant_histories_equal_the_raw_rows_at_any_time(database: Databa
     await shelf.live(28 * DAY, timedelta(minutes=47))
     rng = shelf.rng
     for _ in range(25):
-        window: Window = rng.choice(("24h", "7d", "30d"))
-        found = await shelf.portfolio.variant_history(window, shelf.clock.now())
+        await compare_variants(shelf, rng.choice(("24h", "7d", "30d")))
         async with database.connection() as conn:
-            rows = await conn.fetch(RAW_HOURS, shelf.clock.now() - WINDOWS[window])
-            wanted = {variant: [(hour, value) for v, hour, value in rows if v == variant] for variant in VariantId}
-            assert {variant: [tuple(point) for point in points] for variant, points in found.variants.items()} == wanted
             if rng.random() < 0.2:  # a model changes sides, and all of its past with it
                 to = rng.choice(list(VariantId))
                 await conn.execute("UPDATE models SET variant = $1::text::variant_id WHERE id = 'b'", to.value)
         await shelf.live(timedelta(minutes=rng.choice((1, 9, 61, 3000))), timedelta(minutes=rng.choice((1, 7, 31))))
+
+
+@pytest.mark.parametrize("hours", [1, 30])
+async def test_what_is_written_after_the_clock_was_set_back_is_not_missing(database: Database, hours: int) -> None:
+    """Hours that were over begin again, and what is kept of them is not all of them any more."""
+    shelf = Shelf(database, 1)
+    await shelf.open()
+    await shelf.live(3 * DAY, timedelta(minutes=7))
+    start, window = START + DAY, timedelta(hours=hours)
+    for step in (timedelta(0), -window, window / 2, window, window):
+        if step < timedelta(0):
+            shelf.clock._now += step
+        else:
+            await shelf.live(step, timedelta(minutes=5))
+        await shelf.compare(start, shelf.clock.now(), 15_000)
+        await shelf.compare(start, shelf.clock.now(), 100)
+        for name in WINDOWS:
+            await compare_variants(shelf, name)
 
 
 @given(

@@ -115,6 +115,65 @@ async def test_a_resting_order_is_cancelled_at_the_venue(bench: Bench) -> None:
         await bench.exchange.cancel_order("apex", "7d9b6a0e-0000-4000-8000-000000000000")
 
 
+GONE = "the venue showed it once and knows nothing of it any more"
+
+
+@pytest.mark.parametrize(("filled", "refuses"), [("0", False), ("0.1", False), ("0.1", True)])
+async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
+    bench: Bench, filled: str, refuses: bool
+) -> None:
+    bench.venue.refuses_idle_ends = refuses
+    answer = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.fill_share = D(filled) / D("0.4")
+    await bench.see({"BTC": "93000.0"})
+    bench.venue.orders.clear()
+    bench.venue.fill_share = D(1)
+    await bench.exchange.check()
+    await bench.agree()
+    ended = await bench.exchange.cancel_order("apex", str(answer.id))
+    assert (ended.status, ended.total_quantity, ended.reason) == (OrderStatus.CANCELLED, D(filled), GONE)
+    assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
+
+
+async def test_a_resting_order_that_the_venue_only_does_not_show_is_ended_there(bench: Bench) -> None:
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    other = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(92500), leverage=D(10))
+    bench.venue.hidden.update(bench.venue.orders)
+    ended = await bench.exchange.cancel_order("apex", str(other.id))
+    assert (ended.status, ended.reason) == (OrderStatus.CANCELLED, "cancelled by the caller")
+    await bench.exchange.check()
+    await bench.agree()
+    await bench.see({"BTC": "92000.0"})
+    assert bench.venue.positions() == {}, "nothing fills that the books have let go of"
+
+
+async def test_a_lost_order_of_which_the_venue_cannot_be_told_now_waits(bench: Bench) -> None:
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.orders.clear()
+    bench.venue.send_faults = ["busy"] * 3
+    await bench.exchange.check()
+    assert "does not stand at the venue" in bench.exchange.troubles["apex"]
+    assert len(bench.account().resting) == 1
+    bench.venue.send_faults.clear()
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_a_lost_order_whose_trades_are_not_shown_stops_new_orders_until_they_are(bench: Bench) -> None:
+    answer = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.fill_share = D("0.25")
+    await bench.see({"BTC": "93000.0"})
+    bench.venue.orders.clear()
+    trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
+    await bench.exchange.check()
+    assert "BTC: the venue holds a position that the books do not know" in bench.exchange.troubles["apex"]
+    assert "only reducing is allowed" in ((await bench.buy("0.1", symbol="ETH", leverage=D(5))).reason or "")
+    bench.venue.ledger.trades = trades
+    await bench.exchange.check()
+    await bench.agree()
+    assert (await bench.exchange.cancel_order("apex", str(answer.id))).total_quantity == D("0.1")
+
+
 async def test_a_trade_is_closed_with_its_fees(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
     await bench.see({"BTC": "95000.0"})
@@ -339,6 +398,18 @@ async def test_a_stop_that_the_venue_has_lost_is_placed_again(bench: Bench) -> N
     await bench.exchange.check()
     await bench.agree()
     assert len(bench.venue.ledger.standing(1)) == 2
+
+
+async def test_a_stop_that_the_venue_has_lost_after_a_part_of_it_was_filled_stays_fired(bench: Bench) -> None:
+    await bench.buy("0.25", leverage=D(5), exit_plan=ExitPlan(stop=D(90000)))
+    bench.venue.fill_share = D("0.4")
+    await bench.see({"BTC": "90000.0"})
+    bench.venue.orders.clear()
+    bench.venue.fill_share = D(1)
+    await bench.exchange.check()
+    await bench.exchange.check()
+    assert bench.account().positions == {}
+    await bench.agree()
 
 
 @pytest.mark.parametrize(

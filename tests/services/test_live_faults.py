@@ -72,7 +72,7 @@ class Schedule:
         doings: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
             (self.order, 8), (self.limit, 3), (self.cancel, 2), (self.plan, 4), (self.move, 5), (self.look, 4),
             (self.hour, 1), (self.hand, 1), (self.liquidation, 1), (self.outage, 1), (self.nonce, 1),
-            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2),
+            (self.database, 2), (self.power_cut, 2), (self.power_cut_within, 2), (self.lose, 1),
         )  # fmt: skip
         kinds, weights = zip(*doings, strict=True)
         for _ in range(self.random.randint(3, STEPS_MAX)):
@@ -162,6 +162,12 @@ class Schedule:
     async def nonce(self) -> None:
         """Somebody else uses the key."""
         self.venue.ledger.next_nonce += self.random.randint(1, 3)
+
+    async def lose(self) -> None:
+        """From here on the venue does not show an order that stands there."""
+        standing = [index for index, one in self.venue.orders.items() if one.status in ("open", "pending")]
+        if standing:
+            self.venue.hidden.add(self.random.choice(standing))
 
     async def hand(self) -> None:
         self.venue.trade_by_hand(self.random.choice(SYMBOLS), str(D(self.random.randint(-300, 300) or 7).scaleb(-3)))

@@ -11,7 +11,10 @@ from support.live import Bench, live_settings, trading
 
 from trader.domain.halts import HaltCause, Verb
 from trader.domain.orders import ExitPlan, OrderStatus, OrderType
+from trader.domain.reconciliation import Statement
 from trader.errors import OrderUndecided, Unavailable
+from trader.gateways.lighter_orders import LighterOrders
+from trader.services.events import VenueDiffers
 from trader.services.loss_limits import LossLimits
 from trader.services.operations import Operations
 from trader.store.pool import Database
@@ -95,6 +98,26 @@ async def test_an_order_whose_trades_show_late_is_not_decided_because_another_is
         assert bench.account().positions["BTC"].quantity == D("0.1")
         assert bench.exchange.undecided("apex") == {"BTC"}
     await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_what_an_order_fills_just_before_the_venue_is_compared_is_no_difference(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.buy("0.1", leverage=D(10))
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.fill_share = D("0.25")
+    statement = LighterOrders.statement
+
+    async def filled_first(orders: LighterOrders) -> Statement:
+        if bench.venue.markets["BTC"].mid != 93000:
+            bench.venue.reach("BTC", "93000.0")
+        return await statement(orders)
+
+    monkeypatch.setattr(LighterOrders, "statement", filled_first)
+    await bench.exchange.check()
+    assert bench.account().positions["BTC"].quantity == D("0.2")
+    assert [event.text for event in bench.events if isinstance(event, VenueDiffers)] == []
     await bench.agree()
 
 

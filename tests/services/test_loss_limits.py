@@ -1,15 +1,20 @@
 """Accounts that lose too much are halted, durably, on a real PostgreSQL."""
 
+import asyncio
 from datetime import timedelta
 from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from support.fake_venue import until
 from support.guarded import Guarded, guarding
-from support.scripted import START, ScriptedSource
+from support.scripted import START, ScriptedSource, make_tick
 
 from trader.clock import ManualClock
 from trader.domain.halts import HaltCause, Verb
 from trader.domain.orders import OrderStatus, OrderType
+from trader.service import Guards, Service
 from trader.services import operations
 from trader.services.portfolio import Portfolio
 from trader.store.partitions import ensure_partitions
@@ -93,6 +98,24 @@ async def test_a_new_day_lifts_nothing_by_itself_and_starts_a_new_measure(databa
         assert ("a", HaltCause.DAILY_LOSS) in in_force(guarded)
 
 
+async def test_a_clock_set_back_over_midnight_begins_no_day_a_second_time(database: Database) -> None:
+    source, clock, limits = ScriptedSource(), ManualClock(START), {"MAX_DAILY_LOSS_PERCENT": "5"}
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "90000"})
+        await guarded.see({"BTC": "90000"}, after_s=12 * 3600)  # a new day begins with about 9600
+        clock._now -= timedelta(minutes=30)
+        await guarded.see({"BTC": "87000"})  # 7 % lost since the day before began, and 3.1 % since this one did
+        assert in_force(guarded) == []
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see({"BTC": "86500"})
+        assert in_force(guarded) == []
+        await guarded.see({"BTC": "86500"}, after_s=3600)  # midnight comes again
+        await guarded.see({"BTC": "84500"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+
+
 async def test_the_drawdown_is_from_the_peak_and_survives_a_restart(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     limits = {"MAX_DRAWDOWN_PERCENT": "10"}
@@ -164,6 +187,30 @@ async def test_all_together_are_halted_and_new_capital_is_no_gain(database: Data
         await guarded.see({"BTC": "90900"})
         assert in_force(guarded) == [(None, HaltCause.DAILY_LOSS)]
         assert (await guarded.venue.buy("0.01", account_id="b")).status is OrderStatus.REJECTED
+
+
+async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(database: Database) -> None:
+    """So that it does not depend on how fast the replay goes."""
+    clock = ManualClock(START)
+    async with guarding(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        venue = guarded.venue
+        await venue.buy("0.1", leverage=D(10))
+        await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
+        context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock)
+        guards = Guards(guarded.safety, guarded.limits, guarded.operations)
+        made: Any = (context, database, None, None, None, None, guards)
+        service = Service(*made)
+        halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
+        venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]
+        following = asyncio.create_task(service.follow_market())
+        await until(lambda: venue.market.last_update_at == START + timedelta(minutes=2))
+        following.cancel()
+        await asyncio.wait([following])
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        assert venue.exchange.accounts["a"].resting == ()
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT closed_at FROM limit_orders") == halting.at
 
 
 async def test_a_limit_can_flatten_too(database: Database) -> None:

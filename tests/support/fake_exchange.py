@@ -136,6 +136,12 @@ class FakeExchange(FakeVenue):
         self.stale_nonces = 0
         """How many of the questions for the next nonce to come are answered with one that is used up."""
 
+        self.hidden: set[int] = set()
+        """The client indexes of orders that it shows nobody, though they stand and are filled."""
+
+        self.refuses_idle_ends = False
+        """Whether it refuses to end an order that does not stand, instead of using up the nonce for nothing."""
+
         self.hides_fundings = False
         """Whether payments are made and not shown yet."""
 
@@ -306,6 +312,10 @@ class FakeExchange(FakeVenue):
             return 21728, "client order index already exists"
         if kind == CREATE and (self.refusal is not None or transaction["Type"] in self.refused_types):
             return self.refusal or (21735, "invalid trigger price")
+        standing = [one for one in ledger.orders.values() if one.status in ("open", "pending")]
+        names = {name for one in standing for name in (one.index, one.client_index)}
+        if kind == CANCEL and self.refuses_idle_ends and transaction["Index"] not in names:
+            return 21715, "inactive order"
         ledger.next_nonce += 1
         if kind == CREATE:
             self._create(ledger, transaction)
@@ -354,12 +364,13 @@ class FakeExchange(FakeVenue):
     async def _orders(self, request: web.Request) -> web.StreamResponse:
         orders = self._asked_of(request).orders
         asked = [int(text) for text in request.query["client_order_indexes"].split(",")]
-        found = [orders[index].shown() for index in asked if index in orders]
+        found = [orders[index].shown() for index in asked if index in orders and index not in self.hidden]
         return await self._tell_of(request, {"orders": found or None})
 
     async def _active_orders(self, request: web.Request) -> web.StreamResponse:
         standing = self._asked_of(request).standing(int(request.query["market_id"]))
-        return await self._tell_of(request, {"orders": [order.shown() for order in standing] or None})
+        found = [order.shown() for order in standing if order.client_index not in self.hidden]
+        return await self._tell_of(request, {"orders": found or None})
 
     async def _account(self, request: web.Request) -> web.StreamResponse:
         ledger = self.ledgers[int(request.query["value"])]

@@ -133,9 +133,18 @@ class Broadcaster:
 
     def send(self, message: bytes) -> None:
         """Send a message to every subscriber; those who cannot keep up are dropped."""
-        slow = [subscriber for subscriber in self._subscribers if not subscriber.offer(message)]
+        slow = [subscriber for subscriber in self._subscribers if not self._offer(subscriber, message)]
         for subscriber in slow:
             self.drop(subscriber)
+
+    def _offer(self, subscriber: Subscriber, message: bytes) -> bool:
+        """As the subscriber's own `offer`. A bug on the way to one ends that one, and costs the others nothing."""
+        try:
+            return subscriber.offer(message)
+        except Exception as error:  # a stream outlives whatever the sending to one raises
+            log.exception("stream %s: a subscriber is ended by a bug", self.name)
+            subscriber.end(error)
+            return True
 
     def drop(self, subscriber: Subscriber) -> None:
         """End a subscriber that cannot keep up."""
@@ -277,7 +286,7 @@ class StateBroadcaster(Broadcaster):
         # A newcomer of after the load began waits for its own; it must not take this for the current state.
         for subscriber in self._subscribers if everyone else newcomers:
             if subscriber not in self._newcomers:
-                subscriber.offer(message)
+                self._offer(subscriber, message)
 
     async def _loaded(self) -> bytes | BaseException:
         """The encoded state, or what went wrong, as a value: no failure may end the task that loads."""

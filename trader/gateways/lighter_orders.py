@@ -41,6 +41,9 @@ _TRIES_MAX: Final = 10
 _RESENDS_MAX: Final = 3
 _INVALID_NONCE: Final = 21104
 _INDEX_EXISTS: Final = 21728
+_INACTIVE: Final = frozenset({21600, 21709, 21715})
+"""The venue does not end what does not stand."""
+
 _TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
 _UNDECIDED: Final = ("in-progress", "pending", "open")
 
@@ -161,6 +164,24 @@ class LighterOrders:
             if last is None:
                 return Unknown("the venue takes no transaction by which its own would be made impossible")
             return await self._settle(order, last, "its answer was lost, and the venue never took it", is_lost=True)
+
+    async def end_unshown(self, order: VenueOrder) -> Outcome:
+        """End an order that stood and is shown no more. `Refused`: it stands no more, and nothing is known of it."""
+        market_id = self._listings[order.symbol].market_id
+        async with self._sending:
+            try:
+                if (state := await self.find(order.client_index)) is not None:
+                    return Placed(state)
+                for _ in range(_RESENDS_MAX):
+                    nonce = await self._next_nonce()
+                    answer = await self._send(self._signer.cancel_order(market_id, order.client_index, nonce=nonce))
+                    if answer.is_taken:
+                        return await self._settle(order, nonce, "it is not shown any more", is_lost=True)
+                    if answer.code in _INACTIVE:
+                        return await self.look_for_expired(order)
+            except MarketDataError as error:
+                return Unknown(str(error))
+        return Unknown(f"the venue does not end it: {answer.reason}")
 
     async def look_for_expired(self, order: VenueOrder) -> Outcome:
         """Look twice for an order that the venue takes no more: it stands there, or never will."""

@@ -16,9 +16,10 @@ import aiohttp
 import msgspec
 import orjson
 
-from trader.clock import Clock
+from trader.clock import Clock, comes_up
 from trader.domain.market import Interval
 from trader.domain.view import Supplementary
+from trader.logs import log_bug
 from trader.setting_forms import Secret
 from trader.settings import Settings
 
@@ -78,7 +79,7 @@ class Taapi:
         self._found: dict[str, Supplementary] = {}
         self._asked_at: dict[str, datetime] = {}
         self._waiting: dict[str, None] = {}
-        self._free_at: datetime | None = None
+        self._rests: tuple[datetime, timedelta] | None = None
         self._next_rest = REST
         self._is_refused = False
         self._request: asyncio.Task[None] | None = None
@@ -91,12 +92,13 @@ class Taapi:
         """The indicators of a market, at most 15 minutes old; None when there are none."""
         now = self._clock.now()
         asked_at = self._asked_at.get(symbol)
-        if asked_at is None or now - asked_at >= REFRESH_AFTER:
+        if asked_at is None or _is_over(asked_at, REFRESH_AFTER, now):
             self._waiting[symbol] = None
         if self._waiting and self._may_ask(now):
             self._ask_for(next(iter(self._waiting)), now)  # who waits longest: a market that fails keeps no other back
         found = self._found.get(symbol)
-        return found if found is not None and now - found.fetched_at <= SHOWN_FOR else None
+        is_fresh = found is not None and found.fetched_at <= now <= found.fetched_at + SHOWN_FOR
+        return found if is_fresh else None
 
     async def settled(self) -> None:
         """Wait until no request is under way."""
@@ -114,19 +116,20 @@ class Taapi:
     def _ask_for(self, symbol: str, now: datetime) -> None:
         del self._waiting[symbol]
         self._asked_at[symbol] = now
-        self._free_at = now + REQUEST_EVERY
+        self._rests = now, REQUEST_EVERY
         self._request = asyncio.create_task(self._refresh(symbol), name=f"taapi.io {symbol}")
+        self._request.add_done_callback(log_bug)
 
     def _may_ask(self, now: datetime) -> bool:
         is_busy = self._request is not None and not self._request.done()
-        return not self._is_refused and not is_busy and (self._free_at is None or now >= self._free_at)
+        return not self._is_refused and not is_busy and (self._rests is None or _is_over(*self._rests, now))
 
     async def _refresh(self, symbol: str) -> None:
         try:
             values = await self._fetch(symbol)
         except _Failed as failure:
             self._asked_at.pop(symbol, None)
-            self._free_at = self._clock.now() + self._next_rest
+            self._rests = self._clock.now(), self._next_rest
             _log.warning(
                 "taapi.io: no indicators of %s (%s); asked again in %.0f s at the earliest",
                 symbol,
@@ -180,6 +183,11 @@ class Taapi:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), json_serialize=_dumps)
         return self._session
+
+
+def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
+    """Whether the span has passed, as far as can be told: it has when the clock was set back behind its beginning."""
+    return comes_up(since + span, span, now)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

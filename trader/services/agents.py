@@ -16,6 +16,7 @@ from trader.domain.records import Invocation, Model, ToolCall, VariantId
 from trader.errors import Unavailable
 from trader.gateways.llm import Provider
 from trader.gateways.taapi import Taapi
+from trader.logs import log_bug
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.market import MarketData
 from trader.services.observer import Observer
@@ -286,7 +287,7 @@ class Agents:
                 continue
             started_at = cut_to_ms(self._clock.now())
             task = asyncio.create_task(self._run(model, batch, started_at), name=f"run of {model.id}")
-            task.add_done_callback(_log_bug)
+            task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
 
     async def _run(self, model: Model, batch: _Batch, started_at: datetime) -> None:
@@ -333,9 +334,3 @@ def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, by
     """The answers of each run that are not too long, the latest first, as far as all of them together may go."""
     found = answers_of(invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
     return {key: msgspec.json.decode(answers, type=list[str]) for key, answers in found.items()}
-
-
-def _log_bug(task: asyncio.Task[None]) -> None:
-    """A run that ended by a bug: its record says so, the log says where."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("%s ended by a bug", task.get_name(), exc_info=error)

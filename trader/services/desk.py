@@ -141,13 +141,24 @@ class Desk:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            try:
-                await self.check()
-            except TraderError as error:
-                log.warning("%s: the venue and the books are compared again later: %s", self.account_id, error)
-                self._failures += 1
-                if self._failures >= _FAILURES_MAX:
-                    self._statements.trouble = f"it could not be compared with the venue: {error}"
+            await self.look()
+
+    async def look(self) -> None:
+        """As `check`. What keeps it from its end is told, and the next look tries again."""
+        try:
+            await self.check()
+        except TraderError as error:
+            log.warning("%s: the venue and the books are compared again later: %s", self.account_id, error)
+            self._failures += 1
+            if self._failures >= _FAILURES_MAX:
+                self._statements.trouble = f"it could not be compared with the venue: {error}"
+        except Exception as error:  # an account whose looks have ended would be watched by nobody
+            log.exception("%s: a look at the venue ended by a bug, and is tried again", self.account_id)
+            self._outbox.doubt()
+            self._statements.trouble = (
+                f"it could not be compared with the venue: internal error ({type(error).__name__}); "
+                "the log has its cause"
+            )
 
     async def check(self) -> None:
         """Find out what became of what was sent, book it, act on exit plans, and compare with the venue.

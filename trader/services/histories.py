@@ -2,7 +2,8 @@
 
 A week of a hundred models is 67,000 records: to read, build and encode them takes seconds, to hand out what is ready
 milliseconds. A bucket is kept once no snapshot can fall into it any more; the end of every history is read anew, so
-an answer holds all that is written. What a bucket holds depends on the models alone: when one is added, or is given
+an answer holds all that is written. A clock that is set back makes times come again: what is kept of them is forgotten.
+What a bucket holds depends on the models alone: when one is added, or is given
 another name, all of it is made again.
 """
 
@@ -125,6 +126,7 @@ class Histories:
         self._bytes_max = bytes_max
         self._models: tuple[Model, ...] = ()
         self._kept: dict[timedelta, dict[datetime, Bucket]] = {}
+        self._written_until = _EPOCH
         self._lock = asyncio.Lock()
         self.size = 0
 
@@ -146,6 +148,7 @@ class Histories:
         settled = max(first, floor_to_bucket(min(end, written_until), bucket))
         async with self._lock:
             self._forget_other(models)
+            self._follow_back(written_until)
             starts = _starts(first, settled, bucket)
             kept = await self._fill(models, starts, bucket, encode)
             wanted, are_all = frozenset(chosen), len(chosen) == len(models)
@@ -170,6 +173,14 @@ class Histories:
             self._models = shown
             self._kept.clear()
             self.size = 0
+
+    def _follow_back(self, written_until: datetime) -> None:
+        """Forget what is still being written, or is again."""
+        if written_until < self._written_until:
+            for bucket, kept in self._kept.items():
+                for place in [place for place in kept if place + bucket > written_until]:
+                    self.size -= kept.pop(place).size
+        self._written_until = written_until
 
     async def _fill(
         self, models: Mapping[str, Model], starts: Sequence[datetime], bucket: timedelta, encode: Encode
@@ -240,6 +251,7 @@ class VariantHours:
         first, settled = store.ceil_to_hour(since), floor_to_bucket(written_until, _HOUR)
         async with self._lock, self._database.connection() as conn:
             await self._forget_other(conn)
+            self._follow_back(settled)
             cut = _cut(await self._tails_of(conn, first - _HOUR, settled), since) if since < first else []
             if not self._from <= first <= self._until:
                 self._from, self._until, self._kept = first, first, []
@@ -262,6 +274,7 @@ class VariantHours:
         settled = floor_to_bucket(written_until, _HOUR)
         async with self._lock, self._database.connection() as conn:
             await self._forget_other(conn)
+            self._follow_back(settled)
             hours = {floor_to_bucket(since, _HOUR) for since in sinces}
             for hour in sorted(hours | {hour + _HOUR for hour in hours}):
                 await self._tails_of(conn, hour, settled)
@@ -271,6 +284,13 @@ class VariantHours:
         if models != self._models:
             self._models, self._from, self._until, self._kept = models, _EPOCH, _EPOCH, []
             self._tails.clear()
+
+    def _follow_back(self, settled: datetime) -> None:
+        """Forget the hours that are not over, or not any more."""
+        if settled < self._until:
+            self._kept = self._kept[: bisect_left(self._kept, settled, key=lambda row: row.hour)]
+            self._until = max(self._from, settled)
+            self._tails = {hour: tails for hour, tails in self._tails.items() if hour + _HOUR <= settled}
 
     async def _tails_of(self, conn: Connection, hour: datetime, settled: datetime) -> list[HourTail]:
         known = self._tails.pop(hour, None)

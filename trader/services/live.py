@@ -20,7 +20,7 @@ from trader.domain.market import Market, Tick
 from trader.domain.money import ZERO, text
 from trader.domain.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.records import Model
-from trader.errors import MarketDataError, Precondition, StartError, TraderError, Unavailable
+from trader.errors import MarketDataError, Precondition, StartError, Unavailable
 from trader.gateways.lighter_account import LighterAccounts
 from trader.services.books import Books, Tally
 from trader.services.desk import Desk
@@ -114,9 +114,9 @@ class LiveExchange:
         for desk in self._desks.values():
             try:
                 async with asyncio.timeout(_FIRST_LOOK_S):
-                    await desk.check()
-            except (TraderError, TimeoutError) as error:
-                log.warning("%s: not compared with the venue yet: %s", desk.account_id, error or "it takes too long")
+                    await desk.look()
+            except TimeoutError:
+                log.warning("%s: not compared with the venue yet: it takes too long", desk.account_id)
         self._tell_what_is_traded()
         self._is_live = True
 
@@ -292,7 +292,6 @@ class LiveExchange:
         desk = Desk(floor, outbox, Statements(floor, outbox, legs, bound[1]), legs)
         self._desks[account_id] = desk
         self._tasks[account_id] = asyncio.create_task(desk.run(), name=f"desk of {account_id}")
-        self._tasks[account_id].add_done_callback(_log_bug)
 
     async def _open_account(self, account_id: str, index: int) -> datetime:
         """Open an account with the balance that it has at first sight. Gives when that was."""
@@ -391,8 +390,3 @@ def _refuse_shared(indexes: Mapping[str, int]) -> None:
 
 async def _nothing_missed(account_id: str, since: datetime) -> None:
     """What the market did meanwhile happened at the venue, and is found out from there."""
-
-
-def _log_bug(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s ended by a bug", task.get_name(), exc_info=error)

@@ -93,7 +93,7 @@ class Operations:
                 run = self._carry_out(command)
                 self._tasks[command.id] = asyncio.create_task(run, name=f"{command.verb} {command.id}")
         if not self._tasks:
-            await self._sweep()
+            await self.sweep()
 
     async def _reap(self) -> None:
         for command_id, task in list(self._tasks.items()):
@@ -107,8 +107,11 @@ class Operations:
                     left = Left(account_id="", what="the command", reason=note)
                     await store.update_command_finished(conn, command_id, Outcome(left=(left,)))
 
-    async def _sweep(self) -> None:
-        """What rests and could open goes, however its halt came about."""
+    async def sweep(self) -> None:
+        """What rests and could open goes, however its halt came about.
+
+        :raises Unavailable: something could not be cancelled now
+        """
 
         async def sweep(account: Account) -> None:
             work = _Work()

@@ -118,6 +118,10 @@ class Outbox:
         """The stops and targets that wait at the venue."""
         return [sent for sent in self.rows.values() if sent.is_leg and sent.status is SentStatus.STANDING]
 
+    def doubt(self) -> None:
+        """Read again what the rows say before anything else is done."""
+        self._is_stale = True
+
     async def refresh(self) -> None:
         """Make sure that what is known is what the rows say, and that the venue can be asked.
 
@@ -179,14 +183,39 @@ class Outbox:
     async def give_up(self, sent: SentOrder) -> bool:
         """Let go of an order that stood at the venue and that it knows no more. Whether it is certain.
 
+        It is ended first, so that one which is only not shown can fill nothing more. What its trades show is booked. If
+        with them the books do not hold what the venue does, there are some that it does not show: then it is not
+        certain, but for a stop or target, whose successor can only reduce.
+
         :raises MarketDataError: the venue cannot be asked
         """
-        outcome = await self.venue.orders.look_for_expired(sent.order)
-        if not isinstance(outcome, Refused) or sent.filled:
+        venue, symbol = self.venue, sent.symbol
+        match await venue.orders.end_unshown(sent.order):
+            case Placed(state):
+                return (await self._book(sent, state)).sent.status is SentStatus.DONE
+            case Unknown():
+                return False
+        assert sent.venue_index is not None
+        fills = await venue.history.fills_of(sent.venue_index)
+        unbooked = sum((fill.quantity for fill in await self.unbooked(fills)), ZERO)
+        held = self.account.positions.get(symbol)
+        ours = sent.order.side.direction * unbooked + (ZERO if held is None else held.side.direction * held.quantity)
+        theirs = {position.symbol: position.quantity for position in await venue.orders.positions()}
+        if not sent.is_leg and ours != theirs.get(symbol, ZERO):
             return False
         log.error("%s: the venue knows nothing of order %d any more", self.account_id, sent.client_index)
-        await self._conclude(sent, Refused("the venue showed it once and knows nothing of it any more"))
-        return True
+        reason = sent.reason or "the venue showed it once and knows nothing of it any more"
+        state = VenueOrderState(
+            client_index=sent.client_index,
+            venue_index=sent.venue_index,
+            symbol=symbol,
+            side=sent.order.side,
+            filled=sent.filled + unbooked,
+            filled_notional=sum((fill.quantity * fill.price for fill in fills), ZERO),
+            is_final=True,
+            status="unknown",
+        )
+        return (await self._book(msgspec.structs.replace(sent, reason=reason), state)).sent.status is SentStatus.DONE
 
     async def cancel(self, sent: SentOrder, reason: str) -> bool:
         """End an order that stands, and book what it filled until then. Whether it is certain that it stands no more.
@@ -194,12 +223,14 @@ class Outbox:
         :raises MarketDataError: the venue cannot be asked
         """
         state = await self.venue.orders.find(sent.client_index)
-        if state is not None and not state.is_final:
+        if state is None:
+            return await self.give_up(msgspec.structs.replace(sent, reason=reason))
+        if not state.is_final:
             outcome = await self.venue.orders.cancel(state)
             if isinstance(outcome, Unknown):
                 return False
             state = outcome.state if isinstance(outcome, Placed) else state
-        if state is None or not state.is_final:
+        if not state.is_final:
             return False
         concluded = await self._book(msgspec.structs.replace(sent, reason=reason), state)
         return concluded.sent.status is SentStatus.DONE

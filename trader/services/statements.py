@@ -57,7 +57,11 @@ class Statements:
     async def compare(self) -> None:
         """Compare, act by the rules, and compare again where something was done. Raises as `Outbox.refresh` does."""
         statement = await self._outbox.venue.orders.statement()
-        found = self._differences(statement)
+        if found := self._differences(statement):
+            # What an order has filled since the last look at it is no difference.
+            await self._outbox.poll()
+            statement = await self._outbox.venue.orders.statement()
+            found = self._differences(statement)
         self._tell(found)
         acted = [await self._act(difference, statement) for difference in found]
         if await self._explain(found, statement) or any(acted):
@@ -115,7 +119,8 @@ class Statements:
     async def _act(self, difference: Difference, statement: Statement) -> bool:
         """What the rule says, as far as it is about one order. Whether something was done."""
         index = difference.client_index
-        if difference.kind is Kind.LEG_MISSING and (lost := self._outbox.rows.get(index or 0)) is not None:
+        is_gone = difference.kind in (Kind.LEG_MISSING, Kind.RESTING_GONE)
+        if is_gone and (lost := self._outbox.rows.get(index or 0)) is not None:
             if await self._outbox.give_up(lost):
                 await self._legs.sync()
             return True

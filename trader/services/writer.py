@@ -1,12 +1,15 @@
 """The one writer of bookings: whatever waits is committed together, so that concurrent orders share a round trip."""
 
 import asyncio
+import logging
 from typing import Final
 
 from trader.domain.booking import Booking
-from trader.errors import BooksViolated, Unavailable
+from trader.errors import BooksViolated, TraderError, Unavailable
 from trader.store.bookings import write_bookings
 from trader.store.pool import Database
+
+log = logging.getLogger("trader.exchange")
 
 _BATCH_MAX: Final = 64
 _NO_TERM: Final = -1
@@ -76,13 +79,18 @@ class BookingWriter:
             for _, written in batch:
                 _fail(written, Unavailable("The service is stopping."))
             raise
+        except Exception as error:  # those who wait, and all who come later, would wait for ever
+            log.exception("a bug in the writing of bookings of %s", ", ".join(one.account.id for one, _ in batch))
+            told = f"The booking met an internal error ({type(error).__name__}); the log has its cause."
+            await self._commit_apart(batch, Unavailable(told))
+            return
         for booking, written in batch:
             if booking.account.id not in booked:
                 _fail(written, Unavailable(f"The account {booking.account.id} was changed by another process."))
             elif not written.done():
                 written.set_result(None)
 
-    async def _commit_apart(self, batch: list[tuple[Booking, asyncio.Future[None]]], error: BooksViolated) -> None:
+    async def _commit_apart(self, batch: list[tuple[Booking, asyncio.Future[None]]], error: TraderError) -> None:
         """One booking of the batch is wrong; the others must not suffer from it."""
         if len(batch) == 1:
             _fail(batch[0][1], error)

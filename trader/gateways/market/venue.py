@@ -134,7 +134,8 @@ class VenueSource:
             if error is None:
                 self._take_rules(learned.result())
             else:
-                logger.warning("the venue's rules could not be read again: %s", error)
+                bug = None if isinstance(error, MarketDataError) else error
+                logger.warning("the venue's rules could not be read again: %s", error, exc_info=bug)
         if self._learn_at is None:
             self._learn_at = now + self._rules_every
         elif comes_up(self._learn_at, self._rules_every, now) and self._learning is None:

@@ -1,0 +1,46 @@
+"""The parts of the running service that have no end: a bug in one ends the process, for a supervisor to start again."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from support.scripted import make_settings
+
+from trader import service
+from trader.app import serve
+from trader.service import Service
+from trader.services.loss_limits import LossLimits
+from trader.services.operations import Operations
+
+
+async def broken(*_: object) -> None:
+    raise KeyError("no such thing")
+
+
+def market_feed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LossLimits, "on_tick", broken)
+
+
+def operators(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Operations, "poll", broken)
+
+
+def role(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Service, "_lead_until_lost", broken)
+
+
+def heartbeat(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(service, "_HEARTBEAT_S", 0.01)
+    patch.setattr(Service, "_beat", broken)
+
+
+@pytest.mark.parametrize("part", [market_feed, operators, role, heartbeat])
+async def test_a_bug_in_what_has_no_end_ends_the_service_with_its_trace(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, part: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    part(monkeypatch)
+    async with asyncio.timeout(60):
+        with pytest.raises((KeyError, ExceptionGroup)) as caught:
+            await serve(make_settings(DATABASE_URL=dsn, PORT="0"))
+    error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
+    assert repr(error) == "KeyError('no such thing')"
