@@ -7,6 +7,7 @@ TRADER_TEST_DSN an existing server (a superuser's connection string). Each worke
 import asyncio
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,31 @@ settings.register_profile(
 )
 settings.register_profile("nightly", settings.get_profile("normal"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
+
+
+HERE = Path(__file__).parent
+LONG = ("e2e", "scripts", "api/client", "api/openapi/test_schemathesis.py", "api/test_stream_load.py")
+"""The tests that wait for other processes for seconds."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: a third of the time a test waits for another process."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return cores + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests begin early, so that none runs alone at the end; others between them make use of their waiting."""
+    parts: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    for item in items:
+        parts[any(item.path.is_relative_to(HERE / place) for place in LONG)].append(item)
+    short, long = parts
+    between = len(short) * 2 // 3 // max(1, len(long))
+    items[:] = [
+        *(item for number, first in enumerate(long) for item in (first, *short[number * between :][:between])),
+        *short[len(long) * between :],
+    ]
 
 
 @pytest.fixture(scope="session")

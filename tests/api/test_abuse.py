@@ -57,7 +57,7 @@ class Service:
         return len(self.runner.server.connections)
 
     async def until(self, fits: Callable[[int], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not fits(self.open):
                 await asyncio.sleep(0.01)
 

@@ -1,11 +1,17 @@
 """Partitions are made ahead of time and dropped whole, and the rollups outlive them."""
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import asyncpg
+import pytest
 from support.records import START, add_model, make_snapshot
 
 from trader.domain.records import VariantId
+from trader.errors import Unavailable
 from trader.store import portfolio as store
 from trader.store.partitions import PARTITIONED_TABLES, WEEK, drop_partitions_before, ensure_partitions, week_of
 from trader.store.pool import Connection, Database
@@ -14,6 +20,8 @@ SELECT_CHILDREN = """
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = to_regclass($1) ORDER BY c.relname
 """
+DETACH = "ALTER TABLE portfolio_snapshots DETACH PARTITION portfolio_snapshots_20260302 CONCURRENTLY"
+SELECT_IS_WAITING = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
 
 
 async def _children(conn: Connection, table: str = "portfolio_snapshots") -> list[str]:
@@ -72,7 +80,7 @@ async def test_only_partitions_that_are_wholly_older_are_dropped(database: Datab
 async def test_what_was_detached_but_not_dropped_is_dropped_later(database: Database) -> None:
     async with database.connection() as conn:
         await ensure_partitions(conn, START)
-        await conn.execute("ALTER TABLE portfolio_snapshots DETACH PARTITION portfolio_snapshots_20260302 CONCURRENTLY")
+        await conn.execute(DETACH)
         assert "portfolio_snapshots_20260302" in await drop_partitions_before(conn, START + 2 * WEEK)
         assert await conn.fetchval("SELECT to_regclass('portfolio_snapshots_20260302')") is None
 
@@ -89,6 +97,34 @@ async def test_two_processes_may_drop_at_once(database: Database) -> None:
     async with database.connection() as conn:
         await drop_partitions_before(conn, START + 7 * WEEK)
         assert await _children(conn) == ["20260420", "20260427", "20260504"]
+
+
+async def test_a_drop_that_deadlocks_with_somebody_else_is_made_up_for_by_the_next(database: Database) -> None:
+    async with database.connection() as conn, database.connection() as other:
+        await ensure_partitions(conn, START)
+
+        async def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+            task = asyncio.create_task(work)
+            while not await other.fetchval(SELECT_IS_WAITING, conn.get_server_pid()):
+                assert not task.done()
+            return task
+
+        with suppress(Unavailable):  # one of the two is told of the deadlock: the drop, which has waited for longer
+            async with database.transaction() as reader:
+                await reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                await reader.execute("SET LOCAL deadlock_timeout = '5s'")
+                await reader.execute("LOCK TABLE ONLY portfolio_snapshots IN ACCESS SHARE MODE; SELECT 1")
+                detaching = await begun(conn.execute(DETACH))
+                await other.execute("SELECT pg_cancel_backend($1)", conn.get_server_pid())
+                with pytest.raises(asyncpg.QueryCanceledError):
+                    await detaching
+                dropping = await begun(drop_partitions_before(conn, START + 2 * WEEK))
+                await reader.execute("LOCK TABLE portfolio_snapshots_20260302")
+        dropped = await dropping
+        dropped += await drop_partitions_before(conn, START + 2 * WEEK)
+        assert sorted(dropped) == sorted(
+            f"{table}_{week}" for table in PARTITIONED_TABLES for week in ("20260302", "20260309")
+        )
 
 
 async def test_a_year_of_weeks_keeps_the_retention_and_all_of_the_rollup(database: Database) -> None:

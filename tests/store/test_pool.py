@@ -192,9 +192,8 @@ async def test_waiting_for_a_connection_is_bounded(dsn: str, monkeypatch: pytest
     await database.close()
 
 
-async def test_slow_statement_is_bounded(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "COMMAND_TIMEOUT_S", 0.05)
-    database = await Database.connect(dsn, size=1)
+async def test_slow_statement_is_bounded(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1, command_timeout_s=0.5)
     with pytest.raises(Unavailable, match="too long"):
         async with database.connection() as conn:
             await conn.execute("SELECT pg_sleep(30)")

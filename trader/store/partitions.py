@@ -92,6 +92,8 @@ async def _drop(conn: Connection, table: str, name: str, is_pending: bool | None
             how = "FINALIZE" if is_pending else "CONCURRENTLY"
             await conn.execute(f"ALTER TABLE {table} DETACH PARTITION {name} {how}")
         await conn.execute(f"DROP TABLE {name}")
-    except (asyncpg.UndefinedTableError, asyncpg.ObjectNotInPrerequisiteStateError):
-        return False  # another process is dropping it at this moment
+    except (
+        asyncpg.UndefinedTableError, asyncpg.ObjectNotInPrerequisiteStateError, asyncpg.DeadlockDetectedError
+    ):  # fmt: skip
+        return False  # another process is dropping it at this moment; what that one leaves is dropped next time
     return True
