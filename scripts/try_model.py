@@ -36,7 +36,7 @@ from trader.domain.money import text
 from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.domain.records import Model, VariantId
 from trader.errors import TraderError
-from trader.gateways.llm import Providers, make_providers
+from trader.gateways.llm import make_providers
 from trader.gateways.market import make_source
 from trader.gateways.taapi import make_supplier
 from trader.services.events import EventBus
@@ -44,7 +44,7 @@ from trader.services.exchange import Exchange
 from trader.services.market import MarketData
 from trader.services.observer import Observer
 from trader.services.run_record import Packer, RunRecord
-from trader.services.workflow import Workflow
+from trader.services.workflow import Bounds, Workflow
 from trader.settings import PROVIDERS, Settings
 from trader.store.agents import select_payload, select_steps, select_tool_calls, upsert_model
 from trader.store.embedded import EmbeddedPostgres
@@ -129,7 +129,16 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
             router_model_name=options.model,
             created_at=clock.now(),
         )
-        return await _run(database, exchange, observer, providers, clock, model)
+        workflow = Workflow(
+            RunRecord(database, EventBus(), Packer(), model, clock.now()),
+            providers,
+            exchange,
+            observer,
+            clock,
+            EventBus(),
+            Bounds(settings.run_tokens_max, settings.answer_tokens_max),
+        )
+        return await _run(database, clock, model, workflow)
 
 
 async def _first_quotes(market: MarketData, clock: Clock) -> None:
@@ -144,14 +153,12 @@ async def _first_quotes(market: MarketData, clock: Clock) -> None:
     print(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
 
 
-async def _run(
-    database: Database, exchange: Exchange, observer: Observer, providers: Providers, clock: Clock, model: Model
-) -> int:
+async def _run(database: Database, clock: Clock, model: Model, workflow: Workflow) -> int:
+    record = workflow.record
     async with database.connection() as conn:
         await ensure_partitions(conn, clock.now())
         await upsert_model(conn, model)
-    record = RunRecord(database, EventBus(), Packer(), model, clock.now())
-    await Workflow(record, providers, exchange, observer, clock, EventBus()).execute()
+    await workflow.execute()
     async with database.connection() as conn:
         packed = await select_payload(conn, record.id)
         steps = (await select_steps(conn, [record.id])).get(record.id, [])

@@ -118,6 +118,14 @@ DEFINITIONS: Final = (
     ),
     Definition("MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256), "How many models may think at the same time."),
     Definition(
+        "RUN_TOKENS_MAX", "60000", forms.whole_number(1_000, 100_000_000),
+        "Tokens that one run of a model may spend, questions and answers together.",
+    ),
+    Definition(
+        "ANSWER_TOKENS_MAX", "8192", forms.whole_number(256, 1_000_000),
+        "Tokens of one answer of a model, its reasoning included.",
+    ),
+    Definition(
         "MAX_DAILY_LOSS_PERCENT", "", forms.percent_or_off,
         "Loss of a UTC day, in percent of the day's first equity, at which an account is halted; or `off`.",
         live_default="10", shown_default="off; live 10",
@@ -229,6 +237,8 @@ class Settings:
     max_accounts: int
     api_token: Secret | None
     max_parallel_models: int
+    run_tokens_max: int
+    answer_tokens_max: int
     max_daily_loss_percent: Decimal | None
     max_drawdown_percent: Decimal | None
     max_total_daily_loss_percent: Decimal | None

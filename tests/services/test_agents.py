@@ -235,6 +235,15 @@ async def test_ends_when_the_tokens_are_spent(floor: Floor) -> None:
     assert floor.progress()[-2].details["endedBy"] == "tokens"
 
 
+async def test_the_settings_bound_the_tokens(database: Database) -> None:
+    step = calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"}), tokens=500)
+    async with open_floor(database, RUN_TOKENS_MAX="1900", ANSWER_TOKENS_MAX="600") as floor:
+        record = await run_one(floor, step)
+        assert [turn.answer_tokens_max for turn in floor.provider.turns] == [600, 600]
+        assert record.invocation.step_count == 2
+        assert floor.progress()[-2].details["endedBy"] == "tokens"
+
+
 async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
     record = await run_one(floor, calling(text="I only talk."))
     assert (record.invocation.status, record.invocation.response) == ("completed", "I only talk.")
@@ -243,7 +252,8 @@ async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut_by", "told"), [("length", "at its limit of 4096 tokens"), ("content_filter", "by a filter of the provider")]
+    ("cut_by", "told"),
+    [("length", "at its limit of 8192 tokens (ANSWER_TOKENS_MAX)"), ("content_filter", "by a filter of the provider")],
 )
 async def test_an_answer_cut_off_before_any_call_is_a_failure(
     floor: Floor, cut_by: Literal["length", "content_filter"], told: str

@@ -22,7 +22,7 @@ from trader.services.market import MarketData
 from trader.services.observer import Observer
 from trader.services.run_record import Packer, RunRecord, answers_of, recovered_call
 from trader.services.venue import Venue
-from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Workflow
+from trader.services.workflow import INTERRUPTED, RUN_LIMIT_S, Bounds, Workflow
 from trader.settings import Settings
 from trader.store.agents import (
     insert_tool_call,
@@ -104,7 +104,7 @@ class Agents:
         self._events = events
         self._settings = settings
         self._providers = providers
-        self._run_limit_s = run_limit_s
+        self._bounds = Bounds(settings.run_tokens_max, settings.answer_tokens_max, run_limit_s)
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = Packer()
         self._models: dict[str, Model] = {}
@@ -300,7 +300,7 @@ class Agents:
                 self._observer,
                 self._clock,
                 self._events,
-                self._run_limit_s,
+                self._bounds,
             )
             try:
                 await workflow.execute()

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from trader.clock import Clock, iso
 from trader.domain.conversation import Answer, Message, ToolRequest, Turn
@@ -39,8 +39,6 @@ from trader.services.venue import Venue
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
-TOKENS_MAX: Final = 60_000
-ANSWER_TOKENS_MAX: Final = 4_096
 RUN_LIMIT_S: Final = 600.0
 INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
@@ -50,6 +48,14 @@ EndedBy = Literal["holding", "answer", "steps", "tokens"]
 """What ended a completed run: the model, by a call or by an answer without one, or one of the two limits."""
 
 _log = logging.getLogger("trader.agents")
+
+
+class Bounds(NamedTuple):
+    """What a run may take: tokens in all and of one answer, and seconds of real time."""
+
+    tokens: int
+    answer_tokens: int
+    lasts_s: float = RUN_LIMIT_S
 
 
 class Workflow:
@@ -63,7 +69,7 @@ class Workflow:
         observer: Observer,
         clock: Clock,
         events: EventBus,
-        limit_s: float = RUN_LIMIT_S,
+        bounds: Bounds,
     ) -> None:
         self.record = record
         self._model: Model = record.model
@@ -73,7 +79,7 @@ class Workflow:
         self._observer = observer
         self._clock = clock
         self._events = events
-        self.limit_s = limit_s
+        self.bounds = bounds
         self._texts: list[str] = []
         self._reasons: list[str] = []
         self._ended_by: EndedBy | None = None
@@ -92,7 +98,7 @@ class Workflow:
             _log.info("%s has run at %s already", self._model.id, iso(self.record.invocation.started_at))
             return
         self._publish("workflow:started", {})
-        async with _Closing(self), asyncio.timeout(self.limit_s):
+        async with _Closing(self), asyncio.timeout(self.bounds.lasts_s):
             self._ended_by = await self._converse()
 
     async def _converse(self) -> EndedBy:
@@ -105,9 +111,9 @@ class Workflow:
                 raise MarketUnavailable("no market has a price now")
             messages += opening_messages(self._variant.prompt, self._variant.limits, view)
             self.record.note_messages(messages)
-        tokens_left = TOKENS_MAX
+        tokens_left = self.bounds.tokens
         for number in range(1, STEPS_MAX + 1):
-            limit = min(ANSWER_TOKENS_MAX, tokens_left)
+            limit = min(self.bounds.answer_tokens, tokens_left)
             answer = await self._step(provider, view, messages, number, limit)
             tokens_left -= answer.tokens_spent
             if not answer.calls:
@@ -275,7 +281,11 @@ def _ended_without_calls(answer: Answer, limit: int, tokens_left: int) -> EndedB
         return "answer"
     if answer.cut_by == "length" and tokens_left <= 0:
         return "tokens"
-    told = f"at its limit of {limit} tokens" if answer.cut_by == "length" else "by a filter of the provider"
+    told = (
+        f"at its limit of {limit} tokens (ANSWER_TOKENS_MAX)"
+        if answer.cut_by == "length"
+        else "by a filter of the provider"
+    )
     raise ProviderError(f"the answer was cut off {told}, before any tool call")
 
 
@@ -298,7 +308,7 @@ class _Closing:
             case None:
                 await self._workflow.finish("completed", None)
             case TimeoutError():
-                await self._workflow.finish("timeout", f"the run took longer than {self._workflow.limit_s:g} s")
+                await self._workflow.finish("timeout", f"the run took longer than {self._workflow.bounds.lasts_s:g} s")
             case TraderError():
                 await self._workflow.finish("failed", str(error))
             case asyncio.CancelledError():
