@@ -31,7 +31,10 @@ TRY_LEADER_LOCK = "SELECT pg_try_advisory_lock($1)"
 SELECT_ALIVE = "SELECT 1"
 SET_SILENCE = "SELECT set_config('idle_session_timeout', $1, false)"
 
-_LOST: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+# The third: a question whose time ran out while the process stood still leaves the library between two states.
+_LOST: Final = (
+    asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError
+)  # fmt: skip
 
 
 class LeaderLock:
