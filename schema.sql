@@ -1,5 +1,5 @@
 -- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change of a table that is
--- here already needs a new version and a step to it in trader/store/migrations.py.
+-- here already needs a new version and a step to it in trader/store/database/migrations.py.
 -- Amounts are in the run's quote currency, quantities in base units, times in UTC.
 -- Invariants that one row, or one index, can hold are held here; `scripts/audit` checks the sums.
 

@@ -12,11 +12,11 @@ import os
 import sys
 from pathlib import Path
 
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
-from trader.services.audit import audit
+from trader.services.exchange.audit import audit
 from trader.settings import read_database_url
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import attached, place
+from trader.store.database.pool import attached, place
 
 PROBLEMS_SHOWN_MAX = 50
 

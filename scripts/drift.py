@@ -18,13 +18,13 @@ from pathlib import Path
 
 from drift_page import Group, page
 
-from trader.domain.drift import LARGEST, SIZES, figures, size_of
+from trader.domain.live.drift import LARGEST, SIZES, figures, size_of
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
 from trader.settings import read_database_url
-from trader.store import drift as store
-from trader.store.drift import FillError
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import attached, place
+from trader.store.database.pool import attached, place
+from trader.store.live import drift as store
+from trader.store.live.drift import FillError
 
 SIZE_NAMES = [*(name for _, name in SIZES), LARGEST]
 

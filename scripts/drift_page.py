@@ -8,7 +8,7 @@ from typing import NamedTuple
 from report_charts import steps
 from report_page import STYLE
 
-from trader.domain.drift import Figures, figures
+from trader.domain.live.drift import Figures, figures
 
 WIDTH, LEFT, RIGHT = 1100, 190, 20
 ROW, BOTTOM = 46, 30

@@ -31,11 +31,11 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
     os.execv(python, [str(python), __file__, *sys.argv[1:]])  # noqa: S606 - as above
 
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import NotFound, StartError, TraderError
-from trader.services.reruns import RunRerun, execute_run_again
+from trader.services.agents.reproduction import RunRerun, execute_run_again
 from trader.settings import read_database_url
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import attached
+from trader.store.database.pool import attached
 
 WORDS = {True: "same", False: "DIFFERENT", None: "unknown"}
 

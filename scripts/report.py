@@ -16,14 +16,14 @@ from pathlib import Path
 
 from report_page import Season, page
 
-from trader.domain import statistics
-from trader.domain.statistics import Confidence95, EquityPoint
+from trader.domain.portfolio import statistics
+from trader.domain.portfolio.statistics import Confidence95, EquityPoint
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
 from trader.settings import read_database_url
-from trader.store import report as store
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import attached, place
-from trader.store.report import Account, Unseen
+from trader.store.database.pool import attached, place
+from trader.store.portfolio import report as store
+from trader.store.portfolio.report import Account, Unseen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

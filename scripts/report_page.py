@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from report_charts import CARD_WIDTH, Line, bars, histogram, interval, line_chart
 
+from trader.domain.models import VariantId
 from trader.domain.money import ZERO
-from trader.domain.records import VariantId
-from trader.domain.statistics import Confidence95
-from trader.store.report import Account, TradeShape, Unseen
+from trader.domain.portfolio.statistics import Confidence95
+from trader.store.portfolio.report import Account, TradeShape, Unseen
 from trader.variants import VARIANTS
 
 Hours = Mapping[str, Sequence[tuple[datetime, float]]]

@@ -7,8 +7,8 @@ from decimal import Decimal
 from functools import partial
 from math import exp
 
-from trader.domain.exchange import Moment
-from trader.domain.market import MARKETS, Book, Market, Quote
+from trader.domain.exchange.rules import Moment
+from trader.domain.market.markets import MARKETS, Book, Market, Quote
 from trader.gateways.market.books import Grid, levels
 from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, Paths
 

@@ -10,15 +10,14 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from trader.domain.account import Run
-from trader.domain.conversation import ToolRequest, invocation_id, tool_call_id
-from trader.domain.messages import answer_json, decision_json
+from trader.domain.agents.conversation import ToolRequest, invocation_id, tool_call_id
+from trader.domain.agents.messages import answer_json, decision_json
+from trader.domain.agents.tools import TOOL_CALL_TYPES, TOOL_NAMES, Decision, FetchIndicators, raw_of
+from trader.domain.exchange.account import Run
+from trader.domain.exchange.orders import OrderAnswer, OrderStatus
+from trader.domain.models import Model
 from trader.domain.money import ZERO
-from trader.domain.orders import OrderAnswer, OrderStatus
-from trader.domain.records import Model
-from trader.domain.tool_calls import raw_of
-from trader.domain.tools import TOOL_CALL_TYPES, TOOL_NAMES, Decision, FetchIndicators
-from trader.store.bulk import copy_line
+from trader.store.exchange.bulk import copy_line
 
 PRICES: Final = (("0.27", "1.10"), ("0.15", "0.60"), ("0.60", "2.20"), ("1.25", "10"), ("3", "15"))
 """US dollars per million tokens, in and out, of the kinds of language model there are."""

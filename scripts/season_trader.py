@@ -1,6 +1,6 @@
 """One model's season: a trader of moderate wits on the real rules of the exchange, minute by minute.
 
-Orders, fills, funding, triggers and liquidations are those of `domain.exchange`, so the books balance by themselves.
+Orders, fills, funding, triggers and liquidations follow `domain.exchange.rules`, so the books balance by themselves.
 What is made up is the deciding: a signal of the variant's kind, the model's own noise, and a little luck.
 """
 
@@ -16,15 +16,16 @@ import msgspec
 from season_market import SeasonMarket
 from season_records import RunNotes, SeasonRows
 
-from trader.domain.account import Account
-from trader.domain.booking import Booking, ClosedTrade, Rules
-from trader.domain.exchange import place, review, set_exit_plan
-from trader.domain.market import PLAIN_FUNDING_RATE
+from trader.domain.agents.tools import ClosePosition, CreatePosition, FetchIndicators, Holding, UpdateExitPlan
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Booking, ClosedTrade, Rules
+from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
+from trader.domain.exchange.rules import place, review, set_exit_plan
+from trader.domain.market.markets import PLAIN_FUNDING_RATE
+from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, floor_to, round_to
-from trader.domain.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
-from trader.domain.records import Model, VariantId
-from trader.domain.tools import ClosePosition, CreatePosition, FetchIndicators, Holding, UpdateExitPlan
-from trader.store.booking_rows import (
+from trader.store.exchange.bulk import copy_line
+from trader.store.exchange.ledger_rows import (
     closed_row,
     fill_row,
     funding_row,
@@ -33,7 +34,6 @@ from trader.store.booking_rows import (
     open_row,
     request_row,
 )
-from trader.store.bulk import copy_line
 
 ACTIVE_MINUTES: Final = 10
 """As `services.portfolio.ACTIVE_AFTER_ORDER`."""

@@ -55,19 +55,19 @@ from seed_history import Pace, Progress, floor_to_minute, refuse_history, write_
 from seed_season import refuse_season, write_season
 
 from trader.clock import SystemClock
-from trader.domain.account import Run
-from trader.domain.booking import row_id
+from trader.domain.exchange.account import Run
+from trader.domain.exchange.ledger import row_id
+from trader.domain.models import Model, VariantId
 from trader.domain.money import from_number, text
-from trader.domain.records import Model, VariantId
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError, StartError, TraderError
-from trader.gateways.market import make_source
+from trader.gateways.sources import make_source
 from trader.logs import configure_logs
 from trader.settings import PROVIDERS, Settings
-from trader.store.agents import select_models, update_venue_account_index, upsert_model
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.leadership import LeaderLock
-from trader.store.pool import Connection, Database, apply_schema, database_name, place
-from trader.store.trading import insert_account, select_accounts, select_processed_until
+from trader.store.agents.invocations import select_models, update_venue_account_index, upsert_model
+from trader.store.database.leadership import LeaderLock
+from trader.store.database.pool import Connection, Database, apply_schema, database_name, place
+from trader.store.exchange.accounts import insert_account, select_accounts, select_processed_until
 
 EXIT_NO_START = 1
 EXIT_WRONG = 2

@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from trader.clock import Clock, LockstepClock, iso
-from trader.domain.market import Tick
+from trader.domain.market.markets import Tick
 from trader.errors import StartError
-from trader.gateways.llm import Providers
+from trader.gateways.agents.providers import Providers
+from trader.gateways.agents.rules import RuleProvider
 from trader.gateways.market.synthetic import SyntheticSource
-from trader.gateways.rules import RuleProvider
 from trader.schedulers import Job, Schedulers
-from trader.services.agents import Agents
+from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
-from trader.services.portfolio import Portfolio
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
+from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
-from trader.store.agents import select_models
-from trader.store.partitions import ensure_partitions
-from trader.store.pool import Connection, Database
-from trader.store.trading import select_accounts, select_processed_until
+from trader.store.agents.invocations import select_models
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Connection, Database
+from trader.store.exchange.accounts import select_accounts, select_processed_until
 
 SNAPSHOTS_EVERY = timedelta(minutes=1)
 BAR_WIDTH = 30

@@ -20,19 +20,19 @@ from season_market import SeasonMarket
 from season_trader import Trader
 
 from trader.clock import iso
-from trader.domain.account import Account
-from trader.domain.booking import Rules
-from trader.domain.market import MARKETS
-from trader.domain.records import Model
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Rules
+from trader.domain.market.markets import MARKETS
+from trader.domain.models import Model
 from trader.errors import StartError
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.settings import Settings
-from trader.store import bulk
-from trader.store.agents import select_models
-from trader.store.leadership import update_term
-from trader.store.partitions import ensure_partitions
-from trader.store.pool import Database
-from trader.store.trading import (
+from trader.store.agents.invocations import select_models
+from trader.store.database.leadership import update_term
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.exchange import bulk
+from trader.store.exchange.accounts import (
     Holding,
     select_accounts,
     select_processed_until,

@@ -32,24 +32,24 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 import orjson
 
 from trader.clock import Clock, LockstepClock
+from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
+from trader.domain.models import Model, VariantId
 from trader.domain.money import text
-from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderStatus
-from trader.domain.records import Model, VariantId
+from trader.embedded.server import EmbeddedPostgres
 from trader.errors import TraderError
-from trader.gateways.llm import make_providers
-from trader.gateways.market import make_source
-from trader.gateways.taapi import make_supplier
+from trader.gateways.agents.providers import make_providers
+from trader.gateways.agents.taapi import make_supplier
+from trader.gateways.sources import make_source
+from trader.services.agents.observer import Observer
+from trader.services.agents.recorder import Packer, RunRecord
+from trader.services.agents.workflow import Bounds, Workflow
 from trader.services.events import EventBus
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
-from trader.services.observer import Observer
-from trader.services.run_record import Packer, RunRecord
-from trader.services.workflow import Bounds, Workflow
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
 from trader.settings import PROVIDERS, Settings
-from trader.store.agents import select_payload, select_steps, select_tool_calls, upsert_model
-from trader.store.embedded import EmbeddedPostgres
-from trader.store.partitions import ensure_partitions
-from trader.store.pool import Database, apply_schema
+from trader.store.agents.invocations import select_payload, select_steps, select_tool_calls, upsert_model
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database, apply_schema
 
 QUOTES_WAIT_S = 15.0
 NOT_PLACED = "a dry run: the guard let it through, and nothing was placed"

@@ -18,9 +18,9 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from trader.store.binaries import Binaries, system_binaries
-from trader.store.embedded import EmbeddedPostgres
-from trader.store.pool import Database, apply_schema
+from trader.embedded.binaries import Binaries, system_binaries
+from trader.embedded.server import EmbeddedPostgres
+from trader.store.database.pool import Database, apply_schema
 
 FOLDER_PREFIX = "trader-test-"
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 from support.scripted import make_settings
 
-from trader import service
+from trader import leadership as service
 from trader.app import serve
-from trader.service import Service
-from trader.services.loss_limits import LossLimits
-from trader.services.operations import Operations
+from trader.leadership import Service
+from trader.services.operations.loss_limits import LossLimits
+from trader.services.operations.operator_commands import Operations
 
 
 async def broken(*_: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trader.api import rpc, streams
 from trader.clock import SystemClock
-from trader.domain.market import MARKETS
+from trader.domain.market.markets import MARKETS
 from trader.domain.money import text
 from trader.schedulers import jobs
 from trader.services.events import EventBus

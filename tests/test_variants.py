@@ -9,14 +9,13 @@ import orjson
 import pytest
 
 from trader import variants
-from trader.domain.indicators import Indicators
-from trader.domain.market import INTERVALS
-from trader.domain.messages import rules_text
-from trader.domain.orders import ExitPlan, Side
-from trader.domain.records import VariantId
-from trader.domain.tool_schemas import TOOL_SCHEMAS
-from trader.domain.tools import TOOLS
-from trader.domain.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.domain.agents.messages import rules_text
+from trader.domain.agents.tools import TOOL_SCHEMAS, TOOLS
+from trader.domain.agents.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import INTERVALS
+from trader.domain.models import VariantId
 from trader.variants import VARIANTS
 
 SPECIFIED = [

@@ -17,34 +17,34 @@ from aiohttp import web
 from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, streams, warm
 from trader.api.context import Context
 from trader.clock import iso
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, Unavailable
-from trader.gateways.lighter_account import LighterAccounts
-from trader.gateways.llm import make_providers
-from trader.gateways.market import make_source
+from trader.gateways.agents.providers import make_providers
+from trader.gateways.agents.taapi import make_supplier
+from trader.gateways.lighter.account import LighterAccounts
 from trader.gateways.market.source import MarketSource
-from trader.gateways.taapi import make_supplier
+from trader.gateways.sources import make_source
+from trader.leadership import Guards, Service
 from trader.schedulers import Schedulers, jobs
-from trader.service import Guards, Service
-from trader.services.agents import Agents
-from trader.services.analytics import Analytics
-from trader.services.drift import DriftRecorder
+from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange import Exchange
-from trader.services.live import LiveExchange
-from trader.services.loss_limits import LossLimits
-from trader.services.market import MarketData
-from trader.services.operations import Operations
-from trader.services.portfolio import Portfolio
-from trader.services.safety import Safety
-from trader.services.trading import TradingRecords
-from trader.services.venue import Venue
+from trader.services.exchange.halts import Safety
+from trader.services.exchange.paper import Exchange
+from trader.services.exchange.protocol import Venue
+from trader.services.live.drift import DriftRecorder
+from trader.services.live.exchange import LiveExchange
+from trader.services.market.feed import MarketData
+from trader.services.operations.loss_limits import LossLimits
+from trader.services.operations.operator_commands import Operations
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.snapshots import Portfolio
+from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.leadership import SILENCE_S, LeaderLock
-from trader.store.partitions import ensure_partitions
-from trader.store.pool import Database, apply_schema, database_name
-from trader.store.safety import select_halts
-from trader.store.trading import select_processed_until
+from trader.store.database.leadership import SILENCE_S, LeaderLock
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database, apply_schema, database_name
+from trader.store.exchange.accounts import select_processed_until
+from trader.store.operations.safety import select_halts
 
 log = logging.getLogger("trader")
 

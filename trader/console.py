@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
-from trader.domain.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
+from trader.domain.exchange.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
 from trader.domain.money import text
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.settings import read_database_url
-from trader.store import safety as store
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database, attached
+from trader.store.database.pool import Database, attached
+from trader.store.operations import safety as store
 
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 5.0

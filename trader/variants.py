@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
-from trader.domain.market import Interval
-from trader.domain.records import VariantId
-from trader.domain.rules import apex, contrarian, sovereign, trendsurfer
-from trader.domain.rules.desk import RuleAgent
-from trader.domain.view import Limits
+from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
+from trader.domain.agents.rules.common import RuleAgent
+from trader.domain.agents.view import Limits
+from trader.domain.market.markets import Interval
+from trader.domain.models import VariantId
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,15 +22,15 @@ from trader.api.schemas.models import GetInvocationsInput
 from trader.api.schemas.positions import GetPositionsInput
 from trader.api.schemas.trades import GetTradesInput
 from trader.clock import ManualClock
-from trader.domain.orders import ExitPlan
-from trader.domain.records import Model, VariantId
-from trader.services.agents import Agents
-from trader.services.analytics import Analytics
+from trader.domain.exchange.orders import ExitPlan
+from trader.domain.models import Model, VariantId
+from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.portfolio import Portfolio
-from trader.services.trading import TradingRecords
-from trader.store.agents import upsert_model
-from trader.store.pool import Database
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.snapshots import Portfolio
+from trader.services.portfolio.trades import TradingRecords
+from trader.store.agents.invocations import upsert_model
+from trader.store.database.pool import Database
 
 
 class House:

@@ -21,18 +21,18 @@ from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.schemas.common import whole
 from trader.clock import ManualClock
-from trader.domain.records import VariantId
-from trader.gateways.llm import Providers
-from trader.gateways.rules import RuleProvider
-from trader.services.agents import Agents
-from trader.services.analytics import Analytics
+from trader.domain.models import VariantId
+from trader.gateways.agents.providers import Providers
+from trader.gateways.agents.rules import RuleProvider
+from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
-from trader.services.portfolio import Portfolio
-from trader.services.trading import TradingRecords
-from trader.store import agents as agents_store
-from trader.store.pool import Database
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.snapshots import Portfolio
+from trader.services.portfolio.trades import TradingRecords
+from trader.store.agents import invocations as agents_store
+from trader.store.database.pool import Database
 
 READS: list[tuple[str, list[dict[str, object]]]] = [
     ("trading.getPositions", [{}, {"modelId": "m1"}, {"variant": "Apex"}]),

@@ -16,15 +16,15 @@ from trader.api.requests import REQUESTS, RequestLog
 from trader.api.routes import add_read_only
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
-from trader.domain.orders import OrderStatus
-from trader.gateways.chat import ChatClient
-from trader.gateways.llm import PROVIDERS
-from trader.gateways.rules import RuleProvider
+from trader.domain.exchange.orders import OrderStatus
+from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.providers import PROVIDERS
+from trader.gateways.agents.rules import RuleProvider
 from trader.schedulers import JobStatus
-from trader.services.books import Tally
+from trader.services.exchange.accounts import Tally
 from trader.setting_forms import Secret
 from trader.settings import Settings
-from trader.store.pool import PoolUse
+from trader.store.database.pool import PoolUse
 
 Client = TestClient[web.Request, web.Application]
 Figures = dict[tuple[str, tuple[str, ...]], float]

@@ -1,11 +1,10 @@
-"""The streams under load and abuse, for two minutes of simulated time; benchmarks/stream_load.py does the long run."""
+"""The streams under load and abuse, for two simulated minutes; tests/benchmarks/stream_load.py does the long run."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
 from benchmarks.arrivals import Follower, judged
 
 SECOND_NS = 10**9

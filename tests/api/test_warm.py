@@ -8,8 +8,8 @@ import pytest
 
 from trader.api import warm
 from trader.clock import ManualClock
-from trader.domain.records import VariantId
-from trader.services.portfolio import VariantHistories
+from trader.domain.models import VariantId
+from trader.services.portfolio.snapshots import VariantHistories
 
 NOW = datetime.fromisoformat("2025-01-31T12:00:00Z")
 

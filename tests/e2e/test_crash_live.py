@@ -12,15 +12,15 @@ from support.process import ROOT, ServiceProcess, serving
 from support.scripted import make_settings
 
 from trader.clock import LockstepClock
-from trader.domain.account import equity, maintenance
-from trader.domain.market import Tick
-from trader.domain.orders import Order, OrderAnswer, OrderSide, OrderStatus
+from trader.domain.exchange.account import equity, maintenance
+from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, OrderStatus
+from trader.domain.market.markets import Tick
 from trader.gateways.market.replay import ReplaySource
-from trader.services.audit import audit
 from trader.services.events import EventBus
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
-from trader.store.pool import Database
+from trader.services.exchange.audit import audit
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
+from trader.store.database.pool import Database
 
 BEGIN = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 END = datetime(2025, 2, 3, 2, 12, tzinfo=UTC)

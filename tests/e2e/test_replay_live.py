@@ -8,8 +8,8 @@ from pathlib import Path
 import asyncpg
 from support.process import serving
 
-from trader.services.audit import audit
-from trader.store.pool import Database
+from trader.services.exchange.audit import audit
+from trader.store.database.pool import Database
 
 BEGIN = "2025-01-15T00:00:00.000Z"
 END = "2025-01-16T00:00:00.000Z"

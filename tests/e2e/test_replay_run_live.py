@@ -9,9 +9,9 @@ from support.process import ROOT, serving
 from support.slow_provider import slow_provider
 
 from trader.clock import SystemClock
-from trader.domain.records import Model, VariantId
-from trader.store.agents import upsert_model
-from trader.store.pool import Database
+from trader.domain.models import Model, VariantId
+from trader.store.agents.invocations import upsert_model
+from trader.store.database.pool import Database
 
 MODELS = 6
 

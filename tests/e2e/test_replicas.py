@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 from support.process import ServiceProcess, serving
 
-from trader.services.audit import audit
-from trader.store.pool import Database
+from trader.services.exchange.audit import audit
+from trader.store.database.pool import Database
 
 
 async def role(service: ServiceProcess) -> str:

@@ -17,10 +17,10 @@ from aiohttp.test_utils import TestServer
 from support.process import ServiceProcess, serving
 
 from trader.clock import SystemClock
-from trader.domain.records import Model, VariantId
+from trader.domain.models import Model, VariantId
 from trader.settings import Settings
-from trader.store.agents import upsert_model
-from trader.store.pool import Database
+from trader.store.agents.invocations import upsert_model
+from trader.store.database.pool import Database
 
 KEYS = tuple(f"sk-e2e-secret-{number}-0f9e8d7c6b5a" for number in range(4))
 SECRETS = {

@@ -15,8 +15,8 @@ from support.fake_venue import FakeVenue, fake_venue
 from support.process import ServiceProcess
 
 from trader.clock import iso
-from trader.services.audit import audit
-from trader.store.pool import Database
+from trader.services.exchange.audit import audit
+from trader.store.database.pool import Database
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchan
 from support.fake_venue import IDS, until
 from support.process import ServiceProcess
 
-from trader.domain.records import Model, VariantId
-from trader.services.audit import audit
-from trader.store.agents import upsert_model
-from trader.store.pool import Database
-from trader.store.trading import select_accounts
+from trader.domain.models import Model, VariantId
+from trader.services.exchange.audit import audit
+from trader.store.agents.invocations import upsert_model
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_accounts
 
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
 pytestmark = pytest.mark.sdk

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trader.store.pool import Database, place
+from trader.store.database.pool import Database, place
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 NO_RUN = "0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10"

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 from support.outline import Outline
 from support.records import START, add_model, add_trade, id_of
 
-from trader.domain.drift import Drift
-from trader.domain.orders import OrderSide
-from trader.store.drift import insert_drift
-from trader.store.pool import Database
+from trader.domain.exchange.orders import OrderSide
+from trader.domain.live.drift import Drift
+from trader.store.database.pool import Database
+from trader.store.live.drift import insert_drift
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from support.outline import Outline
 
-from trader.store import report as store
-from trader.store.pool import Database
+from trader.store.database.pool import Database
+from trader.store.portfolio import report as store
 from trader.variants import VARIANTS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -11,11 +11,11 @@ import pytest
 from support.records import add_run, make_run
 
 from trader.clock import SystemClock
-from trader.services.audit import audit
-from trader.store.agents import select_models
-from trader.store.leadership import LeaderLock
-from trader.store.pool import Database
-from trader.store.trading import select_accounts, select_processed_until
+from trader.services.exchange.audit import audit
+from trader.store.agents.invocations import select_models
+from trader.store.database.leadership import LeaderLock
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_accounts, select_processed_until
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

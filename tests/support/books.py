@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from trader.domain.account import Account, Run
-from trader.domain.booking import Rules, row_id
-from trader.domain.exchange import Moment
-from trader.domain.market import MARKETS, PLAIN_FUNDING_RATE, Book, Level, Quote
+from trader.domain.exchange.account import Account, Run
+from trader.domain.exchange.ledger import Rules, row_id
+from trader.domain.exchange.rules import Moment
+from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Book, Level, Quote
 
 START = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 """Half an hour before a funding boundary."""

@@ -6,13 +6,13 @@ from decimal import Decimal
 
 from support.books import RULES, Side, deep_quote, make_quote, moment_of, open_account, plain_rate
 
-from trader.domain import account as figures
-from trader.domain import exchange
-from trader.domain.account import Account, Position
-from trader.domain.booking import Booking
-from trader.domain.exchange import Moment
-from trader.domain.market import Quote
-from trader.domain.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
+from trader.domain.exchange import account as figures
+from trader.domain.exchange import rules as exchange
+from trader.domain.exchange.account import Account, Position
+from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
+from trader.domain.exchange.rules import Moment
+from trader.domain.market.markets import Quote
 
 D = Decimal
 BUY, SELL = OrderSide.BUY, OrderSide.SELL

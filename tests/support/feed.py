@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from trader.clock import Clock, ManualClock
-from trader.domain.market import (
+from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,
@@ -21,7 +21,7 @@ from trader.domain.market import (
     Quote,
     Tick,
 )
-from trader.services.market import MarketData, OnTick
+from trader.services.market.feed import MarketData, OnTick
 
 START = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

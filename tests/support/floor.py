@@ -10,16 +10,16 @@ import orjson
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 
 from trader.clock import ManualClock
-from trader.domain.conversation import Answer, ToolRequest, Turn
-from trader.domain.records import Model, VariantId
-from trader.gateways.llm import Provider, Providers
-from trader.services.agents import Agents, InvocationRecord
+from trader.domain.agents.conversation import Answer, ToolRequest, Turn
+from trader.domain.models import Model, VariantId
+from trader.gateways.agents.providers import Provider, Providers
+from trader.services.agents.schedule import Agents, InvocationRecord
 from trader.services.events import Event, EventBus, WorkflowProgress
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
-from trader.services.safety import Safety
-from trader.store.agents import upsert_model
-from trader.store.pool import Database
+from trader.services.exchange.halts import Safety
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
+from trader.store.agents.invocations import upsert_model
+from trader.store.database.pool import Database
 
 MIDS = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 

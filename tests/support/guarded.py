@@ -7,12 +7,12 @@ from uuid import uuid4
 
 from support.venue import Venue, running
 
-from trader.domain.halts import Command, Halt, HaltCause, Outcome, Verb
-from trader.domain.market import Tick
-from trader.services.loss_limits import LossLimits
-from trader.services.operations import Operations
-from trader.store import safety as store
-from trader.store.pool import Database
+from trader.domain.exchange.halts import Command, Halt, HaltCause, Outcome, Verb
+from trader.domain.market.markets import Tick
+from trader.services.operations.loss_limits import LossLimits
+from trader.services.operations.operator_commands import Operations
+from trader.store.database.pool import Database
+from trader.store.operations import safety as store
 
 
 class Guarded:

@@ -19,23 +19,23 @@ from support.scripted import START, ScriptedSource, make_book
 from support.venue import without_depth
 
 from trader.clock import ManualClock
-from trader.domain.account import Account
-from trader.domain.market import Market, Quote, Tick
-from trader.domain.orders import Order, OrderAnswer, OrderSide
-from trader.domain.records import Model, VariantId
-from trader.gateways.lighter_account import LighterAccounts
-from trader.gateways.lighter_signer import OrderTerms, Signed
-from trader.services.audit import audit
-from trader.services.drift import DriftRecorder
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
+from trader.domain.market.markets import Market, Quote, Tick
+from trader.domain.models import Model, VariantId
+from trader.gateways.lighter.account import LighterAccounts
+from trader.gateways.lighter.signer import OrderTerms, Signed
 from trader.services.events import Event, EventBus
-from trader.services.live import LiveExchange
-from trader.services.market import MarketData
-from trader.services.safety import Safety
+from trader.services.exchange.audit import audit
+from trader.services.exchange.halts import Safety
+from trader.services.live.drift import DriftRecorder
+from trader.services.live.exchange import LiveExchange
+from trader.services.market.feed import MarketData
 from trader.setting_forms import Secret
 from trader.settings import Settings
-from trader.store.agents import update_venue_account_index, upsert_model
-from trader.store.pool import Database
-from trader.store.trading import select_accounts
+from trader.store.agents.invocations import update_venue_account_index, upsert_model
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_accounts
 
 SYMBOLS: Final = ("BTC", "ETH")
 CENT: Final = Decimal("0.01")

@@ -5,12 +5,14 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID, uuid5
 
-from trader.domain.account import Account, Position, Run
-from trader.domain.market import MARKETS, Market
-from trader.domain.orders import Side
-from trader.domain.records import Invocation, InvocationStatus, Model, Snapshot, ToolCall, ToolCallStatus, VariantId
-from trader.store import agents as agents_store
-from trader.store.pool import Connection
+from trader.domain.agents.invocations import Invocation, InvocationStatus, ToolCall, ToolCallStatus
+from trader.domain.exchange.account import Account, Position, Run
+from trader.domain.exchange.orders import Side
+from trader.domain.market.markets import MARKETS, Market
+from trader.domain.models import Model, VariantId
+from trader.domain.portfolio.snapshots import Snapshot
+from trader.store.agents import invocations as agents_store
+from trader.store.database.pool import Connection
 
 START = datetime(2026, 3, 4, 0, 0, tzinfo=UTC)
 """A Wednesday."""

@@ -13,9 +13,9 @@ from itertools import groupby
 from support.reference_ledger import Books, Entry, post, rounded
 from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, plan_is_sound
 
-from trader.domain.exchange import Moment
-from trader.domain.market import Book, Market
-from trader.domain.orders import ExitPlan, Order
+from trader.domain.exchange.orders import ExitPlan, Order
+from trader.domain.exchange.rules import Moment
+from trader.domain.market.markets import Book, Market
 
 STALE = timedelta(seconds=30)
 LIQUIDATION_FEE = Fraction(1, 100)

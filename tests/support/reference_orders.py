@@ -5,7 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 from fractions import Fraction
 
-from trader.domain.orders import ExitPlan
+from trader.domain.exchange.orders import ExitPlan
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,17 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 from trader.clock import Clock, ManualClock
-from trader.domain.market import MARKETS, PLAIN_FUNDING_RATE, Book, Candle, Interval, Level, Market, Quote, Tick
+from trader.domain.market.markets import (
+    MARKETS,
+    PLAIN_FUNDING_RATE,
+    Book,
+    Candle,
+    Interval,
+    Level,
+    Market,
+    Quote,
+    Tick,
+)
 from trader.settings import Settings
 
 START = datetime(2025, 1, 1, 12, 0, 30, tzinfo=UTC)

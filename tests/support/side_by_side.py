@@ -13,12 +13,12 @@ from support.reference_account import ReferenceAccount
 from support.reference_ledger import Books
 from support.reference_orders import Answer
 
-from trader.domain import account as figures
-from trader.domain import exchange
-from trader.domain.booking import Booking
-from trader.domain.exchange import Moment
-from trader.domain.market import Market
-from trader.domain.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
+from trader.domain.exchange import account as figures
+from trader.domain.exchange import rules as exchange
+from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
+from trader.domain.exchange.rules import Moment
+from trader.domain.market.markets import Market
 
 Rate = Callable[[str, datetime], Decimal]
 

@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 from support.process import ServiceProcess
 
-from trader.domain.account import Account
-from trader.services.audit import audit
-from trader.store.embedded import EMBEDDED_FOLDER, EmbeddedPostgres
-from trader.store.pool import Database
-from trader.store.trading import select_accounts
+from trader.domain.exchange.account import Account
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.services.exchange.audit import audit
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_accounts
 
 ACCOUNTS = [f"storm-{n}" for n in range(12)]
 MARKETS = {"BTC": 0.01, "ETH": 0.3, "SOL": 4.0}

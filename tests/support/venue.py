@@ -8,15 +8,15 @@ from decimal import Decimal
 from support.scripted import ScriptedSource, make_settings, make_tick
 
 from trader.clock import ManualClock
-from trader.domain.account import Account
-from trader.domain.orders import Order, OrderAnswer, OrderSide
-from trader.services.audit import audit
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.services.events import Event, EventBus
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
-from trader.services.safety import Safety
-from trader.store.pool import Database
-from trader.store.trading import select_accounts
+from trader.services.exchange.audit import audit
+from trader.services.exchange.halts import Safety
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_accounts
 
 
 class Venue:

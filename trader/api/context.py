@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from trader.clock import Clock
-from trader.services.agents import Agents
-from trader.services.analytics import Analytics
-from trader.services.market import MarketData
-from trader.services.portfolio import Portfolio
-from trader.services.trading import TradingRecords
-from trader.services.venue import Venue
+from trader.services.agents.schedule import Agents
+from trader.services.exchange.protocol import Venue
+from trader.services.market.feed import MarketData
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.snapshots import Portfolio
+from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trader.api.schemas.common import ENCODER, Body, Pieces
-from trader.domain.conversation import NESTED_MAX
+from trader.domain.agents.conversation import NESTED_MAX
 from trader.errors import Issue
 
 _BOM = b"\xef\xbb\xbf"

@@ -10,9 +10,9 @@ from trader.api.schemas.models import invocation_of
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.streams import PositionEventData
 from trader.api.schemas.trades import TradeView
-from trader.domain.account import Account
-from trader.domain.records import Model
-from trader.services.venue import Venue
+from trader.domain.exchange.account import Account
+from trader.domain.models import Model
+from trader.services.exchange.protocol import Venue
 
 TRADES_MAX = 100
 CONVERSATIONS_MAX = 50

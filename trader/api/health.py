@@ -28,7 +28,7 @@ from trader.api.schemas.health import (
     halts_in_force,
 )
 from trader.clock import Clock
-from trader.domain.halts import Halt
+from trader.domain.exchange.halts import Halt
 from trader.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ from trader.api.broadcast import Broadcaster, StateBroadcaster
 from trader.api.health import SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
 from trader.api.routes import add_read_only
-from trader.gateways.chat import ChatClient
-from trader.gateways.llm import Provider
-from trader.services.books import Tally
-from trader.store.pool import PoolUse
+from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.providers import Provider
+from trader.services.exchange.accounts import Tally
+from trader.store.database.pool import PoolUse
 
 LAG_EVERY_S: Final = 0.25
 LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

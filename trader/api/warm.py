@@ -1,6 +1,6 @@
 """What dashboards ask for by default, made before anybody asks.
 
-The first reading of a season takes seconds: what is kept from then on (`services.histories`, `services.runs`) is made
+The first reading of a season takes seconds: what is kept from then on is made
 before the service listens, and brought up to date after every writing of snapshots.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from trader.api.procedures.portfolio import DEFAULT_RANGE
 from trader.api.schemas.portfolio import GetPortfolioHistoryInput, records_of
 from trader.api.schemas.variants import variant_history_of
-from trader.services.portfolio import Window
+from trader.services.portfolio.snapshots import Window
 
 if TYPE_CHECKING:
     from trader.api.context import Context

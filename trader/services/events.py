@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trader.domain.halts import Halt
+from trader.domain.exchange.halts import Halt
 
 WorkflowType = Literal["workflow:started", "workflow:step", "workflow:complete", "workflow:failed", "batch:complete"]
 

@@ -15,7 +15,7 @@ from support.process import serving
 from trader.api import openapi, rpc
 from trader.api.schemas.health import HaltInForce
 from trader.clock import iso
-from trader.domain.halts import HaltCause
+from trader.domain.exchange.halts import HaltCause
 from trader.services.events import (
     ConversationsChanged,
     Event,
@@ -25,7 +25,7 @@ from trader.services.events import (
     WorkflowProgress,
 )
 from trader.settings import Settings
-from trader.store.pool import Database
+from trader.store.database.pool import Database
 
 Document = dict[str, Any]
 

@@ -13,11 +13,11 @@ from support.scripted import START
 
 from trader.api import cors, rpc
 from trader.clock import iso
-from trader.domain.records import VariantId
+from trader.domain.models import VariantId
 from trader.errors import ProviderError
-from trader.services.agents import Agents
+from trader.services.agents.schedule import Agents
 from trader.settings import Settings
-from trader.store.pool import Database
+from trader.store.database.pool import Database
 
 
 @dataclass

@@ -14,12 +14,12 @@ from support.scripted import START, ScriptedSource, make_settings, make_tick
 
 from trader.api import cors, rpc
 from trader.clock import ManualClock
-from trader.domain.records import Model, VariantId
+from trader.domain.models import Model, VariantId
 from trader.services.events import EventBus
-from trader.services.exchange import Exchange
-from trader.services.market import MarketData
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
 from trader.settings import Settings
-from trader.store.pool import Database
+from trader.store.database.pool import Database
 
 MIDS = {"BTC": "94000", "ETH": "3300"}
 """SOL has no price yet."""

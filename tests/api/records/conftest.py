@@ -27,15 +27,16 @@ from trader.api import rpc
 from trader.api.envelope import Style
 from trader.api.schemas.common import whole
 from trader.clock import ManualClock
-from trader.domain.records import Step, VariantId
-from trader.services.analytics import Analytics
-from trader.services.portfolio import Portfolio
-from trader.services.trading import TradingRecords
+from trader.domain.agents.invocations import Step
+from trader.domain.models import VariantId
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.snapshots import Portfolio
+from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
-from trader.store import agents as agents_store
-from trader.store import portfolio as portfolio_store
-from trader.store.partitions import ensure_partitions
-from trader.store.pool import Database
+from trader.store.agents import invocations as agents_store
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.portfolio import snapshots as portfolio_store
 
 Call = Callable[..., Awaitable[Any]]
 CallRaw = Callable[..., Awaitable[bytes]]

@@ -12,8 +12,8 @@ from support.records import HOUR, MINUTE, START, id_of, make_account
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.trades import hours_and_minutes
-from trader.store import agents as agents_store
-from trader.store.pool import Database
+from trader.store.agents import invocations as agents_store
+from trader.store.database.pool import Database
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader.api.envelope import Style, Unwrapped, failure, success, text_issue, unwrap
-from trader.domain.conversation import NESTED_MAX
+from trader.domain.agents.conversation import NESTED_MAX
 from trader.errors import Issue
 
 PLAIN, ORPC = Style.PLAIN, Style.ORPC

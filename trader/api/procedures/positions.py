@@ -12,8 +12,8 @@ from trader.api.schemas.positions import (
     positions_of,
     price_of,
 )
-from trader.domain.account import Account
-from trader.domain.market import canonical_symbol
+from trader.domain.exchange.account import Account
+from trader.domain.market.markets import canonical_symbol
 
 
 @procedure("trading.getPositions", fresh=freshness.of_positions)

@@ -11,7 +11,7 @@ from trader.api.schemas.simulator import (
     OrderView,
     PlaceOrderInput,
 )
-from trader.domain.account import Account
+from trader.domain.exchange.account import Account
 
 
 @procedure("simulator.placeOrder", changes=True)

@@ -18,9 +18,10 @@ from trader.api.schemas.common import (
     iso,
     trimmed,
 )
-from trader.domain.records import Invocation, Model, Step, ToolCall, ToolCallType
-from trader.services.analytics import FailureCounts, Failures, LeaderboardEntry, ModelStats, SortKey
-from trader.services.portfolio import Window
+from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
+from trader.domain.models import Model
+from trader.services.portfolio.analytics import FailureCounts, Failures, LeaderboardEntry, ModelStats, SortKey
+from trader.services.portfolio.snapshots import Window
 
 Figure = float | Literal["N/A", "Infinity"]
 """A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from trader.clock import iso
+from trader.domain.models import VariantId
 from trader.domain.money import text
-from trader.domain.records import VariantId
 
 T = TypeVar("T")
 

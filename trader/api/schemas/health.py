@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from trader.api.schemas.common import Timestamp, Wire, given, iso
-from trader.domain.halts import Halt
+from trader.domain.exchange.halts import Halt
 
 
 class HaltInForce(Wire, kw_only=True):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, given, iso
-from trader.domain.records import ToolCall, ToolCallStatus, ToolCallType
-from trader.services.agents import InvocationRecord, ModelSummary
+from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
+from trader.services.agents.schedule import InvocationRecord, ModelSummary
 
 FinishedStatus = Literal["completed", "failed", "timeout"]
 

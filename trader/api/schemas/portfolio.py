@@ -24,10 +24,10 @@ from trader.api.schemas.common import (
 )
 from trader.api.schemas.positions import ModelId
 from trader.clock import cut_to_ms
-from trader.domain.records import Model
+from trader.domain.models import Model
 from trader.errors import InvalidInput, Issue
-from trader.services.portfolio import EncodedHistory, LiveValues, Resolution
-from trader.store.portfolio import EquityValue
+from trader.services.portfolio.snapshots import EncodedHistory, LiveValues, Resolution
+from trader.store.portfolio.snapshots import EquityValue
 
 IsoTime = Annotated[
     str,

@@ -25,11 +25,11 @@ from trader.api.schemas.common import (
     text,
     trimmed,
 )
-from trader.domain import account as books
-from trader.domain.account import Account, Marks, Position
-from trader.domain.market import Market, Quote
-from trader.domain.orders import ExitPlan, Side
-from trader.domain.records import Model
+from trader.domain.exchange import account as books
+from trader.domain.exchange.account import Account, Marks, Position
+from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.market.markets import Market, Quote
+from trader.domain.models import Model
 
 Markets = Mapping[str, Market]
 

@@ -10,10 +10,9 @@ from msgspec import Meta
 from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, given, iso, trimmed
 from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price, shown
 from trader.clock import cut_to_ms
-from trader.domain import account as books
-from trader.domain.account import Account, Marks, Position, RestingOrder
-from trader.domain.money import from_number
-from trader.domain.orders import (
+from trader.domain.exchange import account as books
+from trader.domain.exchange.account import Account, Marks, Position, RestingOrder
+from trader.domain.exchange.orders import (
     AnswerFill,
     ExitPlan,
     Order,
@@ -23,6 +22,7 @@ from trader.domain.orders import (
     OrderType,
     Side,
 )
+from trader.domain.money import from_number
 from trader.errors import InvalidInput, Issue
 
 # `$` alone would let a last line feed pass.

@@ -21,9 +21,8 @@ from trader.api.schemas.common import (
     trimmed,
 )
 from trader.api.schemas.positions import ModelId
+from trader.domain.exchange.orders import Side, Trade
 from trader.domain.money import ZERO, divide
-from trader.domain.orders import Side
-from trader.domain.records import Trade
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 

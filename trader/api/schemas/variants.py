@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from trader.api.schemas.common import ENCODER, Input, Timestamp, VariantId, Wire, checked, iso, trimmed
-from trader.services.analytics import VariantStats
-from trader.services.portfolio import Point, VariantHistories, Window
+from trader.services.portfolio.analytics import VariantStats
+from trader.services.portfolio.snapshots import Point, VariantHistories, Window
 from trader.variants import VARIANTS, Variant
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from math import ceil, floor
 
-from trader.domain.market import Book, Level, Market, Quote
+from trader.domain.market.markets import Book, Level, Market, Quote
 
 
 class Grid:

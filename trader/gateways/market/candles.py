@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from trader.domain.market import INTERVALS, Candle, Interval
+from trader.domain.market.markets import INTERVALS, Candle, Interval
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)

@@ -13,7 +13,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
-from trader.domain.market import canonical_symbol
+from trader.domain.market.markets import canonical_symbol
 from trader.errors import MarketDataError
 from trader.gateways.market.candles import moment_of
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from trader.clock import Clock, LockstepClock, iso
-from trader.domain.market import (
+from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,

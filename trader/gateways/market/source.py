@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Protocol
 
 from trader.clock import Clock
-from trader.domain.market import Candle, Interval, Market, Tick
+from trader.domain.market.markets import Candle, Interval, Market, Tick
 
 
 class MarketSource(Protocol):

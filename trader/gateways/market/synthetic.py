@@ -11,7 +11,7 @@ from math import exp
 from random import Random
 
 from trader.clock import Clock, SystemClock
-from trader.domain.market import (
+from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,

@@ -1,0 +1,128 @@
+"""How much many models at once hold up everybody else, beside an idle loop in the same process.
+
+    scripts/benchmark agents [--models 20] [--step 30] [--seconds 150]
+
+Real AI runs through the real workflow: the synthetic market at its own pace, a provider over HTTP, in a process of its
+own, that takes `--step` seconds for each of two steps, the executor every 60 s, and a durable embedded PostgreSQL.
+Printed are the lag of the event loop (goal: below 50 ms), the distance of the executor's runs from their grid, and how
+long a shutdown takes while every model waits for its provider (goal: below 2 s).
+"""
+
+import argparse
+import asyncio
+import gc
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from datetime import datetime
+from pathlib import Path
+
+from support.loop_lag import LoopLag
+from support.slow_provider import slow_provider
+
+from trader.clock import SystemClock
+from trader.domain.models import Model, VariantId
+from trader.embedded.server import EmbeddedPostgres
+from trader.gateways.agents.providers import make_providers
+from trader.gateways.sources import make_source
+from trader.schedulers import Schedulers, jobs
+from trader.services.agents.schedule import Agents
+from trader.services.events import EventBus
+from trader.services.exchange.paper import Exchange
+from trader.services.market.feed import MarketData
+from trader.services.portfolio.snapshots import Portfolio
+from trader.settings import Settings
+from trader.store.agents.invocations import upsert_model
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database, apply_schema
+
+IDLE_S = 5
+
+
+async def measure(folder: Path, models: int, step_s: float, seconds: float) -> None:
+    async with LoopLag() as idle:
+        await asyncio.sleep(IDLE_S)
+    print(f"idle loop           {idle.words()}")
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(slow_provider(step_s))
+        written = {"OPENAI_BASE_URL": url, "MAX_PARALLEL_MODELS": str(models)}
+        settings = Settings.load(written, None, demo=True)
+        server = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
+        database = await Database.connect(await server.ensure_database("trader_benchmark"))
+        stack.push_async_callback(database.close)
+        await apply_schema(database)
+        await _add_models(database, models)
+        clock, events, source = SystemClock(), EventBus(), make_source(settings)
+        await source.open()
+        market = MarketData(source, clock)
+        exchange = Exchange(database, market, clock, events, settings)
+        await exchange.lead()
+        feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()))
+        providers = make_providers(settings)
+        stack.push_async_callback(providers.close)
+        agents = Agents(database, exchange, market, clock, events, settings, providers)
+        await agents.start()
+        started: list[datetime] = []
+
+        async def execute(now: datetime) -> None:
+            started.append(now)
+            await agents.run_batch(now)
+
+        portfolio = Portfolio(database, exchange, clock, settings)
+        schedulers = Schedulers(jobs(events, execute, portfolio.take_snapshots), clock)
+        gc.collect()
+        gc.freeze()  # as the service does when it has started
+        async with LoopLag() as busy:
+            await schedulers.start()
+            await asyncio.sleep(seconds)
+        print(f"{models} models, {step_s:g} s a step {busy.words()}   (goal < 50 ms)")
+        _tell_grid(started)
+        await _tell_runs(database, agents)
+        began_s = time.perf_counter()
+        await schedulers.close()
+        await agents.close()
+        print(f"shutdown            {(time.perf_counter() - began_s) * 1000:5.0f} ms   (goal < 2,000 ms)")
+        feed.cancel()
+        await asyncio.wait([feed])
+        await exchange.resign()
+
+
+async def _add_models(database: Database, count: int) -> None:
+    now, variants = SystemClock().now(), list(VariantId)
+    async with database.connection() as conn:
+        await ensure_partitions(conn, now)
+        for number in range(count):
+            model = Model(
+                id=f"slow-{number:03}", name=f"Slow {number}", variant=variants[number % len(variants)],
+                provider="openai", router_model_name="slow/one", created_at=now,
+            )  # fmt: skip
+            await upsert_model(conn, model)
+
+
+def _tell_grid(started: list[datetime]) -> None:
+    off = [at.second + at.microsecond / 1e6 for at in started[1:]]  # the first run is at the start
+    told = ", ".join(f"{seconds * 1000:.0f}" for seconds in off) or "none yet"
+    print(f"executor            {len(started)} runs, ms after the full minute: {told}")
+
+
+async def _tell_runs(database: Database, agents: Agents) -> None:
+    async with database.connection() as conn:
+        statuses = await conn.fetch("SELECT status, count(*) FROM invocations GROUP BY status ORDER BY status")
+    told = ", ".join(f"{row['count']} {row['status']}" for row in statuses)
+    print(f"runs                {told}; {len(agents.running())} under way, {agents.skipped} skipped as still running")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=int, default=20)
+    parser.add_argument("--step", type=float, default=30)
+    parser.add_argument("--seconds", type=float, default=150)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="trader-benchmark-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+        asyncio.run(measure(folder, options.models, options.step, options.seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""Whatever the market and the account look like, the rule agents stay within every bound, and the guard agrees."""
+
+import csv
+import gzip
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import islice
+from random import Random
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.candles import FOLDER
+
+from trader.domain.agents.guard import Refusal, Situation, judge_closing, judge_opening, judge_plan
+from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
+from trader.domain.agents.tools import (
+    TOOL_NAMES,
+    TOOLS,
+    ClosePosition,
+    CreatePosition,
+    Decision,
+    Holding,
+    UpdateExitPlan,
+)
+from trader.domain.agents.view import AccountView, MarketView, PositionView, StatsView, View
+from trader.domain.exchange.account import Account, Position, Run, available_cash, equity
+from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.market.indicators import Indicators, indicators
+from trader.domain.market.markets import INTERVALS, MARKETS, Candle, Interval
+from trader.domain.models import VariantId
+from trader.domain.money import ZERO, divide, from_number
+from trader.variants import VARIANTS
+
+NOW = datetime(2025, 1, 8, 14, 7, 30, tzinfo=UTC)
+FEE = Decimal("0.0005")
+LEVEL = {"BTC": 95_000.0, "ETH": 3_300.0, "SOL": 190.0}
+RISK_MAX = {
+    VariantId.APEX: apex.RISK_MAX,
+    VariantId.TRENDSURFER: trendsurfer.RISK,
+    VariantId.CONTRARIAN: contrarian.RISK,
+    VariantId.SOVEREIGN: sovereign.RISK,
+}
+
+
+def reading(rng: Random, price: float) -> Indicators:
+    """Indicators around a price, any of them absent now and then."""
+
+    def maybe(value: float) -> float | None:
+        return None if rng.random() < 0.04 else value
+
+    def near() -> float | None:
+        return maybe(price * (1 + rng.gauss(0, 0.015)))
+
+    return Indicators(
+        close=near(),
+        atr=maybe(price * 10 ** rng.uniform(-5, -0.3)),
+        rsi=maybe(rng.uniform(0, 100)),
+        adx=maybe(rng.uniform(5, 60)),
+        plus_di=maybe(rng.uniform(0, 60)),
+        minus_di=maybe(rng.uniform(0, 60)),
+        kijun_sen=near(),
+        vwap=near(),
+        vwap_deviation=maybe(price * rng.choice([0.0, 1e-9, rng.uniform(0, 0.02)])),
+        momentum=maybe(price * rng.gauss(0, 0.01)),
+        squeeze_on=rng.choice([False, False, False, True, None]),
+        squeeze_candles=rng.randint(1, 80),
+        squeeze_released=rng.randint(0, 8),
+    )
+
+
+def priced(rng: Random, symbol: str) -> MarketView:
+    rules = MARKETS[symbol]
+    level = LEVEL[symbol] * rng.uniform(0.5, 2)
+    bid = from_number(round(level / float(rules.tick))) * rules.tick
+    spread = rules.tick * rng.choice([1, 2, 5, 40])
+    price = bid + spread / 2
+    return MarketView(
+        symbol=symbol,
+        quoted_at=NOW,
+        stale=False,
+        price=price,
+        bid=bid,
+        ask=bid + spread,
+        spread=spread,
+        funding_rate=ZERO,
+        tick=rules.tick,
+        lot=rules.lot,
+        min_notional=rules.min_notional,
+        leverage_max=rules.leverage_max,
+        candles={},
+        indicators={interval: reading(rng, float(price)) for interval in ("15m", "1h")},
+    )
+
+
+def position(rng: Random, market: MarketView, worth: Decimal) -> Position:
+    """A position that lost or won up to 3 %, with a stop that the exchange would have taken."""
+    side = rng.choice(list(Side))
+    entry = market.price * from_number(rng.uniform(0.97, 1.03))
+    quantity = max(market.lot, worth * from_number(rng.uniform(0.01, 0.6)) / market.price // market.lot * market.lot)
+    distance = market.price * from_number(rng.uniform(0.0005, 0.05))
+    stop = (market.price - distance * side.direction) // market.tick * market.tick
+    return Position(
+        id=UUID(int=1),
+        symbol=market.symbol,
+        side=side,
+        quantity=quantity,
+        entry_notional=quantity * entry,
+        margin=quantity * entry / rng.randint(1, 5),
+        opened_at=NOW - timedelta(hours=rng.randint(0, 60)),
+        funded_until=NOW,
+        exit_plan=ExitPlan(stop=rng.choice([stop, stop, None])),
+    )
+
+
+def account_of(rng: Random, shown: Mapping[str, MarketView]) -> Account:
+    """From tiny to large, holding nothing, something or everything."""
+    capital = from_number(round(10 ** rng.uniform(0.5, 6.5), 2))
+    held = rng.sample(sorted(shown), rng.choice([0, 0, 1, 2, 3]))
+    run = Run(id=UUID(int=2), number=1, initial_capital=capital, quote_currency="USDT", started_at=NOW)
+    return Account(
+        id="a",
+        run=run,
+        sequence=0,
+        changed_at=NOW,
+        positions={symbol: position(rng, shown[symbol], capital) for symbol in held},
+    )
+
+
+def seen(account: Account, shown: Mapping[str, MarketView], drawdown: Decimal, stats: StatsView) -> View:
+    marks = {symbol: market.price for symbol, market in shown.items()}
+    worth = equity(account, marks)
+    return View(
+        at=NOW,
+        account=AccountView(
+            initial_capital=account.run.initial_capital,
+            equity=worth,
+            cash=account.cash,
+            available_cash=available_cash(account, marks),
+            margin=account.margin,
+            exposure=sum((held.quantity * marks[held.symbol] for held in account.positions.values()), ZERO),
+            day_opening_equity=worth,
+            peak_equity=worth,
+            drawdown_percent=drawdown,
+            day_loss_percent=ZERO,
+            taker_fee_rate=FEE,
+        ),
+        positions=tuple(_position(held, marks[held.symbol]) for held in account.positions.values()),
+        trades=(),
+        stats=stats,
+        markets=shown,
+    )
+
+
+def _position(held: Position, mark: Decimal) -> PositionView:
+    stop = held.exit_plan.stop
+    lost = ZERO if stop is None else held.quantity * (held.entry_price - stop) * held.side.direction
+    return PositionView(
+        symbol=held.symbol,
+        side=held.side,
+        quantity=held.quantity,
+        entry_price=held.entry_price,
+        mark=mark,
+        notional=held.quantity * mark,
+        margin=held.margin,
+        leverage=held.leverage,
+        unrealized=held.unrealized(mark),
+        fees=ZERO,
+        funding=ZERO,
+        risk=lost if lost > 0 else None,
+        liquidation_price=None,
+        exit_plan=held.exit_plan,
+        confidence=None,
+        opened_at=held.opened_at,
+    )
+
+
+def record(rng: Random) -> StatsView:
+    """A past of any kind."""
+    return StatsView(
+        trade_count=rng.choice([0, 5, 30, 500]),
+        win_rate_percent=rng.choice([None, 0.0, 45.0, 60.0, 100.0]),
+        average_win=rng.choice([None, Decimal("0.01"), Decimal(50)]),
+        average_loss=rng.choice([None, ZERO, Decimal("0.01"), Decimal(40)]),
+    )
+
+
+def judged(decision: Decision, account: Account, shown: View, variant: VariantId) -> object:
+    """What the guard says."""
+    situation = Situation(
+        now=NOW,
+        account=account,
+        marks={symbol: market.price for symbol, market in shown.markets.items()},
+        quoted_at=dict.fromkeys(shown.markets, NOW),
+        leverage_max={symbol: market.leverage_max for symbol, market in shown.markets.items()},
+        day_opening_equity=shown.account.day_opening_equity,
+        day_lowest_equity=None,
+        last_trades={},
+    )
+    match decision:
+        case CreatePosition():
+            return judge_opening(decision, decision.symbol, situation, VARIANTS[variant].limits)
+        case ClosePosition():
+            return judge_closing(decision, decision.symbol, situation)
+        case UpdateExitPlan():
+            return judge_plan(decision, decision.symbol, situation)
+        case _:
+            return None
+
+
+@given(st.integers(0, 2**64))
+@settings(max_examples=200)
+def test_every_decision_is_within_every_bound(seed: int) -> None:
+    check(seed)
+
+
+def test_the_drawn_situations_lead_to_every_kind_of_decision() -> None:
+    kinds = sum((check(seed) for seed in range(200)), Counter())
+    opening = {(variant, CreatePosition) for variant in VariantId}
+    caring = {(variant, ClosePosition) for variant in (VariantId.TRENDSURFER, VariantId.SOVEREIGN)}
+    assert kinds.keys() >= opening | caring | {(VariantId.TRENDSURFER, UpdateExitPlan)}
+
+
+def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
+    """What the agents decide in a drawn situation, each decision checked."""
+    kinds: Counter[tuple[VariantId, type[Decision]]] = Counter()
+    rng = Random(seed)
+    markets = {symbol: priced(rng, symbol) for symbol in MARKETS}
+    account = account_of(rng, markets)
+    shown = seen(account, markets, from_number(rng.choice([0.0, rng.uniform(0, 100)])), record(rng))
+    for variant, definition in VARIANTS.items():
+        decisions = definition.agent(shown, definition.limits)
+        assert decisions == definition.agent(shown, definition.limits)
+        assert [type(decision) is Holding for decision in decisions] == [False] * (len(decisions) - 1) + [True]
+        exposure, cash = shown.account.exposure, shown.account.available_cash
+        for decision in decisions:
+            encoded = msgspec.json.encode(decision)
+            assert msgspec.json.decode(encoded, type=TOOLS[TOOL_NAMES[type(decision)]]) == decision
+            verdict = judged(decision, account, shown, variant)
+            assert not isinstance(verdict, Refusal), verdict
+            kinds[variant, type(decision)] += 1
+            if isinstance(decision, CreatePosition):
+                exposure, cash = _opened(decision, shown, variant, exposure, cash)
+            elif isinstance(decision, UpdateExitPlan):
+                _tightened(decision, shown)
+        assert cash >= 0
+        assert exposure <= max(definition.limits.leverage_max * shown.account.equity, shown.account.exposure)
+    return kinds
+
+
+def _opened(
+    order: CreatePosition, shown: View, variant: VariantId, exposure: Decimal, cash: Decimal
+) -> tuple[Decimal, Decimal]:
+    """Check an entry; what it makes of exposure and free cash."""
+    market, limits = shown.markets[order.symbol], VARIANTS[variant].limits
+    assert shown.position(order.symbol) is None
+    quantity, leverage, stop = (from_number(value) for value in (order.quantity, order.leverage, order.stop))
+    price = market.ask if order.side is Side.LONG else market.bid
+    assert quantity % market.lot == 0
+    assert stop % market.tick == 0
+    assert quantity * market.price >= market.min_notional
+    assert 1 <= leverage <= min(limits.leverage_max, market.leverage_max)
+    assert (market.price - stop) * order.side.direction > 0
+    assert order.target is None or (from_number(order.target) - market.price) * order.side.direction > 0
+    assert 0 <= order.confidence <= 100
+    assert quantity * abs(price - stop) <= RISK_MAX[variant] * shown.account.equity
+    assert quantity * max(price, market.price) <= limits.position_notional_max * shown.account.equity
+    spent = divide(quantity * price, leverage) + quantity * price * FEE
+    return exposure + quantity * market.price, cash - spent
+
+
+def _tightened(change: UpdateExitPlan, shown: View) -> None:
+    held = shown.position(change.symbol)
+    assert held is not None
+    assert change.stop is not None
+    before, after = held.exit_plan.stop, from_number(change.stop)
+    assert before is None or (after - before) * held.side.direction > 0
+    assert (held.mark - after) * held.side.direction > 0
+
+
+def test_every_agent_finds_trades_in_real_markets() -> None:
+    """Asked every two hours over five real days, an agent with an empty account sees entries, and not everywhere."""
+    history = {symbol: _real(symbol, 10_000) for symbol in MARKETS}
+    intervals: tuple[Interval, ...] = ("5m", "15m", "1h")
+    candles = {symbol: {size: _merged(history[symbol], size) for size in intervals} for symbol in MARKETS}
+    run = Run(id=UUID(int=2), number=1, initial_capital=Decimal(10_000), quote_currency="USDT", started_at=NOW)
+    empty = Account(id="a", run=run, sequence=0, changed_at=NOW)
+    asked = range(2_880, 10_000, 120)
+    entered: Counter[VariantId] = Counter()
+    for index in asked:
+        at = history["BTC"][index].open_time
+        shown = seen(empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in MARKETS}, ZERO, StatsView())
+        for variant, definition in VARIANTS.items():
+            entered[variant] += len(definition.agent(shown, definition.limits)) > 1
+    for variant in VariantId:
+        assert 0.05 * len(asked) < entered[variant] < len(asked), entered
+
+
+def _real(symbol: str, count: int) -> list[Candle]:
+    path = FOLDER / f"{symbol}USDT-1m-2025-01.csv.gz"
+    if not path.exists():
+        pytest.skip("the real candles are not here")
+    with gzip.open(path, "rt") as lines:
+        rows = list(islice(csv.reader(lines), 1, count + 1))
+    return [
+        Candle(datetime.fromtimestamp(int(row[0]) / 1000, UTC), *(float(text) for text in row[1:6])) for row in rows
+    ]
+
+
+def _merged(minutes: list[Candle], interval: Interval) -> list[Candle]:
+    """Candles of an interval, each of as many whole minutes; the history begins at a full hour."""
+    size = INTERVALS[interval] // timedelta(minutes=1)
+    groups = [minutes[start : start + size] for start in range(0, len(minutes) - size + 1, size)]
+    return [
+        Candle(
+            group[0].open_time,
+            group[0].open,
+            max(candle.high for candle in group),
+            min(candle.low for candle in group),
+            group[-1].close,
+            sum(candle.volume for candle in group),
+        )
+        for group in groups
+    ]
+
+
+def _shown(symbol: str, candles: Mapping[Interval, list[Candle]], at: datetime) -> MarketView:
+    session = _closed(candles["5m"], "5m", at)
+    rules = MARKETS[symbol]
+    price = from_number(session[-1].close) // rules.tick * rules.tick
+    return MarketView(
+        symbol=symbol, quoted_at=at, stale=False, price=price, bid=price - rules.tick, ask=price + rules.tick,
+        spread=2 * rules.tick, funding_rate=ZERO, tick=rules.tick, lot=rules.lot, min_notional=rules.min_notional,
+        leverage_max=rules.leverage_max, candles={},
+        indicators={size: indicators(_closed(candles[size], size, at)[-120:], session) for size in ("15m", "1h")},
+    )  # fmt: skip
+
+
+def _closed(candles: list[Candle], interval: Interval, at: datetime) -> list[Candle]:
+    """The closed ones of the last 300."""
+    count = (at - candles[0].open_time) // INTERVALS[interval]
+    return candles[max(0, count - 300) : count]

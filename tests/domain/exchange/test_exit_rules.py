@@ -1,0 +1,191 @@
+"""Each rule of exit plans and runs by name."""
+
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+from support.books import START, deep_quote, moment_of, seconds
+from support.desk import BUY, SELL, D, Desk, eth, leveraged
+
+from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.orders import Cause, ExitPlan, OrderSide, OrderStatus
+
+# --- exit plans -------------------------------------------------------------------------------------------------------
+
+LATER = START + timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("plan", "mark", "reason"),
+    [
+        (ExitPlan(stop=D(1_900)), 1_900, Cause.STOP),
+        (ExitPlan(invalidation_price=D(1_900)), 1_900, Cause.INVALIDATION),
+        (ExitPlan(target=D(2_100)), 2_100, Cause.TARGET),
+        (ExitPlan(time_exit=START + timedelta(seconds=1)), 2_000, Cause.TIME),
+        (ExitPlan(stop=D(1_900), invalidation_price=D(1_950)), 1_900, Cause.STOP),
+        (ExitPlan(stop=D(1_900), time_exit=START + timedelta(seconds=1)), 1_900, Cause.STOP),
+        (ExitPlan(target=D(2_100), time_exit=START + timedelta(seconds=1)), 2_100, Cause.TARGET),
+    ],
+)
+def test_a_trigger_closes_the_whole_position_at_market(plan: ExitPlan, mark: int, reason: Cause) -> None:
+    desk = Desk()
+    desk.order(BUY, "1", plan=plan)
+    booking = desk.eth(mark)
+    assert booking is not None
+    assert [(trade.close_reason, trade.part.quantity) for trade in booking.trades] == [(reason, D(1))]
+    assert booking.fills[0].price == mark - D("0.01")
+    assert booking.fills[0].request_id is None
+
+
+@pytest.mark.parametrize("mark", ["1900.01", "2099.99"])
+def test_nothing_fires_short_of_its_price(mark: str) -> None:
+    desk = Desk()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900), target=D(2_100), time_exit=LATER))
+    assert desk.eth(mark) is None
+
+
+def test_the_triggers_of_a_short_are_mirrored() -> None:
+    for plan, mark in ((ExitPlan(stop=D(2_100)), 2_100), (ExitPlan(target=D(1_900)), 1_900)):
+        desk = Desk()
+        desk.order(SELL, "1", plan=plan)
+        assert desk.eth(mark) is not None
+        assert not desk.account.positions
+
+
+def test_triggers_are_checked_against_the_mark_and_not_the_book() -> None:
+    desk = Desk()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    assert desk.tick(eth([(1800, 9)], [(2050, 9)], mark="1900.01")) is None
+    assert desk.tick(eth([(1850, 9)], [(2050, 9)], mark="1900")) is not None
+
+
+def test_a_gap_costs_what_a_gap_costs() -> None:
+    desk = Desk()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    desk.eth(1_500)
+    assert desk.account.realized == D("1499.99") - D("2000.01")
+
+
+@pytest.mark.parametrize(
+    ("side", "plan"),
+    [
+        (BUY, ExitPlan(stop=D(2_000))),
+        (BUY, ExitPlan(invalidation_price=D(2_001))),
+        (BUY, ExitPlan(target=D(2_000))),
+        (SELL, ExitPlan(stop=D(2_000))),
+        (SELL, ExitPlan(invalidation_price=D(1_999))),
+        (SELL, ExitPlan(target=D(2_000))),
+        (BUY, ExitPlan(time_exit=START)),
+    ],
+)
+def test_a_plan_on_the_wrong_side_of_the_mark_is_refused_when_it_is_set(side: OrderSide, plan: ExitPlan) -> None:
+    desk = Desk()
+    assert desk.order(side, "1", plan=plan).status is OrderStatus.REJECTED
+    desk.order(side, "1")
+    assert desk.set_plan(plan) is not None
+    assert desk.position.exit_plan == ExitPlan()
+
+
+def test_the_stop_of_a_waiting_order_is_held_against_its_limit() -> None:
+    desk = Desk()
+    assert desk.order(BUY, "1", limit="1900", plan=ExitPlan(stop=D(1_950))).status is OrderStatus.REJECTED
+    assert desk.order(BUY, "1", limit="1900", plan=ExitPlan(stop=D(1_850))).status is OrderStatus.RESTING
+    desk.eth(1_899)
+    assert desk.position.exit_plan.stop == 1_850
+
+
+def test_a_plan_can_be_replaced_and_one_given_with_an_addition_replaces() -> None:
+    desk = Desk()
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
+    assert desk.set_plan(ExitPlan(target=D(2_200), invalidation="the trend breaks")) is None
+    assert desk.position.exit_plan == ExitPlan(target=D(2_200), invalidation="the trend breaks")
+    desk.order(BUY, "1")
+    assert desk.position.exit_plan.target == 2_200
+    desk.order(BUY, "1", plan=ExitPlan(stop=D(1_800)))
+    assert desk.position.exit_plan == ExitPlan(stop=D(1_800))
+
+
+def test_a_plan_without_a_position_is_refused() -> None:
+    assert Desk().set_plan(ExitPlan(stop=D(1_900))) == "there is no ETH position"
+
+
+def test_a_trigger_keeps_closing_what_the_book_could_not_take_though_the_mark_comes_back() -> None:
+    desk = Desk()
+    desk.order(BUY, "3", plan=ExitPlan(stop=D(1_900)))
+    desk.tick(eth([(1899, 1)], [(1901, 1)], mark="1900"))
+    assert (desk.position.quantity, desk.position.closing) == (D(2), "stop")
+    desk.eth(2_000)
+    assert not desk.account.positions
+    assert [trade.close_reason for b in desk.bookings for trade in b.trades] == [Cause.STOP, Cause.STOP]
+
+
+def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> None:
+    desk = Desk(1_050)
+    desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_990)))
+    booking = desk.eth("1900")
+    assert booking is not None
+    assert [trade.close_reason for trade in booking.trades] == [Cause.LIQUIDATION]
+    assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.REJECTED
+    assert desk.eth("1900") is None
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reset_cancels_closes_at_the_mark_without_fees_and_starts_a_run() -> None:
+    desk = Desk()
+    desk.order(BUY, "1")
+    desk.order(BUY, "1", limit="1900")
+    fees = desk.account.fees
+    desk.tick(eth([(2050, "0.1")], [(2150, "0.1")]))
+    before = desk.account
+    booking = desk.reset(5_000)
+    (trade,) = booking.trades
+    assert (trade.close_reason, trade.exit_notional, booking.fills[0].fee) == (Cause.RESET, D(2_100), D(0))
+    assert (trade.part.fees, booking.resting[0].cancel_reason) == (fees, "the account was reset")
+    assert booking.run == before.run
+    assert booking.starts_run
+    account = desk.account
+    assert (account.run.number, account.run.initial_capital, account.cash) == (2, D(5_000), D(5_000))
+    assert not account.positions
+    assert not account.resting
+    assert account.realized == account.fees == 0
+    assert account.sequence > before.sequence
+
+
+def test_the_same_orders_give_the_same_rows() -> None:
+    def rows() -> list[Booking]:
+        desk = leveraged()
+        desk.order(BUY, "0.01", limit="1900")
+        desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
+        desk.reset()
+        return desk.bookings
+
+    assert rows() == rows()
+
+
+def test_the_order_in_which_an_account_holds_its_positions_changes_no_row() -> None:
+    """Positions opened by one update are read back from their rows in another order."""
+
+    def rows(*, reverse: bool) -> list[object]:
+        desk = leveraged()
+        if reverse:
+            desk.account = replace(desk.account, positions=dict(reversed(list(desk.account.positions.items()))))
+        desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
+        desk.order(BUY, "0.01", limit="1900")
+        desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
+        desk.reset()
+        return [(booking.funding, booking.fills, booking.trades) for booking in desk.bookings]
+
+    assert rows(reverse=False) == rows(reverse=True)
+
+
+def test_a_refusal_changes_nothing_but_its_answer() -> None:
+    desk = Desk()
+    desk.order(BUY, "1")
+    before = desk.account
+    desk.moment = moment_of(deep_quote("ETH", 2_000, at=START + seconds(1)))
+    desk.order(BUY, "1000")
+    booking = desk.bookings[-1]
+    assert (booking.fills, booking.funding, booking.resting) == ((), (), ())
+    assert (desk.account.positions, desk.account.cash) == (before.positions, before.cash)

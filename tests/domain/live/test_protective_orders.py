@@ -1,0 +1,66 @@
+"""The orders that an exit plan has at the venue."""
+
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scripted import START
+
+from trader.domain.exchange.account import Account, Position, Run
+from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
+from trader.domain.exchange.venue_orders import VenueOrderType
+from trader.domain.live.protective_orders import LegTerms, all_wanted, wanted_legs, worst_price
+from trader.domain.market.markets import MARKETS
+
+D = Decimal
+BTC = MARKETS["BTC"]
+PLAN = ExitPlan(stop=D("90000.06"), target=D(99000), invalidation_price=D(91000), time_exit=START)
+
+
+def position(side: Side = Side.LONG, **more: object) -> Position:
+    fields: dict[str, object] = {
+        "id": UUID(int=1), "symbol": "BTC", "side": side, "quantity": D("0.5"), "entry_notional": D(47_000),
+        "margin": D(47_000), "opened_at": START, "funded_until": START, "exit_plan": PLAN, **more,
+    }  # fmt: skip
+    return Position(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("side", "closing"), [(Side.LONG, OrderSide.SELL), (Side.SHORT, OrderSide.BUY)])
+def test_stop_and_target_are_for_the_whole_position_on_the_tick(side: Side, closing: OrderSide) -> None:
+    assert wanted_legs(position(side), PLAN, BTC) == [
+        LegTerms("BTC", VenueOrderType.STOP, closing, D("0.5"), D("90000.1")),
+        LegTerms("BTC", VenueOrderType.TARGET, closing, D("0.5"), D("99000.0")),
+    ]
+
+
+def test_what_has_no_price_or_none_that_the_market_knows_has_no_leg() -> None:
+    assert wanted_legs(position(), ExitPlan(invalidation_price=D(1)), BTC) == []
+    assert wanted_legs(position(), ExitPlan(stop=D("0.04")), BTC) == []
+
+
+def test_what_is_being_closed_or_undecided_asks_for_nothing() -> None:
+    run = Run(id=UUID(int=1), number=1, initial_capital=D(10_000), quote_currency="USDT", started_at=START)
+
+    def wanted(one: Position, *busy: str) -> int:
+        held = Account(id="a", run=run, sequence=1, changed_at=START, positions={"BTC": one})
+        return len(all_wanted(held, dict(MARKETS), busy))
+
+    assert (wanted(position()), wanted(position(closing="stop")), wanted(position(), "BTC")) == (2, 0, 0)
+    assert wanted(position(), "ETH") == 2
+
+
+@given(
+    st.sampled_from(list(OrderSide)),
+    st.decimals("0.2", "1000000", places=1),
+    st.decimals("0", "0.3", places=3),
+)
+def test_the_worst_price_is_on_the_tick_and_no_better_than_the_price(
+    side: OrderSide, price: Decimal, slippage: Decimal
+) -> None:
+    worst = worst_price(side, price, slippage, BTC)
+    assert worst > 0
+    assert worst % BTC.tick == 0
+    assert (worst - price) * side.direction >= 0 or worst == BTC.tick
+    assert abs(worst - price) <= price * slippage + BTC.tick

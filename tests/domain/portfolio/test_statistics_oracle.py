@@ -1,0 +1,87 @@
+"""The ratios agree with an independent library, and the interval of a return covers the truth as often as it says."""
+
+import math
+import statistics as plain
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+
+from trader.domain.portfolio.statistics import (
+    EquityPoint,
+    calmar_ratio,
+    daily_returns,
+    decision_quality,
+    deviation,
+    max_drawdown,
+    quantile,
+    return_confidence,
+    sharpe_ratio,
+    sortino_ratio,
+    trade_signal_to_noise,
+)
+
+empyrical = pytest.importorskip("empyrical")
+numpy = pytest.importorskip("numpy")
+
+START = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+def _close(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def _walk(rng: Random, hours: int, *, drift: float = 0.0, memory: float = 0.0) -> list[EquityPoint]:
+    """Hourly equity whose log returns have a mean and remember the hour before."""
+    value, noise, points = 10_000.0, 0.0, []
+    for hour in range(hours):
+        points.append(EquityPoint(START + timedelta(hours=hour), value))
+        noise = memory * noise + rng.gauss(0, 0.004)
+        value *= math.exp(drift + noise)
+    return points
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ratios_agree_with_empyrical(seed: int) -> None:
+    rng = Random(seed)
+    series = _walk(rng, rng.randrange(100, 2200), drift=rng.uniform(-3e-4, 3e-4), memory=rng.uniform(0, 0.5))
+    daily = numpy.array(daily_returns(series))
+    assert sharpe_ratio(series) == _close(empyrical.sharpe_ratio(daily, annualization=365))
+    assert sortino_ratio(series) == _close(empyrical.sortino_ratio(daily, annualization=365))
+    values = numpy.array([point.value for point in series])
+    fall = empyrical.max_drawdown(values[1:] / values[:-1] - 1)
+    found = max_drawdown([point.value for point in series])
+    assert found is not None
+    assert found.percent == _close(-100 * fall)
+    annual = empyrical.annual_return(daily, annualization=365)
+    assert calmar_ratio(series) == _close(annual / abs(fall))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_figures_of_trades_agree_with_numpy(seed: int) -> None:
+    rng = Random(seed)
+    trades = [(rng.uniform(30, 95), rng.gauss(1, 80)) for _ in range(rng.randrange(3, 400))]
+    pnls = numpy.array([pnl for _, pnl in trades])
+    assert deviation(list(pnls)) == _close(numpy.std(pnls, ddof=1))
+    assert trade_signal_to_noise(list(pnls)) == _close(numpy.mean(pnls) / numpy.std(pnls, ddof=1))
+    assert decision_quality(trades) == _close(numpy.corrcoef(numpy.array(trades).T)[0, 1])
+    assert quantile(sorted(pnls), 0.025) == _close(numpy.quantile(pnls, 0.025))
+    assert plain.median(pnls) == _close(numpy.median(pnls))
+
+
+@pytest.mark.parametrize(
+    ("hours", "memory", "least"),
+    [(168, 0.0, 0.86), (720, 0.0, 0.90), (720, 0.5, 0.86)],
+    ids=["a week", "a month", "a month with a memory"],
+)
+def test_the_interval_covers_the_expected_return_at_its_rate(hours: int, memory: float, least: float) -> None:
+    """95 % of the intervals should hold the true drift; a bootstrap of few blocks is known to be a little narrow."""
+    drift, covered, sample = 0.0001, 0, 250
+    expected = 100 * math.expm1(drift * (hours - 1))
+    for seed in range(sample):
+        series = _walk(Random(f"{hours}:{memory}:{seed}"), hours, drift=drift, memory=memory)
+        interval = return_confidence(series, draws=250)
+        assert interval is not None
+        covered += interval.low <= expected <= interval.high
+    assert least <= covered / sample <= 0.99

@@ -1,0 +1,142 @@
+"""Whole runs against a chat-completions server that others have written: `@copilotkit/aimock` of npm."""
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from support.floor import Floor, open_floor
+from support.orpc import installed_packages
+
+from trader.domain.models import VariantId
+from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.gateways.agents.providers import Providers
+from trader.services.agents.schedule import InvocationRecord
+from trader.setting_forms import Secret
+from trader.store.agents.invocations import select_steps
+from trader.store.database.pool import Database
+from trader.variants import VARIANTS
+
+FOLDER = Path(__file__).parent / "mock_server"
+GOOD, REFUSED = "sk-independent-good-0001", "sk-independent-refused-0002"
+
+
+class Server:
+    """The running server, and what it can be asked beside the protocol."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self.url = url
+
+    async def received(self) -> list[dict[str, Any]]:
+        """The bodies of all requests so far."""
+        async with self._http.get(f"{self.url}/__aimock/journal") as response:
+            return [entry["body"] for entry in orjson.loads(await response.read()) if "completions" in entry["path"]]
+
+    async def suffer(self, **rates: float) -> None:
+        """Fail from now on, at these rates."""
+        async with self._http.post(f"{self.url}/__aimock/chaos", json=rates) as response:
+            assert response.status == 200, await response.text()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    program = installed_packages(FOLDER) / ".bin" / "llmock"
+    process = await asyncio.create_subprocess_exec(
+        "node", str(program), "-p", "0", "-f", str(FOLDER / "answers.json"), "--strict", "--validate-on-load",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={"PATH": os.environ["PATH"], "AIMOCK_API_KEYS": GOOD},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = b""
+        while not (found := re.search(rb"listening on (http://\S+)", line)):
+            line = await asyncio.wait_for(process.stdout.readline(), 30)
+            assert line, "the server ended"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {GOOD}"}) as http:
+            yield Server(http, found.group(1).decode())
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def floor_on(database: Database, server: Server, *keys: str) -> AsyncIterator[Floor]:
+    client = ChatClient(ProviderRow("openai", f"{server.url}/v1"), [Secret(key) for key in keys], backoff_s=0.001)
+    async with open_floor(database) as floor:
+        floor.agents._providers = Providers(client)
+        await floor.add("ada", variant=VariantId.CONTRARIAN, provider="openai")
+        yield floor
+    await client.close()
+
+
+async def run(floor: Floor, model: str) -> InvocationRecord:
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE models SET router_model_name = $1", model)
+    (record,) = await floor.cycle()
+    return record
+
+
+async def test_a_run_of_two_steps_with_a_refused_key_first(database: Database, server: Server) -> None:
+    async with floor_on(database, server, REFUSED, GOOD) as floor:
+        record = await run(floor, "lab/trader")
+        async with database.connection() as conn:
+            steps = (await select_steps(conn, [record.invocation.id]))[record.invocation.id]
+    assert record.invocation.status == "completed", record.invocation.failure_reason
+    assert record.invocation.response == "Looking at ETH.\n\nthe server says so"
+    assert [(call.type, call.status) for call in record.tool_calls] == [
+        ("FETCH_INDICATORS", "ok"), ("CREATE_POSITION", "failed"), ("HOLDING", "ok"),
+    ]  # fmt: skip
+    assert [(step.key_number, step.model) for step in steps] == [(2, "lab/trader")] * 2
+    assert record.invocation.input_tokens > 0
+    assert record.invocation.output_tokens > 0
+    first, second = await server.received()
+    assert first["temperature"] == VARIANTS[VariantId.CONTRARIAN].temperature
+    assert [tool["function"]["name"] for tool in first["tools"]] == [
+        "createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "holding",
+    ]  # fmt: skip
+    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "tool", "tool"]
+    asked = [call["id"] for call in second["messages"][2]["tool_calls"]]
+    assert [message["tool_call_id"] for message in second["messages"][3:]] == asked, "its own ids come back"
+
+
+async def test_its_rate_limit_rests_the_key(database: Database, server: Server) -> None:
+    async with floor_on(database, server, GOOD) as floor:
+        record = await run(floor, "lab/limited")
+    assert record.invocation.status == "failed"
+    assert record.invocation.failure_reason == "every key of openai rests after rate limits; the first is free in 1 s"
+
+
+@pytest.mark.parametrize(
+    ("rates", "reason"),
+    [
+        ({"malformedRate": 1}, "openai answered 200 with"),
+        ({"dropRate": 1}, "openai answered 500"),
+        ({"disconnectRate": 1}, "openai could not be reached or broke off"),
+    ],
+)
+async def test_its_failures_are_tried_again_and_told(
+    database: Database, server: Server, rates: dict[str, float], reason: str
+) -> None:
+    async with floor_on(database, server, GOOD) as floor:
+        await server.suffer(**rates)
+        record = await run(floor, "lab/trader")
+        assert record.invocation.status == "failed"
+        assert record.invocation.failure_reason is not None
+        assert record.invocation.failure_reason.startswith(reason)
+        assert record.invocation.failure_reason.endswith("gave up after 4 attempts")
+        await server.suffer()
+        assert (await run(floor, "lab/trader")).invocation.status == "completed"
+
+
+async def test_an_unknown_model_is_told(database: Database, server: Server) -> None:
+    async with floor_on(database, server, GOOD) as floor:
+        record = await run(floor, "lab/none")
+    assert record.invocation.status == "failed"
+    assert record.invocation.failure_reason == "openai answered 503; gave up after 4 attempts"

@@ -1,0 +1,414 @@
+"""Live orders through the venue's unmodified SDK, against a server on loopback: none lost, none doubled."""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+from support.fake_exchange import ACCOUNT, CREATE, KEY_INDEX, FakeExchange
+
+from trader.domain.exchange.orders import OrderSide
+from trader.domain.exchange.venue_orders import VenueOrder, VenueOrderType
+from trader.domain.live.orders import (
+    CLIENT_INDEX_MAX,
+    Outcome,
+    Placed,
+    Refused,
+    Unknown,
+    VenuePosition,
+    client_index_of,
+    signed_quantity,
+)
+from trader.domain.live.reconciliation import Books, Leg, Statement, reconcile
+from trader.errors import MarketDataError, StartError
+from trader.gateways.lighter.api import LighterApi
+from trader.gateways.lighter.orders import LighterOrders
+from trader.gateways.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner
+from trader.setting_forms import Secret
+
+pytestmark = pytest.mark.sdk
+sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
+
+D = Decimal
+BTC = 1
+SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500"))
+
+
+@pytest.fixture(scope="module")
+def key() -> Secret:
+    private, _, error = sdk.create_api_key()
+    assert error is None
+    return Secret(private)
+
+
+@asynccontextmanager
+async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterOrders, LighterSigner]]:
+    venue = FakeExchange()
+    await venue.start()
+    api = LighterApi(venue.url, pause_s=0.001)
+    signer = LighterSigner(venue.url, ACCOUNT, KEY_INDEX, key)
+    orders = LighterOrders(api, signer, await api.listings(), pause_s=0.001, send_limit_s=2)
+    try:
+        yield venue, orders, signer
+    finally:
+        await signer.close()
+        await api.close()
+        await venue.stop()
+
+
+@pytest.fixture
+async def venue_and_orders(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterOrders]]:
+    async with trading(key) as (venue, orders, _):
+        yield venue, orders
+
+
+def order(number: int = 1, **more: Any) -> VenueOrder:
+    fields: dict[str, Any] = {
+        "client_index": client_index_of("apex", str(number)),
+        "symbol": "BTC",
+        "side": OrderSide.BUY,
+        "type": VenueOrderType.MARKET,
+        "quantity": D("0.25"),
+        "price": D("94470.0"),
+        **more,
+    }
+    return VenueOrder(**fields)
+
+
+# Signing
+
+
+async def test_the_signer_proves_that_every_argument_reaches_its_place(key: Secret) -> None:
+    async with trading(key) as (_, _, signer):
+        signer.check()
+        client = signer._client
+        honest = client.sign_create_order
+        client.sign_create_order = lambda *given, **more: honest(*given[:2], given[3], given[2], *given[4:], **more)
+        with pytest.raises(StartError, match="signs something else than it is given"):
+            signer.check()
+        client.sign_create_order = lambda *given, **more: honest(*given[:7], False, *given[8:], **more)
+        with pytest.raises(StartError, match="ReduceOnly"):
+            signer.check()
+
+
+@pytest.mark.parametrize("text", ["0x12", "g" * 80, "12 34"])
+def test_a_key_that_is_none_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(StartError, match="VENUE_API_KEY: expected") as refusal:
+        LighterSigner("http://127.0.0.1:1", ACCOUNT, KEY_INDEX, Secret(text))
+    assert text not in str(refusal.value)
+
+
+def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.gateways.lighter.signer.metadata.version", lambda _: "1.1.9")
+    with pytest.raises(StartError, match=r"needs lighter-sdk 1\.1\.8; 1\.1\.9 is installed"):
+        LighterSigner("http://127.0.0.1:1", ACCOUNT, KEY_INDEX, key)
+
+
+async def test_a_transaction_expires_when_it_is_waited_for_no_more(key: Secret) -> None:
+    async with trading(key) as (venue, orders, _):
+        await orders.place(order())
+        lasts_s = venue.sent[0][1]["ExpiredAt"] / 1000 - time.time()
+        assert TRANSACTION_EXPIRES_S - 30 < lasts_s < TRANSACTION_EXPIRES_S
+
+
+async def test_a_halted_account_sends_nothing_more(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+    venue, orders = venue_and_orders
+    orders.halt()
+    assert isinstance(await orders.place(order()), Unknown)
+    assert venue.sent == []
+
+
+async def test_what_is_no_whole_number_of_lots_is_refused_before_it_is_sent(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    for wrong, reason in (
+        ({"quantity": D("0.00001")}, "no whole number of"),
+        ({"symbol": "DOGE"}, "does not list DOGE"),
+    ):
+        outcome = await orders.place(order(**wrong))
+        assert isinstance(outcome, Refused)
+        assert reason in outcome.reason
+    assert venue.sent == []
+
+
+# Orders
+
+
+async def test_a_market_order_is_what_the_venue_filled(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+    venue, orders = venue_and_orders
+    venue.fill_share = D("0.4")
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Placed)
+    state = outcome.state
+    assert (state.filled, state.average_price, state.is_final) == (D("0.1000"), D(94000), True)
+    assert (state.status, state.side, state.symbol) == ("canceled-too-much-slippage", "buy", "BTC")
+    kind, sent = venue.sent[0]
+    assert (kind, sent["BaseAmount"], sent["Price"], sent["IsAsk"]) == (CREATE, 2500, 944700, 0)
+    assert (sent["Type"], sent["TimeInForce"], sent["OrderExpiry"], sent["Nonce"]) == (1, 0, 0, 40)
+    assert await orders.positions() == [VenuePosition("BTC", D("0.1000"), D("94000.000000"))]
+
+
+async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    legs = ((VenueOrderType.STOP, 2, "93000.5"), (VenueOrderType.TARGET, 4, "95000.5"))
+    for number, (kind, code, trigger) in enumerate(legs):
+        leg = order(number, type=kind, side=OrderSide.SELL, trigger=D(trigger), reduce_only=True, price=D("92000.0"))
+        outcome = await orders.place(leg)
+        assert isinstance(outcome, Placed)
+        assert (outcome.state.status, outcome.state.is_final) == ("pending", False)
+        _, sent = venue.sent[-1]
+        assert (sent["Type"], sent["ReduceOnly"], sent["TriggerPrice"], sent["IsAsk"]) == (
+            code,
+            1,
+            int(D(trigger) * 10),
+            1,
+        )
+        assert sent["OrderExpiry"] > 0
+        ended = await orders.cancel(outcome.state)
+        assert isinstance(ended, Placed)
+        assert (ended.state.status, ended.state.is_final) == ("canceled", True)
+
+
+async def test_a_limit_order_rests_until_it_is_ended(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+    venue, orders = venue_and_orders
+    outcome = await orders.place(order(type=VenueOrderType.LIMIT, price=D("90000.0")))
+    assert isinstance(outcome, Placed)
+    assert (outcome.state.status, outcome.state.is_final, outcome.state.average_price) == ("open", False, None)
+    assert venue.sent[-1][1]["TimeInForce"] == 1
+    venue.send_faults = ["lose_before", "lose_after"]
+    ended = await orders.cancel(outcome.state)
+    assert isinstance(ended, Placed)
+    assert ended.state.status == "canceled"
+
+
+async def test_a_refusal_is_the_venues_own_and_costs_no_nonce(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    venue.refusal = (21739, "not enough margin to create the order")
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Refused)
+    assert "not enough margin" in outcome.reason
+    venue.refusal = None
+    assert isinstance(await orders.place(order(2)), Placed)
+    assert venue.next_nonce == 41
+
+
+async def test_an_order_that_the_venue_ends_without_a_fill_is_final(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    venue.rejected.add(order().client_index)
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Placed)
+    assert (outcome.state.filled, outcome.state.is_final) == (D(0), True)
+    assert outcome.state.status == "canceled-margin-not-allowed"
+
+
+async def test_the_same_order_is_executed_once_whoever_sends_it(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    assert await orders.place(order()) == await orders.place(order())
+    assert len(venue.sent) == 1
+    assert venue.positions() == {BTC: D("0.2500")}
+
+
+async def test_a_nonce_that_somebody_else_used_up_is_drawn_again(
+    venue_and_orders: tuple[FakeExchange, LighterOrders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venue, orders = venue_and_orders
+    honest, stale = orders._next_nonce, [39]
+
+    async def next_nonce() -> int:
+        return stale.pop() if stale else await honest()
+
+    monkeypatch.setattr(orders, "_next_nonce", next_nonce)
+    assert isinstance(await orders.place(order()), Placed)
+    assert [sent["Nonce"] for _, sent in venue.sent] == [39, 40]
+
+
+# Lost answers
+
+
+@pytest.mark.parametrize("fault", ["lose_after", "500_after", "nonsense"])
+async def test_an_order_whose_answer_was_lost_is_found(
+    venue_and_orders: tuple[FakeExchange, LighterOrders], fault: str
+) -> None:
+    venue, orders = venue_and_orders
+    venue.send_faults = [fault]
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Placed)
+    assert outcome.state.filled == D("0.25")
+    assert len(venue.sent) == 1
+
+
+@pytest.mark.parametrize("fault", ["lose_before", "500_before", "maintenance", "late"])
+async def test_an_order_that_never_arrived_can_arrive_no_more(
+    venue_and_orders: tuple[FakeExchange, LighterOrders], fault: str
+) -> None:
+    venue, orders = venue_and_orders
+    venue.send_faults = [fault]
+    assert isinstance(await orders.place(order()), Refused)
+    venue.deliver()
+    assert venue.orders == {}
+    assert isinstance(await orders.place(order(2)), Placed)
+
+
+async def test_a_venue_that_cannot_be_asked_leaves_the_order_unknown_until_it_can(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    venue.send_faults = ["lose_after"]
+    venue.read_faults = ["ok", "ok", *["500"] * 20]
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Unknown)
+    assert isinstance(await orders.resolve(order(), outcome.nonce), Unknown)
+    venue.read_faults.clear()
+    resolved = await orders.resolve(order(), outcome.nonce)
+    assert isinstance(resolved, Placed)
+    assert resolved.state.filled == D("0.25")
+
+
+async def test_an_order_of_a_process_that_died_is_found_or_made_impossible(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    assert isinstance(await orders.place(order(1)), Placed)
+    assert isinstance(await orders.resolve(order(1), None), Placed)
+    venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
+    assert isinstance(await orders.resolve(order(2), None), Refused)
+    venue.deliver()
+    assert order(2).client_index not in venue.orders
+
+
+async def test_an_old_answer_about_the_nonce_proves_nothing(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    """The transaction of a process that died is under way with the next nonce; the venue tells the one before."""
+    venue, orders = venue_and_orders
+    assert isinstance(await orders.place(order(1)), Placed)
+    venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
+    venue.stale_nonces = 1
+    assert isinstance(await orders.resolve(order(2), None), Refused)
+    venue.deliver()
+    assert order(2).client_index not in venue.orders
+
+
+async def test_nothing_is_sent_to_a_venue_that_is_down(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
+    venue, orders = venue_and_orders
+    await venue.stop()
+    outcome = await orders.place(order())
+    assert isinstance(outcome, Refused)
+    assert "cannot be reached" in outcome.reason
+
+
+@pytest.mark.parametrize("block", range(10))
+async def test_random_faults_never_part_our_fills_from_the_venues(key: Secret, block: int) -> None:
+    async with trading(key) as (venue, orders, _):
+        for seed in range(block, SCHEDULES, 10):
+            await one_schedule(Random(seed), venue, orders, seed)
+
+
+async def one_schedule(random: Random, venue: FakeExchange, orders: LighterOrders, seed: int) -> None:
+    """A few orders under random faults. Afterwards what is known of them is what the venue has."""
+    venue.orders.clear()
+    venue.ledger.held.clear()
+    venue.late.clear()
+    ours: dict[int, Outcome] = {}
+    asked: dict[int, VenueOrder] = {}
+    for number in range(4):
+        venue.fault_at_random(random, share=random.choice((0.1, 0.4, 0.8)))
+        venue.fill_share = random.choice((D(0), D("0.3"), D(1)))
+        side, quantity = random.choice(list(OrderSide)), D(random.randint(1, 50)).scaleb(-2)
+        placing = order(number * 1000 + seed, side=side, quantity=quantity)
+        outcome = await orders.place(placing)
+        if random.random() < 0.5:
+            venue.deliver()
+        while isinstance(outcome, Unknown):
+            if random.random() < 0.5:
+                venue.deliver()
+            venue.fault_at_random(random, share=random.choice((0.0, 0.3)))
+            outcome = await orders.resolve(placing, random.choice((outcome.nonce, None)))
+        ours[placing.client_index], asked[placing.client_index] = outcome, placing
+    venue.send_faults.clear()
+    venue.read_faults.clear()
+    venue.deliver()
+    booked = D(0)
+    for client_index, outcome in ours.items():
+        theirs = venue.orders.get(client_index)
+        assert isinstance(outcome, Placed) == (theirs is not None), (seed, outcome)
+        if isinstance(outcome, Placed) and theirs is not None:
+            assert (outcome.state.filled, outcome.state.filled_notional) == (theirs.filled, theirs.notional)
+            booked += asked[client_index].side.direction * outcome.state.filled
+    assert {BTC: booked} if booked else venue.positions() == {}
+    assert sum(position.quantity for position in await orders.positions()) == booked
+
+
+# What the venue holds
+
+
+async def test_the_statement_holds_positions_legs_resting_orders_and_the_balance(
+    venue_and_orders: tuple[FakeExchange, LighterOrders],
+) -> None:
+    venue, orders = venue_and_orders
+    venue.taker_fee = 0
+    leg = {"side": OrderSide.SELL, "reduce_only": True, "price": D("92000.0"), "trigger": D("93000.5")}
+    await orders.place(order(1))
+    await orders.place(order(2, type=VenueOrderType.STOP, **leg))
+    await orders.place(order(3, type=VenueOrderType.TARGET, **{**leg, "trigger": D(99000)}))
+    await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
+    legs = {
+        order(2).client_index: Leg("BTC", VenueOrderType.STOP, D("93000.5")),
+        order(3).client_index: Leg("BTC", VenueOrderType.TARGET, D(99000)),
+    }
+    statement = await orders.statement()
+    assert statement == Statement(
+        positions={"BTC": D("0.25")},
+        legs=legs,
+        others=frozenset({order(4).client_index}),
+        balance=D("10000.25") - D("0.25") * 94000,
+    )
+    books = Books(
+        positions={"BTC": D("0.25")},
+        legs=legs,
+        resting=frozenset({order(4).client_index}),
+        unsettled=frozenset(),
+        balance=D("10000.25") - D("0.25") * 94000,
+    )
+    assert reconcile(books, statement, balance_tolerance=D(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("sign", "size"), [(2, D(1)), (-2, D(1)), (0, D(1)), (1, D(-1)), (1, D("NaN")), (-1, D("Infinity"))]
+)
+async def test_a_position_that_cannot_be_is_an_error_and_no_side(
+    venue_and_orders: tuple[FakeExchange, LighterOrders], sign: int, size: Decimal
+) -> None:
+    venue, orders = venue_and_orders
+    with pytest.raises(ValueError, match="cannot be"):
+        signed_quantity(sign, size)
+    if size.is_finite():
+        shown = {"market_id": BTC, "sign": sign, "position": str(size), "avg_entry_price": "1"}
+        venue.positions_shown = [shown]
+        with pytest.raises(MarketDataError, match="BTC: a position of sign"):
+            await orders.positions()
+
+
+def test_sides_come_from_plus_minus_or_nothing() -> None:
+    assert [signed_quantity(sign, D("0.5")) for sign in (1, -1)] == [D("0.5"), D("-0.5")]
+    assert [signed_quantity(sign, D("0.0000")) for sign in (1, -1, 0)] == [0, 0, 0]
+
+
+def test_client_indexes_are_whole_numbers_that_the_venue_takes_and_always_the_same() -> None:
+    found = [client_index_of("apex", str(number)) for number in range(2000)]
+    assert len(set(found)) == 2000
+    assert all(1 <= index <= CLIENT_INDEX_MAX for index in found)
+    assert client_index_of("apex", "1") == client_index_of("apex", "1") != client_index_of("ape", "x1")

@@ -1,0 +1,383 @@
+"""Recorded candles: played second by second, served as closed candles."""
+
+import asyncio
+import gzip
+import math
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.candles import FOLDER
+
+from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
+from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick, depth
+from trader.errors import MarketDataError, MarketUnavailable, StartError
+from trader.gateways.lighter.source import VenueSource
+from trader.gateways.market.books import Grid
+from trader.gateways.market.files import Row
+from trader.gateways.market.pace import PacedClock
+from trader.gateways.market.replay import ReplaySource, path
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.gateways.sources import make_source
+from trader.settings import Settings
+
+START = datetime(2025, 1, 6, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+needs_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the recorded candles are not at {FOLDER}")
+
+
+def rows_of(count: int, *, first: int = 0, price: float = 95000.0) -> list[Row]:
+    """Candles that rise by 1 a minute and reach 2 to both sides."""
+    minute = int(START.timestamp()) // 60 + first
+    return [Row(minute + n, price + n, price + n + 3, price + n - 2, price + n + 1, 5.0 + n) for n in range(count)]
+
+
+def write(folder: Path, rows: Sequence[Row], name: str = "BTCUSDT-1m-2025-01.csv") -> Path:
+    place = folder / name
+    text = "".join(f"{row.minute * 60_000},{','.join(map(repr, row[1:]))}\n" for row in rows)
+    place.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return place
+
+
+async def opened(place: Path, symbols: Sequence[str] = ("BTC",), **options: object) -> ReplaySource:
+    source = ReplaySource(place, symbols, **options)  # type: ignore[arg-type]
+    await source.open()
+    return source
+
+
+@st.composite
+def candles(draw: st.DrawFn) -> Row:
+    prices = sorted(draw(st.lists(st.floats(10, 1e6), min_size=4, max_size=4)))
+    first, second = draw(st.permutations(prices[1:3]))
+    return Row(0, first, prices[3], prices[0], second, draw(st.floats(0, 1e9)))
+
+
+# The path
+
+
+@settings(max_examples=300, deadline=None)
+@given(candles(), st.sampled_from(("BTC", "ETH", "SOL")))
+def test_the_path_stays_within_its_candle_and_touches_both_extremes(row: Row, symbol: str) -> None:
+    grid = Grid(MARKETS[symbol])
+    marks = [grid.price(mark) for mark in path(grid, row)]
+    half = MARKETS[symbol].tick / 2
+    low, high = Decimal(row.low), Decimal(row.high)
+    assert len(marks) == 60
+    assert all(mark % half == 0 for mark in marks)
+    slack = Decimal("1e-6") * half
+    if high - low >= half:
+        assert all(low - slack <= mark <= high + slack for mark in marks)
+        assert min(marks) - low < half + slack
+        assert high - max(marks) < half + slack
+    else:
+        assert max(marks) - min(marks) <= half
+        assert abs(marks[0] - low) <= half
+    assert abs(marks[0] - Decimal(row.open)) <= half
+    assert abs(marks[59] - Decimal(row.close)) <= half
+    extremes = {marks[20], marks[40]}
+    assert extremes == {min(marks), max(marks)}
+    assert abs(marks[0] - marks[20]) <= abs(marks[0] - marks[40])
+
+
+def test_the_path_goes_to_the_nearer_extreme_first() -> None:
+    grid = Grid(MARKETS["BTC"])
+    marks = [float(grid.price(mark)) for mark in path(grid, Row(0, 100.0, 140.0, 80.0, 119.0, 1.0))]
+    assert (marks[0], marks[20], marks[40], marks[59]) == (100, 80, 140, 119)
+    assert marks[:3] == [100, 99, 98]
+    assert marks[21:23] == [83, 86]
+    mirrored = [float(grid.price(mark)) for mark in path(grid, Row(0, 120.0, 140.0, 80.0, 119.0, 1.0))]
+    assert (mirrored[20], mirrored[40]) == (140, 80)
+
+
+def test_of_two_extremes_as_near_the_one_away_from_the_close_comes_first() -> None:
+    grid = Grid(MARKETS["BTC"])
+    assert grid.number(path(grid, Row(0, 100.0, 110.0, 90.0, 105.0, 1.0))[20]) == 90
+    assert grid.number(path(grid, Row(0, 100.0, 110.0, 90.0, 95.0, 1.0))[20]) == 110
+
+
+# Playing
+
+
+def marks_of(ticks: Sequence[Tick], symbol: str = "BTC") -> list[Decimal]:
+    return [tick.quotes[symbol].mark for tick in ticks]
+
+
+async def test_a_tick_a_second_with_a_book_around_the_path(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(5)))
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 10 * MINUTE)]
+    assert [tick.at for tick in ticks] == [START + timedelta(seconds=n) for n in range(300)]
+    grid = Grid(MARKETS["BTC"])
+    assert marks_of(ticks) == [grid.price(mark) for row in rows_of(5) for mark in path(grid, row)]
+    for tick in ticks:
+        quote = tick.quotes["BTC"]
+        bids, asks = ([level.price for level in side] for side in (quote.book.bids, quote.book.asks))
+        assert (quote.bid, quote.ask) == (bids[0], asks[0])
+        assert (quote.bid + quote.ask) / 2 == quote.mark
+        assert quote.bid < quote.ask
+        assert bids == sorted(set(bids), reverse=True)
+        assert asks == sorted(set(asks))
+        assert len(bids) == len(asks) == 10
+        assert all(price > 0 and price % MARKETS["BTC"].tick == 0 for price in bids + asks)
+        assert quote.book.at == tick.at
+
+
+async def test_more_volume_makes_a_narrower_and_deeper_book(tmp_path: Path) -> None:
+    rows = [row._replace(volume=volume) for row, volume in zip(rows_of(4), (0.0, 0.1, 10.0, 1000.0), strict=True)]
+    source = await opened(write(tmp_path, rows))
+    quotes = [tick.quotes["BTC"] async for tick in source.history(START - MINUTE, START + 4 * MINUTE)][::60]
+    spreads = [quote.ask - quote.bid for quote in quotes]
+    depths = [depth(quote.book.bids) * quote.mark for quote in quotes]
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[0] > spreads[-1]
+    assert depths == sorted(depths)
+    assert depths[0] == pytest.approx(Decimal(10_000), rel=Decimal("0.01"))
+    assert depths[3] > 50 * depths[0]
+
+
+async def test_history_is_what_is_pushed_in_lockstep(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(3)), speed=0)
+    clock = source.clock(None)
+    assert isinstance(clock, LockstepClock)
+    assert clock.now() == START
+    pushed = []
+    async for tick in source.ticks(clock, START):
+        assert clock.now() == tick.at
+        pushed.append(tick)
+        if tick.at == source.ends_at:
+            break
+    assert [tick.at for tick in pushed] == [START + timedelta(seconds=n) for n in range(1, 180)]
+    assert marks_of(pushed) == marks_of([tick async for tick in source.history(START, START + timedelta(days=1))])
+
+
+async def test_after_its_end_a_replay_lets_prices_grow_stale_and_waits(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(1)), speed=0)
+    clock = source.clock(None)
+    ticks = [tick async for tick in _until_quiet(source, clock)]
+    assert source.ends_at == START + timedelta(seconds=59) == ticks[-1].at
+    assert ticks[-1].quotes["BTC"].is_stale(clock.now())
+
+
+async def _until_quiet(source: ReplaySource, clock: Clock) -> AsyncIterator[Tick]:
+    ticks = source.ticks(clock, START)
+    while True:
+        coming = asyncio.ensure_future(anext(ticks))
+        done, _ = await asyncio.wait([coming], timeout=0.2)
+        if not done:
+            coming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await coming
+            return
+        yield coming.result()
+
+
+async def test_speed_is_a_factor_of_real_time(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(10)), speed=600)
+    clock = source.clock(None)
+    assert isinstance(clock, ScaledClock)
+    begin = monotonic()
+    count = 0
+    async for tick in source.ticks(clock, START):
+        assert clock.now() >= tick.at
+        count += 1
+        if count == 120:
+            break
+    assert monotonic() - begin >= 0.19  # 120 s at 600 times real time
+
+
+async def test_time_waits_for_a_feed_that_cannot_follow(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(10)), speed=1_000_000)
+    clock = source.clock(None)
+    previous = clock.now()
+    async for tick in source.ticks(clock, START):
+        await asyncio.sleep(0.001)  # a thousand seconds of the clock, were it not for the feed
+        assert previous <= clock.now() <= tick.at + timedelta(seconds=1)
+        previous = clock.now()
+        if tick.at == START + 2 * MINUTE:
+            break
+
+
+async def test_a_released_clock_goes_on_where_it_was_held() -> None:
+    clock = PacedClock(START, 1_000_000)
+    await clock.lead(START + timedelta(seconds=5))
+    await asyncio.sleep(0.01)
+    assert clock.now() == START + timedelta(seconds=6)
+    clock.release()
+    await asyncio.sleep(0.01)
+    assert clock.now() > START + timedelta(seconds=1000)
+
+
+async def test_a_clock_resumes_where_an_earlier_process_left_off(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(10)), speed=0)
+    assert source.clock(START + 7 * MINUTE).now() == START + 7 * MINUTE
+
+
+async def test_no_ticks_are_made_up_in_a_gap(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, [*rows_of(2), *rows_of(2, first=100)]))
+    times = [tick.at async for tick in source.history(START - MINUTE, START + 200 * MINUTE)]
+    assert len(times) == 240
+    assert {later - earlier for earlier, later in pairwise(times)} == {
+        timedelta(seconds=1),
+        98 * MINUTE + timedelta(seconds=1),
+    }
+    assert [candle.open_time for candle in await source.candles("BTC", "1m", START, START + 200 * MINUTE)] == [
+        START + minute * MINUTE for minute in (0, 1, 100, 101)
+    ]
+
+
+async def test_a_market_within_a_gap_of_its_own_is_left_out_of_the_tick(tmp_path: Path) -> None:
+    write(tmp_path, rows_of(5))
+    write(tmp_path, [*rows_of(2, price=3000), *rows_of(2, first=3, price=3000)], "ETHUSDT-1m-2025-01.csv")
+    source = await opened(tmp_path, ("BTC", "ETH"))
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 5 * MINUTE)]
+    assert [len(tick.quotes) for tick in ticks[::60]] == [2, 2, 1, 2, 2]
+    assert len(ticks) == 300
+
+
+async def test_only_the_time_that_all_markets_share_is_traded(tmp_path: Path) -> None:
+    write(tmp_path, rows_of(20))
+    write(tmp_path, rows_of(20, first=5, price=3000), "ETHUSDT-1m-2025-01.csv.gz")
+    source = await opened(tmp_path, ("BTC", "ETH"))
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 100 * MINUTE)]
+    assert ticks[0].at == START + 5 * MINUTE == source.clock(None).now()
+    assert ticks[-1].at == START + 20 * MINUTE - timedelta(seconds=1) == source.ends_at
+    assert all(list(tick.quotes) == ["BTC", "ETH"] for tick in ticks)
+    assert source.identity == "replay:2025-01-06T00:05:00.000Z"
+
+
+async def test_start_and_end_cut_the_replay(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(20)), start=START + 3 * MINUTE, end=START + 5 * MINUTE)
+    clock = source.clock(None)
+    assert clock.now() - (START + 3 * MINUTE) < MINUTE
+    assert source.ends_at == START + 5 * MINUTE
+    assert len(await source.candles("BTC", "1m", START, START + 3 * MINUTE)) == 3
+
+
+async def test_long_data_is_traded_after_a_warm_up(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(2 * 1440 + 1)), speed=0)
+    assert source.clock(None).now() == START + timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "options", "reason"),
+    [
+        (("BTC", "SOL"), {}, "no candles of SOL, only of BTC, ETH"),
+        (("BTC", "DOGE"), {}, "names DOGE; there are trading rules for BTC, ETH, SOL"),
+        (("BTC", "ETH"), {}, "have no time in common"),
+        (("BTC",), {"start": START + 60 * MINUTE}, "REPLAY_START and REPLAY_END leave nothing"),
+        (("BTC",), {"start": START - MINUTE}, "REPLAY_START and REPLAY_END leave nothing"),
+        (("BTC",), {"end": START}, "REPLAY_START and REPLAY_END leave nothing"),
+    ],
+)
+async def test_what_cannot_be_replayed_stops_the_start(
+    tmp_path: Path, symbols: tuple[str, ...], options: dict[str, object], reason: str
+) -> None:
+    write(tmp_path, rows_of(5))
+    write(tmp_path, rows_of(5, first=100, price=3000), "ETHUSDT.csv")
+    with pytest.raises(StartError, match=reason):
+        await opened(tmp_path, symbols, **options)
+
+
+async def test_a_price_of_a_few_ticks_stops_the_start(tmp_path: Path) -> None:
+    rows = [Row(row.minute, 3.0, 4.0, 2.0, 3.0, 1.0) for row in rows_of(3)]
+    with pytest.raises(MarketDataError, match=r"BTCUSDT.*a price of 2\.0 is too low for the tick 0\.1 of BTC"):
+        await opened(write(tmp_path, rows))
+
+
+# Candles
+
+
+@pytest.mark.parametrize("interval", ["5m", "15m", "1h"])
+async def test_candles_are_closed_aligned_and_sums_of_their_minutes(tmp_path: Path, interval: Interval) -> None:
+    width = {"5m": 5, "15m": 15, "1h": 60}[interval]
+    rows = rows_of(200, first=7)
+    source = await opened(write(tmp_path, rows))
+    found = await source.candles("BTC", interval, START - timedelta(days=1), START + timedelta(days=1))
+    first = -(-7 // width)
+    assert [candle.open_time for candle in found] == [
+        START + number * width * MINUTE for number in range(first, 207 // width)
+    ]
+    for candle in found:
+        begin = int((candle.open_time - START) / MINUTE) - 7
+        part = rows[begin : begin + width]
+        assert candle == Candle(
+            candle.open_time,
+            part[0].open,
+            max(row.high for row in part),
+            min(row.low for row in part),
+            part[-1].close,
+            sum(row.volume for row in part),
+        )
+
+
+async def test_a_candle_that_has_not_closed_is_not_served(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(100)))
+    for seconds, count in ((899, 0), (900, 1), (1799, 1), (1800, 2)):
+        assert len(await source.candles("BTC", "15m", START, START + timedelta(seconds=seconds))) == count
+    with pytest.raises(MarketUnavailable, match="ETH"):
+        await source.candles("ETH", "1m", START, START)
+
+
+async def test_funding_is_the_plain_rate(tmp_path: Path) -> None:
+    source = await opened(write(tmp_path, rows_of(2)))
+    assert source.funding_rate("BTC", START) == PLAIN_FUNDING_RATE
+    await source.close()
+
+
+# The real candles
+
+
+@needs_real
+async def test_the_recorded_candles_are_whole_and_played_exactly() -> None:
+    source = await opened(FOLDER, ("BTC", "ETH", "SOL"), speed=0)
+    assert source.identity == "replay:2025-01-01T03:00:00.000Z"
+    assert source.ends_at == datetime(2025, 2, 4, 20, 19, 59, tzinfo=UTC)
+    assert source.clock(None).now() == datetime(2025, 1, 2, 3, tzinfo=UTC)
+    crash = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
+    told = source.history(crash - timedelta(seconds=1), crash + timedelta(minutes=60) - timedelta(seconds=1))
+    ticks = [tick async for tick in told]
+    assert len(ticks) == 3600
+    for symbol in ("BTC", "ETH", "SOL"):
+        found = await source.candles(symbol, "1m", crash, crash + timedelta(minutes=60))
+        assert len(found) == 60
+        half = float(MARKETS[symbol].tick) / 2
+        for number, candle in enumerate(found):
+            marks = [float(mark) for mark in marks_of(ticks[number * 60 : number * 60 + 60], symbol)]
+            if candle.high - candle.low >= half:
+                assert candle.low - 1e-9 <= min(marks) < candle.low + half
+                assert candle.high - half < max(marks) <= candle.high + 1e-9
+    lows = [candle.low for candle in await source.candles("ETH", "1m", crash, crash + timedelta(minutes=60))]
+    assert min(lows) < 2_130
+    day = await source.candles("BTC", "4h", crash - timedelta(days=30), crash)
+    assert all(math.isfinite(candle.volume) and candle.volume > 0 for candle in day)
+
+
+# Choosing the source
+
+
+def test_the_settings_choose_the_source(tmp_path: Path) -> None:
+    def made(market_source: str) -> object:
+        given = SimpleNamespace(
+            market_source=market_source,
+            market_symbols=("BTC",),
+            seed=3,
+            replay_speed=0.0,
+            replay_start=None,
+            replay_end=None,
+            venue_url=None,
+        )
+        return make_source(cast("Settings", given))
+
+    assert isinstance(made("synthetic"), SyntheticSource)
+    assert isinstance(cast("SyntheticSource", made("synthetic")).clock(None), SystemClock)
+    assert isinstance(made(f"replay:{tmp_path}"), ReplaySource)
+    assert isinstance(made("venue"), VenueSource)
+    with pytest.raises(StartError, match="rumour"):
+        made("rumour")

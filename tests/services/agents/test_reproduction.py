@@ -1,0 +1,246 @@
+"""Recorded runs executed again: on the market they met they come to the same books, and a changed book is noticed."""
+
+import asyncio
+import importlib.util
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import orjson
+import pytest
+from support.floor import Floor, calling, hold, open_floor, opening
+
+from trader.domain.exchange.halts import HaltCause
+from trader.domain.exchange.orders import Cause
+from trader.errors import NotFound
+from trader.services.agents.reproduction import RunRerun, execute_run_again
+from trader.services.agents.schedule import InvocationRecord
+from trader.store.database.pool import Database
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "replay_run.py"
+
+
+@pytest.fixture
+async def floor(database: Database) -> AsyncIterator[Floor]:
+    async with open_floor(database) as floor:
+        await floor.add("ada")
+        yield floor
+
+
+async def run_one(floor: Floor, *script: Any) -> InvocationRecord:
+    floor.provider.scripts["ada"] = list(script)
+    (record,) = await floor.cycle()
+    return record
+
+
+async def again(floor: Floor, record: InvocationRecord) -> RunRerun:
+    return await execute_run_again(floor.database, record.invocation.id)
+
+
+async def test_the_whole_life_of_a_position_comes_out_the_same(floor: Floor) -> None:
+    runs = [
+        [calling(opening(), ("holding", {"reason": "in"}))],
+        [calling(opening(quantity=0.25, leverage=10), ("holding", {"reason": "more"}))],
+        [calling(("updateExitPlan", {"symbol": "BTC", "stop": 93_000.5})), hold()],
+        [calling(("closePosition", {"symbol": "btcusdt", "fraction": 0.3})), hold()],
+        [calling(("closePosition", {"symbol": "BTC"})), hold()],
+    ]
+    records = [await run_one(floor, *script) for script in runs]
+    assert not floor.exchange.account("ada").positions
+    reruns = [await again(floor, record) for record in records]
+    assert [[call.same for call in rerun.calls] for rerun in reruns] == [[True, True]] * 5, reruns
+    assert all(rerun.is_same for rerun in reruns)
+    assert [rerun.calls[0].told for rerun in reruns] == [
+        "1 fills, to the last digit",
+        "1 fills, to the last digit",
+        "the exit plan is set",
+        "1 fills, to the last digit",
+        "1 fills, to the last digit",
+    ]
+
+
+async def test_calls_that_change_nothing_come_out_the_same(floor: Floor) -> None:
+    await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    record = await run_one(
+        floor,
+        calling(
+            ("createPosition", '{"symbol": "BTC"'),
+            ("withdraw", {"all": True}),
+            ("closePosition", {"symbol": "DOGE"}),
+            ("fetchIndicators", {"symbol": "ETH", "interval": "4h"}),
+            opening(leverage=11),
+            opening(symbol="ETH", quantity=0.0001, stop=3_000, target=None),
+            opening(symbol="ETH", quantity=10, leverage=1, stop=3_000, target=None),
+            ("updateExitPlan", {"symbol": "BTC", "stop": 95_000}),
+        ),
+        hold(),
+    )
+    assert [call.status for call in record.tool_calls] == [
+        "failed", "failed", "failed", "ok", "rejected", "rejected", "rejected", "rejected", "ok",
+    ]  # fmt: skip
+    rerun = await again(floor, record)
+    assert rerun.is_same, rerun
+    assert "above the 10" in rerun.calls[4].told
+    assert "insufficient margin" in rerun.calls[6].told
+
+
+async def test_a_call_that_a_halt_refused_comes_out_the_same(floor: Floor) -> None:
+    await floor.safety.halt("ada", HaltCause.OPERATOR, "venue maintenance", "someone")
+    rerun = await again(floor, await run_one(floor, calling(opening()), hold()))
+    assert (rerun.is_same, rerun.calls[0].told) == (
+        True,
+        "rejected: trading is halted for account ada (operator: venue maintenance); only reducing is allowed",
+    )
+
+
+async def test_what_the_market_did_while_the_order_waited_is_done_again(database: Database) -> None:
+    """The update that the order waits for brings funding and fires a stop before the order meets its book."""
+    async with open_floor(database, SIM_LATENCY_MS="200") as floor:
+        await floor.add("ada")
+
+        async def cycle(script: Any, mids: dict[str, str], *, after_s: float = 1) -> InvocationRecord:
+            floor.provider.scripts["ada"] = [script, hold()]
+            await floor.start_batch()
+            await floor.see(mids, after_s=after_s)
+            await floor.idle()
+            return (await floor.agents.invocations(limit=1))[0]
+
+        await cycle(calling(opening(stop=93_900, target=None)), {"BTC": "94000", "ETH": "3300"})
+        to_the_hour = floor.clock.now().replace(minute=0, second=0) + timedelta(hours=1) - floor.clock.now()
+        await floor.see(after_s=to_the_hour.total_seconds() - 1)
+        record = await cycle(
+            calling(opening(symbol="ETH", quantity=1, stop=3_000, target=None)),
+            {"BTC": "93000", "ETH": "3310"},
+            after_s=1.5,
+        )
+        assert list(floor.exchange.account("ada").positions) == ["ETH"]
+        async with database.connection() as conn:
+            causes = [row[0] for row in await conn.fetch("SELECT cause FROM fills ORDER BY sequence")]
+            assert await conn.fetchval("SELECT count(*) FROM funding_payments") == 1
+        assert causes == [Cause.ORDER, Cause.STOP, Cause.ORDER]
+        rerun = await again(floor, record)
+        assert rerun.is_same, rerun
+
+
+async def test_an_order_that_met_no_book_comes_out_the_same(database: Database) -> None:
+    async with open_floor(database, SIM_LATENCY_MS="200") as floor:
+        await floor.add("ada")
+        floor.provider.scripts["ada"] = [calling(opening()), hold()]
+        await floor.start_batch()
+        while not floor.market._waiters:
+            await asyncio.sleep(0)
+        floor.market._refuse_all("The market source is down")
+        await floor.idle()
+        (record,) = await floor.agents.invocations()
+        assert record.tool_calls[0].metadata["results"][0]["reason"] == "The market source is down"
+        rerun = await again(floor, record)
+        assert rerun.is_same, rerun
+        assert "it met no book" in rerun.calls[0].told
+
+
+async def test_an_agent_without_messages_leaves_what_it_met(floor: Floor) -> None:
+    floor.provider.is_remote = False
+    rerun = await again(floor, await run_one(floor, calling(opening(), ("holding", {"reason": "in"}))))
+    assert rerun.is_same, rerun
+    assert rerun.calls[0].told == "1 fills, to the last digit"
+
+
+async def test_a_change_of_the_books_is_noticed(floor: Floor) -> None:
+    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE fills SET price = price + 0.1")
+    rerun = await again(floor, record)
+    assert [call.same for call in rerun.calls] == [False, True]
+    assert "94000.2" in rerun.calls[0].told
+    assert not rerun.is_same
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE fills SET price = price - 0.1")
+        assert (await again(floor, record)).is_same
+        await conn.execute("UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,averagePrice}', '\"1\"')")
+    assert "now: ok" in (await again(floor, record)).calls[0].told
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("quotes", 0, "asks", 0, 0), "94000.2"),
+        (("rules", "taker_rate"), "0.001"),
+        (("limits", "leverage_max"), 2),
+        (("situation", "account", "run", "initial_capital"), "100"),
+    ],
+)
+async def test_another_market_comes_to_other_books(floor: Floor, path: tuple[Any, ...], value: Any) -> None:
+    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    async with floor.database.connection() as conn:
+        kept = orjson.loads(zlib.decompress(await conn.fetchval("SELECT payload FROM invocation_payloads")))
+        place = kept["meetings"][0]
+        for step in path[:-1]:
+            place = place[step]
+        assert place[path[-1]] != value
+        place[path[-1]] = value
+        await conn.execute("UPDATE invocation_payloads SET payload = $1", zlib.compress(orjson.dumps(kept)))
+    assert (await again(floor, record)).calls[0].same is False
+
+
+async def test_what_is_not_recorded_is_told(floor: Floor) -> None:
+    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+    async with floor.database.connection() as conn:
+        await conn.execute("DELETE FROM invocation_payloads")
+    rerun = await again(floor, record)
+    assert [call.same for call in rerun.calls] == [None, True]
+    with pytest.raises(NotFound):
+        await execute_run_again(floor.database, UUID(int=7))
+
+
+async def test_what_a_venue_executed_is_not_executed_again_on_paper(floor: Floor) -> None:
+    calls = calling(opening(), opening(symbol="ETH", leverage=99), ("closePosition", {"symbol": "SOL"}))
+    record = await run_one(floor, calls, hold())
+    async with floor.database.connection() as conn:
+        await conn.execute(
+            "UPDATE service_state SET trading_mode = 'live', venue_url = 'https://venue', venue_account_index = 1"
+        )
+        await conn.execute("UPDATE fills SET price = price + 1")  # as no book of the simulator would fill it
+    rerun = await again(floor, record)
+    assert [call.same for call in rerun.calls] == [None, True, True, True]
+    assert rerun.calls[0].told == "the guard lets it through, as recorded; the venue executed it, which paper cannot"
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,reason}', '\"luck\"')")
+    assert [call.same for call in (await again(floor, record)).calls] == [None, False, False, True]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("replay_run", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_the_script_says_it(
+    floor: Floor, dsn: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
+
+    def run(invocation: UUID) -> int:
+        with ThreadPoolExecutor(1) as pool:  # the test has an event loop already
+            code: int = pool.submit(script.main, [str(invocation), "--database-url", dsn]).result()
+        return code
+
+    assert run(record.invocation.id) == 0
+    said = capsys.readouterr().out
+    assert "1. createPosition (ok): same: 1 fills, to the last digit" in said
+    assert said.endswith("The books come out the same.\n")
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE fills SET fee = fee + $1", Decimal(1))
+    assert run(record.invocation.id) == 1
+    assert capsys.readouterr().out.endswith("The books do NOT come out the same.\n")
+    assert run(UUID(int=7)) == 2
+    assert "there is no run" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""The exchange while the database is away: nothing half-booked, nothing lost, and back in step by itself."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from random import Random
+
+import pytest
+from support.proxy import FaultyProxy
+from support.scripted import START, ScriptedSource
+from support.venue import Venue, agree_with_rows, running
+
+from trader.clock import ManualClock
+from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
+from trader.errors import Unavailable
+from trader.services.exchange import accounts as books
+from trader.store.database import pool
+from trader.store.database.pool import Connection, Database
+from trader.store.exchange.ledger import write_bookings
+
+QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
+    proxy = FaultyProxy(dsn)
+    yield proxy
+    await proxy.close()
+
+
+@pytest.fixture
+async def venue(proxy: FaultyProxy) -> AsyncIterator[Venue]:
+    """An exchange whose database is reached through the proxy, and gives a statement up after half a second."""
+    database = await Database.connect(await proxy.start(), size=4, command_timeout_s=0.5)
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        await venue.see(QUIET)
+        yield venue
+        proxy.pass_on()
+        await agree_with_rows(venue)
+    await database.close()
+
+
+async def persist(venue: Venue, side: str, quantity: str, **more: object) -> OrderAnswer:
+    """Ask with one client order id until there is an answer, as a careful client does."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await (venue.buy if side == "buy" else venue.sell)(quantity, **more)
+            except Unavailable:
+                await asyncio.sleep(0.01)
+
+
+async def test_without_the_database_orders_are_unavailable_and_later_book_once(
+    venue: Venue, proxy: FaultyProxy
+) -> None:
+    proxy.stop()
+    with pytest.raises(Unavailable):
+        await venue.buy("0.01", client_order_id="first")
+    proxy.pass_on()
+    assert (await persist(venue, "buy", "0.01", client_order_id="first")).status is OrderStatus.FILLED
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.01")
+
+
+async def test_a_stalled_database_is_given_up_and_what_it_did_commit_counts(venue: Venue, proxy: FaultyProxy) -> None:
+    await venue.buy("0.01", client_order_id="warm")
+    proxy.stall()
+    with pytest.raises(Unavailable):
+        await venue.buy("0.02", client_order_id="stalled")
+    proxy.pass_on()
+    assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.03")
+
+
+async def test_a_server_that_hangs_ends_neither_the_writing_of_bookings_nor_the_checkpoint(
+    venue: Venue, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await venue.buy("0.01", client_order_id="warm")
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "CANCEL_TIMEOUT_S", 0.1)  # shorter than a statement may take, as it is in the service
+        proxy.stall()
+        with pytest.raises(Unavailable):
+            await venue.buy("0.02", client_order_id="stalled")
+        await venue.exchange.resign()
+    proxy.pass_on()
+    await venue.exchange.lead()
+    assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
+
+
+async def test_a_bug_in_the_writing_of_a_booking_is_told_and_holds_up_nobody(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Written together with others, it is theirs no more than it is a reason to write nothing from then on."""
+    await venue.exchange.open_account("b")
+
+    async def broken(conn: Connection, bookings: list[Booking], term: int) -> set[str]:
+        if any(booking.account.id == "a" for booking in bookings):
+            raise KeyError("no such thing")
+        return await write_bookings(conn, bookings, term)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        async with asyncio.timeout(10):
+            ours, theirs = await asyncio.gather(
+                venue.buy("0.01", client_order_id="first"), venue.buy("0.01", account_id="b"), return_exceptions=True
+            )
+    assert isinstance(ours, Unavailable)
+    assert isinstance(theirs, OrderAnswer)
+    assert "internal error (KeyError)" in str(ours)
+    assert "in broken" in caplog.text, "with its trace"
+    assert (await persist(venue, "buy", "0.01", client_order_id="first")).status is OrderStatus.FILLED
+
+
+async def test_what_the_market_did_meanwhile_is_made_up_for_at_its_own_time(venue: Venue, proxy: FaultyProxy) -> None:
+    await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000)))
+    proxy.stop()
+    await venue.see({"BTC": "92500"})
+    fired_at = venue.clock.now()
+    await venue.see({"BTC": "96000"})
+    assert venue.exchange.accounts["a"].positions, "nothing can have been booked"
+    proxy.pass_on()
+    for _ in range(50):
+        await venue.see({"BTC": "96000"})
+        if not venue.exchange.accounts["a"].positions:
+            break
+    async with venue.database.connection() as conn:
+        row = await conn.fetchrow("SELECT close_reason, exit_notional, closed_at FROM orders")
+    assert row is not None
+    assert tuple(row) == ("stop", Decimal("9249.99"), fired_at)
+
+
+async def test_an_order_storm_over_connections_cut_anywhere_books_each_order_once(
+    venue: Venue, proxy: FaultyProxy
+) -> None:
+    rng = Random(7)
+    answers: dict[str, OrderAnswer] = {}
+
+    async def trade(account_id: str, n: int) -> None:
+        side = rng.choice(["buy", "sell"])
+        limit = {"type": OrderType.LIMIT, "limit_price": Decimal(rng.choice([93000, 95000]))} if n % 3 == 0 else {}
+        client_order_id = f"{account_id}-{n}"
+        answers[client_order_id] = await persist(
+            venue, side, "0.01", account_id=account_id, leverage=Decimal(3), client_order_id=client_order_id, **limit
+        )
+
+    async def client(account_id: str) -> None:
+        n = 0
+        while n < 12 or not sabotage.done():
+            await trade(account_id, n)
+            n += 1
+
+    async def saboteur() -> None:
+        for _ in range(40):  # bounded: on a slow machine nothing would ever get through between two cuts
+            proxy.cut_after(rng.randrange(1, 20_000))
+            await asyncio.sleep(rng.random() * 0.1)
+            if rng.random() < 0.2:
+                proxy.cut()
+        proxy.pass_on()
+
+    sabotage = asyncio.create_task(saboteur())
+    try:
+        async with asyncio.timeout(90):
+            await asyncio.gather(*(client(f"m{n}") for n in range(8)))
+    finally:
+        sabotage.cancel()
+    proxy.pass_on()
+    for n in range(8):  # brings every account in doubt back to its rows
+        await persist(venue, "buy", "0.01", account_id=f"m{n}", client_order_id="last")
+    async with venue.database.connection() as conn:
+        rows = await conn.fetch("SELECT id, client_order_id FROM order_requests WHERE client_order_id <> 'last'")
+    assert {row["client_order_id"]: row["id"] for row in rows} == {one: answer.id for one, answer in answers.items()}
+    assert len(rows) == len(answers) >= 96
+    assert proxy.connections > 8, "the storm must have met cut connections: the pool alone makes no more than 4"
+
+
+async def test_an_order_that_waits_for_its_book_when_the_term_ends_is_unavailable(database: Database) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="200") as venue:
+        await venue.see(QUIET)
+        waiting = asyncio.create_task(venue.buy("0.01", client_order_id="waits"))
+        while "a" not in venue.exchange.accounts or not venue.market._waiters:
+            await asyncio.sleep(0.01)
+        venue.exchange.suspend()
+        await venue.exchange.resign()
+        await venue.see(QUIET)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(waiting, 5)
+        await venue.exchange.lead()
+        assert not venue.exchange.accounts["a"].positions
+        await agree_with_rows(venue)
+
+
+async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
+    venue: Venue, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "_FINISH_S", 0.05)
+    await venue.buy("0.01", client_order_id="warm")
+    proxy.stall()
+    orders = [asyncio.create_task(venue.buy("0.02")) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    venue.exchange.suspend()
+    await venue.exchange.resign()
+    ended = await asyncio.wait_for(asyncio.gather(*orders, return_exceptions=True), 5)
+    assert [type(one) for one in ended] == [Unavailable] * 2
+    proxy.pass_on()
+    await venue.exchange.lead()

@@ -1,0 +1,166 @@
+"""Live trading when two things happen at once: what was decided on the books, and what the venue did meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from decimal import Decimal
+
+import pytest
+from support.fake_venue import IDS, until
+from support.live import Bench, live_settings, trading
+
+from trader.domain.exchange.halts import HaltCause, Verb
+from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
+from trader.domain.live.reconciliation import Statement
+from trader.errors import OrderUndecided, Unavailable
+from trader.gateways.lighter.orders import LighterOrders
+from trader.services.events import VenueDiffers
+from trader.services.operations.loss_limits import LossLimits
+from trader.services.operations.operator_commands import Operations
+from trader.store.database.pool import Database
+
+D = Decimal
+
+
+@pytest.fixture
+async def bench(database: Database) -> AsyncIterator[Bench]:
+    async with trading(database) as bench:
+        yield bench
+
+
+async def wait_for_turn(bench: Bench, count: int) -> None:
+    """Wait until so many wait for the desk, which the test itself holds."""
+    await until(lambda: len(bench.exchange._desks["apex"]._lock._waiters or ()) >= count)
+
+
+async def test_an_order_that_is_found_out_about_while_it_is_asked_for_again_is_not_sent_twice(bench: Bench) -> None:
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.1", leverage=D(5), client_order_id="once")
+    desk = bench.exchange._desks["apex"]
+    async with desk._lock:
+        bench.venue.read_faults.clear()
+        desk.wake()
+        await wait_for_turn(bench, 1)
+        asking = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
+        await wait_for_turn(bench, 2)
+    assert (await asking).status is OrderStatus.FILLED
+    assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
+    await bench.agree()
+
+
+async def test_an_order_whose_caller_has_gone_is_not_sent_twice(bench: Bench) -> None:
+    async with bench.exchange._desks["apex"]._lock:
+        gone = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
+        await wait_for_turn(bench, 1)
+        gone.cancel()
+        asking = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
+        await wait_for_turn(bench, 2)
+    assert (await asking).status is OrderStatus.FILLED
+    assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
+    await bench.agree()
+
+
+async def test_an_order_that_closes_opens_nothing_when_the_stop_was_faster(bench: Bench) -> None:
+    await bench.buy("0.1", leverage=D(5), exit_plan=ExitPlan(stop=D(93000)))
+    await bench.safety.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
+    bench.venue.reach("BTC", "92900.0")  # the stop is filled at the venue, and nothing of it is known here yet
+    answer = await bench.sell("0.1")
+    assert (answer.status, answer.reason) == (OrderStatus.REJECTED, "the venue ended the order: canceled-reduce-only")
+    assert bench.venue.positions() == {}
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_a_suspended_desk_sends_nothing_until_it_is_gone(bench: Bench) -> None:
+    resting = await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(90000))
+    desk = bench.exchange._desks["apex"]
+    sent = list(bench.venue.sent)
+    bench.exchange.suspend()  # as when the leader's lock is lost; the desks live on until the schedules have ended
+    with pytest.raises(Unavailable):
+        await desk.cancel(str(resting.id))
+    with pytest.raises(Unavailable):
+        await desk.check()
+    assert bench.venue.sent == sent
+    assert [order.status for order in bench.venue.orders.values()] == ["open"]
+
+
+async def test_an_order_whose_trades_show_late_is_not_decided_because_another_is(bench: Bench) -> None:
+    for limit in (93900, 93800):
+        await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(limit))
+    bench.venue.reach("BTC", "93700.0")
+    bench.venue.hides_trades = 10  # as often as the first of the two is looked at
+    desk = bench.exchange._desks["apex"]
+    async with desk._lock:
+        await desk._outbox.refresh()
+        await desk._outbox.poll()
+        assert bench.account().positions["BTC"].quantity == D("0.1")
+        assert bench.exchange.undecided("apex") == {"BTC"}
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_what_an_order_fills_just_before_the_venue_is_compared_is_no_difference(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.buy("0.1", leverage=D(10))
+    await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
+    bench.venue.fill_share = D("0.25")
+    statement = LighterOrders.statement
+
+    async def filled_first(orders: LighterOrders) -> Statement:
+        if bench.venue.markets["BTC"].mid != 93000:
+            bench.venue.reach("BTC", "93000.0")
+        return await statement(orders)
+
+    monkeypatch.setattr(LighterOrders, "statement", filled_first)
+    await bench.exchange.check()
+    assert bench.account().positions["BTC"].quantity == D("0.2")
+    assert [event.text for event in bench.events if isinstance(event, VenueDiffers)] == []
+    await bench.agree()
+
+
+async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: Bench) -> None:
+    async with flattening_an_order_on_its_way(bench) as operations:
+        while not await commands(bench, "progress LIKE '%closed%' OR finished_at IS NOT NULL"):
+            await operations.poll()
+        bench.venue.read_faults.clear()
+        await bench.exchange.check()
+        while not await commands(bench, "finished_at IS NOT NULL"):
+            await operations.poll()
+    assert bench.venue.positions() == {}
+    assert await commands(bench, "outcome->'closed'->0->>'quantity' IS NOT NULL AND outcome->'left' = '[]'")
+    await bench.exchange.check()
+    await bench.agree()
+
+
+async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.services.operations.operator_commands._FLATTEN_S", 0.1)
+    monkeypatch.setattr("trader.services.operations.operator_commands._ROUND_S", 0.01)
+    async with flattening_an_order_on_its_way(bench) as operations:
+        while not await commands(bench, "finished_at IS NOT NULL"):
+            await operations.poll()
+    assert await commands(bench, "outcome->'left'->0->>'what' = 'an order of BTC'")
+
+
+@asynccontextmanager
+async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[Operations]:
+    """A flatten of everything, ordered while an order is undecided; half a minute for what is done with it."""
+    bench.venue.send_faults = ["lose_after"]
+    bench.venue.read_faults = ["ok", "ok", *["500"] * 50_000]
+    with pytest.raises(OrderUndecided):
+        await bench.buy("0.1", leverage=D(5))
+    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
+    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
+    operations.start()
+    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    async with asyncio.timeout(30):
+        yield operations
+    await operations.close()
+
+
+async def commands(bench: Bench, condition: str) -> int:
+    """How many commands are so."""
+    async with bench.database.connection() as conn:
+        return int(await conn.fetchval(f"SELECT count(*) FROM commands WHERE {condition}"))

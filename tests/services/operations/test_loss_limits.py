@@ -1,0 +1,246 @@
+"""Accounts that lose too much are halted, durably, on a real PostgreSQL."""
+
+import asyncio
+from datetime import timedelta
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.fake_venue import until
+from support.guarded import Guarded, guarding
+from support.scripted import START, ScriptedSource, make_tick
+
+from trader.clock import ManualClock
+from trader.domain.exchange.halts import HaltCause, Verb
+from trader.domain.exchange.orders import OrderStatus, OrderType
+from trader.leadership import Guards, Service
+from trader.services.operations import operator_commands as operations
+from trader.services.portfolio.snapshots import Portfolio
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+
+D = Decimal
+QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
+CAUSES = list[tuple[str | None, HaltCause]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "_ROUND_S", 0.01)
+
+
+def in_force(guarded: Guarded) -> CAUSES:
+    return [(halt.account_id, halt.cause) for halt in guarded.safety.halts]
+
+
+async def test_without_a_limit_nothing_is_measured_or_halted(database: Database) -> None:
+    async with guarding(database, ScriptedSource(), ManualClock(START)) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("1", leverage=D(20))
+        await guarded.see({"BTC": "86000"})
+        assert in_force(guarded) == []
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT count(*) FROM equity_marks") == 0
+
+
+async def test_the_daily_loss_halts_the_account_and_only_that(database: Database) -> None:
+    async with guarding(database, ScriptedSource(), ManualClock(START), MAX_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.5", leverage=D(10))
+        await guarded.venue.buy("0.01", account_id="b")
+        await guarded.venue.buy("0.01", type=OrderType.LIMIT, limit_price=D(80_000), leverage=D(10))
+        await guarded.see({"BTC": "93100"})  # 450 and the fees of 23.5
+        assert in_force(guarded) == []
+        await guarded.see({"BTC": "93000"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        refused = await guarded.venue.buy("0.01", leverage=D(10))
+        assert refused.status is OrderStatus.REJECTED
+        assert refused.reason is not None
+        assert (
+            "daily loss: equity 9476.45 is 5.24 % below the 10000.00 it began 2025-01-01 (UTC) with" in refused.reason
+        )
+        assert (await guarded.venue.buy("0.01", account_id="b")).status is OrderStatus.FILLED
+        while guarded.venue.exchange.accounts["a"].resting:
+            await guarded.operations.poll()
+        assert "BTC" in guarded.venue.exchange.accounts["a"].positions, "it may close when it likes"
+        async with database.connection() as conn:
+            row = await conn.fetchrow("SELECT account_id, cause, halted_by FROM halts WHERE lifted_at IS NULL")
+        assert row is not None
+        assert tuple(row) == ("a", "daily loss", "limit")
+
+
+async def test_a_clock_set_back_does_not_put_the_watch_off(database: Database) -> None:
+    clock = ManualClock(START)
+    async with guarding(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        bought_at = guarded.venue.exchange.accounts["a"].changed_at
+        clock._now -= timedelta(hours=1)
+        await guarded.see({"BTC": "86500"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        assert (await guarded.venue.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
+        assert guarded.venue.exchange.accounts["a"].changed_at >= bought_at, "the books never run backwards"
+
+
+async def test_a_new_day_lifts_nothing_by_itself_and_starts_a_new_measure(database: Database) -> None:
+    clock = ManualClock(START)
+    async with guarding(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.venue.buy("0.5", leverage=D(10), account_id="b")
+        await guarded.see({"BTC": "90000"})
+        assert in_force(guarded) == [("b", HaltCause.DAILY_LOSS)]
+        await guarded.see({"BTC": "90000"}, after_s=12 * 3600)
+        await guarded.see({"BTC": "86500"})  # a lost 3.6 % before midnight, and 3.6 % after
+        assert in_force(guarded) == [("b", HaltCause.DAILY_LOSS)]
+        await guarded.see({"BTC": "84000"})
+        assert ("a", HaltCause.DAILY_LOSS) in in_force(guarded)
+
+
+async def test_a_clock_set_back_over_midnight_begins_no_day_a_second_time(database: Database) -> None:
+    source, clock, limits = ScriptedSource(), ManualClock(START), {"MAX_DAILY_LOSS_PERCENT": "5"}
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "90000"})
+        await guarded.see({"BTC": "90000"}, after_s=12 * 3600)  # a new day begins with about 9600
+        clock._now -= timedelta(minutes=30)
+        await guarded.see({"BTC": "87000"})  # 7 % lost since the day before began, and 3.1 % since this one did
+        assert in_force(guarded) == []
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see({"BTC": "86500"})
+        assert in_force(guarded) == []
+        await guarded.see({"BTC": "86500"}, after_s=3600)  # midnight comes again
+        await guarded.see({"BTC": "84500"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+
+
+async def test_the_drawdown_is_from_the_peak_and_survives_a_restart(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    limits = {"MAX_DRAWDOWN_PERCENT": "10"}
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "114000"})
+        await guarded.see({"BTC": "114000"}, after_s=20)  # recorded at the latest now: the peak is about 12 000
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see({"BTC": "103000"})
+        assert in_force(guarded) == []  # 9.2 % below the peak
+        await guarded.see({"BTC": "101500"})  # still above the initial capital
+        assert in_force(guarded) == [("a", HaltCause.DRAWDOWN)]
+    async with guarding(database, source, clock, **limits) as guarded:
+        assert in_force(guarded) == [("a", HaltCause.DRAWDOWN)]
+        assert (await guarded.venue.buy("0.01", leverage=D(10))).status is OrderStatus.REJECTED
+
+
+async def test_a_peak_of_before_the_limit_was_set_comes_from_snapshots(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    async with guarding(database, source, clock) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "114000"})
+        venue = guarded.venue
+        async with database.connection() as conn:
+            await ensure_partitions(conn, clock.now())
+        await Portfolio(database, venue.exchange, clock, venue.settings).take_snapshots(clock.now())
+    async with guarding(database, source, clock, MAX_DRAWDOWN_PERCENT="10") as guarded:
+        await guarded.see({"BTC": "101500"})
+        assert in_force(guarded) == [("a", HaltCause.DRAWDOWN)]
+
+
+async def test_after_resume_losses_count_from_then_on(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    limits = {"MAX_DAILY_LOSS_PERCENT": "5", "MAX_DRAWDOWN_PERCENT": "5"}
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "88000"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        await guarded.do(Verb.RESUME, "a")
+        await guarded.see({"BTC": "88000"}, after_s=20)
+        assert in_force(guarded) == []
+        assert (await guarded.venue.buy("0.001", leverage=D(10))).status is OrderStatus.FILLED
+        await guarded.see({"BTC": "83000"})
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        await guarded.ask(Verb.RESUME, "a")
+        await guarded.see({"BTC": "82950"}, after_s=20)  # the service ends before it has seen that
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see({"BTC": "82900"})
+        await guarded.see({"BTC": "82800"}, after_s=20)
+        assert in_force(guarded) == []
+
+
+async def test_all_together_are_halted_and_new_capital_is_no_gain(database: Database) -> None:
+    async with guarding(database, ScriptedSource(), ManualClock(START), MAX_TOTAL_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see({"BTC": "93000"})
+        await guarded.venue.exchange.open_account("b")
+        await guarded.see({"BTC": "93000"})
+        await guarded.venue.exchange.reset_account("a")  # a loss of 1 % is forgotten, and none is made
+        await guarded.see({"BTC": "93000"})
+        assert in_force(guarded) == []
+        await guarded.venue.buy("0.5", leverage=D(10))
+        await guarded.see({"BTC": "91300"})  # 850 of the 20 000 there are now
+        assert in_force(guarded) == []
+        await guarded.see({"BTC": "90900"})
+        assert in_force(guarded) == [(None, HaltCause.DAILY_LOSS)]
+        assert (await guarded.venue.buy("0.01", account_id="b")).status is OrderStatus.REJECTED
+
+
+async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(database: Database) -> None:
+    """So that it does not depend on how fast the replay goes."""
+    clock = ManualClock(START)
+    async with guarding(database, ScriptedSource(), clock, MAX_DAILY_LOSS_PERCENT="5") as guarded:
+        await guarded.see(QUIET)
+        venue = guarded.venue
+        await venue.buy("0.1", leverage=D(10))
+        await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
+        context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock)
+        guards = Guards(guarded.safety, guarded.limits, guarded.operations)
+        made: Any = (context, database, None, None, None, None, guards)
+        service = Service(*made)
+        halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
+        venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]
+        following = asyncio.create_task(service.follow_market())
+        await until(lambda: venue.market.last_update_at == START + timedelta(minutes=2))
+        following.cancel()
+        await asyncio.wait([following])
+        assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
+        assert venue.exchange.accounts["a"].resting == ()
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT closed_at FROM limit_orders") == halting.at
+
+
+async def test_a_limit_can_flatten_too(database: Database) -> None:
+    settings = {"MAX_DRAWDOWN_PERCENT": "5", "FLATTEN_ON_LIMIT": "on"}
+    async with guarding(database, ScriptedSource(), ManualClock(START), **settings) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.venue.buy("0.01", account_id="b")
+        await guarded.see({"BTC": "88000"})
+        assert in_force(guarded) == [("a", HaltCause.DRAWDOWN)]
+        while guarded.venue.exchange.accounts["a"].positions:
+            await guarded.operations.poll()
+        assert "BTC" in guarded.venue.exchange.accounts["b"].positions
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "operator"
+
+
+async def test_a_market_without_a_price_yet_is_waited_for(database: Database) -> None:
+    source, clock = ScriptedSource(), ManualClock(START)
+    limits = {"MAX_DRAWDOWN_PERCENT": "5", "MAX_TOTAL_DRAWDOWN_PERCENT": "5"}
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see(QUIET)
+        await guarded.venue.buy("0.1", leverage=D(10))
+        await guarded.see(QUIET, after_s=11)
+    async with database.connection() as conn:
+        await conn.execute("DELETE FROM last_marks")
+    source.script.clear()
+    clock._now += timedelta(seconds=5)
+    async with guarding(database, source, clock, **limits) as guarded:
+        await guarded.see({"ETH": "3300"})
+        assert in_force(guarded) == []
+        await guarded.see({"BTC": "88000"})
+        assert set(in_force(guarded)) == {("a", HaltCause.DRAWDOWN), (None, HaltCause.DRAWDOWN)}

@@ -1,0 +1,351 @@
+"""Statistics of the current runs: the documented figures, over exactly the rows that belong to them."""
+
+import json
+import math
+import zlib
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from support.records import (
+    HOUR,
+    MINUTE,
+    START,
+    FakeExchange,
+    add_invocation,
+    add_model,
+    add_run,
+    add_tool_call,
+    add_trade,
+    id_of,
+    make_account,
+    make_model,
+    make_position,
+    make_run,
+    make_snapshot,
+    seen,
+)
+
+from trader.clock import ManualClock
+from trader.domain.models import VariantId
+from trader.domain.portfolio.statistics import Drawdown, EquityPoint, return_confidence
+from trader.services.exchange.paper import Exchange
+from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics, LeaderboardEntry
+from trader.services.portfolio.run_statistics import RunRecords, figures_of_trades
+from trader.services.portfolio.snapshots import WINDOWS
+from trader.store.agents import invocations as agents_store
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.exchange import trades as trades_store
+from trader.store.portfolio import snapshots as portfolio_store
+
+DAY = timedelta(days=1)
+
+
+class Bench:
+    """The analytics over rows and accounts in the test's hand."""
+
+    def __init__(self, database: Database, exchange: FakeExchange) -> None:
+        self.database = database
+        self.exchange = exchange
+        self.clock = ManualClock(START)
+        served: Exchange = exchange  # type: ignore[assignment]
+        self.analytics = Analytics(database, served, self.clock)
+
+    async def hours(self, account_id: str, *values: str, number: int = 1, first: int = 0) -> None:
+        """The last value of each hour from `first` on."""
+        rows = [
+            make_snapshot(account_id, START + (first + hour) * HOUR + 59 * MINUTE, value, number=number)
+            for hour, value in enumerate(values)
+        ]
+        async with self.database.connection() as conn:
+            await ensure_partitions(conn, START, rows[-1].created_at)
+            await portfolio_store.insert_snapshots(conn, rows)
+
+    async def board(self, window: str = "7d", sort_by: str = "pnlPercent") -> list[LeaderboardEntry]:
+        return await self.analytics.leaderboard(window, sort_by)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def bench(database: Database) -> Bench:
+    return Bench(database, FakeExchange())
+
+
+async def test_statistics_start_at_the_current_run(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + HOUR, gross="-500")
+        await add_invocation(conn, "one", START + MINUTE, "failed")
+        await bench.hours("one", "9000", "8000")
+        await add_run(conn, "one", make_run("one", 2, capital="2000", at=START + 2 * HOUR))
+        await add_trade(conn, "one", START + 3 * HOUR, gross="60", fees="10", number=2)
+        await add_invocation(conn, "one", START + 3 * HOUR, "completed")
+        await bench.hours("one", "2000", "2040", number=2, first=2)
+    bench.exchange.put(make_account("one", run=make_run("one", 2, capital="2000", at=START + 2 * HOUR), realized=50))
+    (stats,) = await bench.analytics.model_stats()
+    figures = stats.record.trade_figures
+    assert seen(stats.account_value, stats.return_percent) == (2050, 2.5)
+    assert seen(figures.trades, figures.total_net, figures.win_rate) == (1, 50, 100.0)
+    assert seen(figures.biggest_win, figures.biggest_loss) == (50, None)
+    assert stats.record.equity_figures.drawdown == Drawdown(0, 0)
+    assert seen(stats.failures.invocations, stats.failures.failed) == (1, 0)
+    info = await bench.analytics.run_info()
+    assert seen(*info) == (START + 2 * HOUR, 1, 1, 1)
+
+
+async def test_a_fall_below_the_capital_in_the_first_hour_is_a_drawdown_everywhere(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + 30 * MINUTE, gross="-2500", fees="0", notional="9000")
+        await bench.hours("one", "7500", "9000", "8100")
+    bench.exchange.put(make_account("one", realized=-1900))
+    await bench.clock.advance(3 * HOUR)
+    (stats,) = await bench.analytics.model_stats()
+    (entry,) = await bench.board("24h")
+    assert stats.record.equity_figures.drawdown == Drawdown(25, 2500)
+    assert entry.max_drawdown == 25
+    assert stats.record.recovery_factor == -1
+
+
+async def test_figures_of_trades(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        for number, (gross, side, confidence, held) in enumerate(
+            [("11", "LONG", 50, 1), ("-19", "LONG", None, 2), ("21", "SHORT", 80, 4), ("31", "SHORT", 90, 1)]
+        ):
+            await add_trade(
+                conn, "one", START + (number + 5) * HOUR, gross=gross, side=side, confidence=confidence,
+                held=held * HOUR, notional=str(1000 * (number + 1)),
+            )  # fmt: skip
+    (stats,) = await bench.analytics.model_stats()
+    figures = stats.record.trade_figures
+    assert seen(figures.trades, figures.wins, figures.total_net, figures.win_rate) == (4, 3, 40, 75.0)
+    assert seen(figures.biggest_win, figures.biggest_loss) == (30, -20)
+    assert seen(*figures.sizes) == (2500, 2500, 4000)
+    assert seen(*figures.holds) == (120, 90, 240)
+    assert seen(*figures.confidences) == (pytest.approx(73.33333333), 80, 90)
+    assert seen(figures.long_percent, figures.expectancy, figures.profit_factor) == (50, 10, 3)
+    assert figures.average_r_multiple == 1
+    assert figures.decision_quality == pytest.approx(0.960768922830523)
+    assert seen(*figures.streaks) == (2, 1, 2, "win")
+    assert seen(figures.average_win_minutes, figures.average_loss_minutes) == (120, 120)
+    assert figures.signal_to_noise == pytest.approx(10 / math.sqrt((0 + 900 + 100 + 400) / 3))
+
+
+async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
+    """Reading on from the last reading gives what reading all at once gives."""
+    records = RunRecords(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_model(conn, "two", VariantId.SOVEREIGN)
+        for step in range(8):
+            closed_at = START + (step // 2) * HOUR  # two at the same moment, on both sides of a reading
+            await add_trade(conn, "one", closed_at, gross=str(step), label=step)
+            await portfolio_store_insert(bench, "one", START + step * 20 * MINUTE, str(step))
+            read = (await records.refresh())["one"]
+            fresh = (await RunRecords(bench.database).refresh())["one"]
+            assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
+            assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
+            assert seen(read.hours, read.series) == (fresh.hours, fresh.series)
+            assert len(read.trades) == step + 1
+            assert read.series[-1].value == step
+            assert read.trade_figures.total_net == fresh.trade_figures.total_net
+            assert read.equity_figures == fresh.equity_figures
+        assert (await records.refresh())["two"].trades == []
+
+
+async def portfolio_store_insert(bench: Bench, account_id: str, at: object, value: str) -> None:
+    async with bench.database.connection() as conn:
+        await ensure_partitions(conn, START)
+        await portfolio_store.insert_snapshots(conn, [make_snapshot(account_id, at, value)])  # type: ignore[arg-type]
+
+
+async def test_a_reset_forgets_the_run_before(bench: Bench) -> None:
+    records = RunRecords(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_trade(conn, "one", START + HOUR)
+        assert len((await records.refresh())["one"].trades) == 1
+        await add_run(conn, "one", make_run("one", 2, at=START + 2 * HOUR))
+        assert (await records.refresh())["one"].trades == []
+
+
+async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        for name, variant in (("up", VariantId.APEX), ("down", VariantId.SOVEREIGN), ("new", VariantId.APEX)):
+            await add_model(conn, name, variant)
+        await add_trade(conn, "up", START + HOUR)
+        await add_trade(conn, "up", START + 25 * HOUR + MINUTE)
+    # The window of 24 h begins at 02:00: the value at its start is that of 01:59.
+    await bench.hours("up", "10000", "11000", "12000", "9000", "13000")
+    await bench.hours("down", "10000", "8000", "8000", "6000")
+    await bench.clock.advance(26 * HOUR)
+    bench.exchange.put(make_account("up", "10000", realized=Decimal(4300)))
+    bench.exchange.put(make_account("down", "10000", positions={"BTC": make_position(quantity="1", entry="50000")}))
+    bench.exchange.known_marks["BTC"] = Decimal(47_000)
+    up, new, down = await bench.board("24h")
+    assert seen(up.model.id, up.start_value, up.end_value, up.pnl_absolute) == ("up", 11_000, 14_300, 3_300)
+    assert seen(up.pnl_percent, up.max_drawdown, up.trades_count, up.ci95) == (pytest.approx(30), 25, 1, None)
+    assert seen(new.model.id, new.start_value, new.end_value, new.pnl_percent) == ("new", 10_000, 10_000, 0)
+    assert seen(down.start_value, down.end_value, down.pnl_percent) == (8_000, 7_000, -12.5)
+    assert down.max_drawdown == 25
+    assert [entry.model.id for entry in await bench.board("24h", "maxDrawdown")] == ["new", "up", "down"]
+    assert [entry.model.id for entry in await bench.board("24h", "pnlAbsolute")] == ["up", "new", "down"]
+    (week, *_) = await bench.board("7d")
+    assert seen(week.start_value, week.pnl_absolute, week.trades_count) == (10_000, 4_300, 2)
+    only = await bench.analytics.leaderboard("7d", "pnlPercent", VariantId.SOVEREIGN)
+    assert [entry.model.id for entry in only] == ["down"]
+    bench.exchange.known_marks.clear()
+    assert [entry.model.id for entry in await bench.board()] == ["up", "new"], "down has no value without a price"
+
+
+async def test_the_interval_is_of_the_whole_hours_of_the_window(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "long")
+        await add_model(conn, "short")
+    values = [str(10_000 + 50 * math.sin(hour) + 3 * hour) for hour in range(60)]
+    await bench.hours("long", *values)
+    await bench.hours("short", *values[:47])
+    await bench.clock.advance(59 * HOUR + 30 * MINUTE)
+    entries = {entry.model.id: entry for entry in await bench.board("7d")}
+    series = [EquityPoint(START + hour * HOUR, float(Decimal(value))) for hour, value in enumerate(values[:59])]
+    expected = return_confidence(series)
+    assert expected is not None
+    assert expected.low < expected.high
+    assert entries["long"].ci95 == expected
+    assert entries["short"].ci95 is None
+    assert {entry.model.id: entry.ci95 for entry in await bench.board("7d")} == {"long": expected, "short": None}
+    assert all(entry.ci95 is None for entry in await bench.board("24h"))
+
+
+async def test_places_that_are_luck_are_marked(bench: Bench) -> None:
+    slopes = {"good": 60, "fair": 2, "same": 2, "poor": -60}
+    async with bench.database.connection() as conn:
+        for name in (*slopes, "young"):
+            await add_model(conn, name)
+    for name, slope in slopes.items():
+        await bench.hours(name, *(str(10_000 + 20 * math.sin(hour) + slope * hour) for hour in range(100)))
+        bench.exchange.put(make_account(name, realized=Decimal(99 * slope)))
+    bench.exchange.put(make_account("young", realized=Decimal(1)))
+    await bench.clock.advance(100 * HOUR + MINUTE)
+    for order in ("pnlPercent", "pnlAbsolute"):
+        board = await bench.board("7d", order)
+        assert [(entry.model.id, entry.tie, entry.certain) for entry in board] == [
+            ("good", False, True), ("fair", True, False), ("same", True, False), ("young", False, False),
+            ("poor", False, False),
+        ]  # fmt: skip
+    board = await bench.board("7d", "maxDrawdown")
+    assert {entry.certain for entry in board} == {None}
+
+
+async def test_an_interval_is_ready_when_its_hour_counts(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "long")
+    await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
+    await bench.clock.advance(58 * HOUR + 2 * MINUTE)
+    (before,) = await bench.board("7d")
+    await bench.clock.advance(58 * MINUTE)
+    await bench.analytics.refresh()
+    (entry,) = await bench.board("7d")
+    assert entry.ci95 == before.ci95, "the hour that ends now is taken in a minute later"
+    made = bench.analytics.intervals_made
+    await bench.clock.advance(MINUTE)
+    (entry,) = await bench.board("7d")
+    assert bench.analytics.intervals_made == made
+    assert entry.ci95 != before.ci95
+
+
+async def test_a_start_in_the_first_minute_of_an_hour_makes_what_is_still_shown(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "long")
+    await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
+    await bench.clock.advance(59 * HOUR)
+    await bench.analytics.refresh()
+    made = bench.analytics.intervals_made
+    for window in WINDOWS:
+        await bench.board(window)
+    assert bench.analytics.intervals_made == made
+
+
+async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await add_model(conn, "two", VariantId.SOVEREIGN)
+        failed = await add_invocation(conn, "one", START, "failed", calls=("failed", "ok"))
+        await add_invocation(conn, "one", START + MINUTE, "completed", calls=("rejected", "ok"))
+        by_call = await add_invocation(conn, "two", START + 2 * MINUTE, "completed", calls=("failed", "failed"))
+        await add_invocation(conn, "two", START + 3 * MINUTE, "running", calls=("failed",))
+        late = await add_invocation(conn, "two", START + 4 * MINUTE, "timeout")
+        await add_tool_call(conn, late, 1, "ok", START)
+        await ensure_partitions(conn, START)
+        kept = {"messages": [], "answers": [{"id": "x"}]}
+        await agents_store.insert_payload(conn, failed, zlib.compress(json.dumps(kept).encode()), START)
+    found = await bench.analytics.failures(10)
+    assert [one.id for one in found.invocations] == [late, by_call, failed]
+    assert [call.number for call in found.tool_calls[failed]] == [1, 2]
+    assert {key: bytes(answers) for key, answers in found.answers.items()} == {failed: b'[{"id": "x"}]'}
+    counts = {each.model.id: each for each in found.counts}
+    assert seen(counts["one"].workflows, counts["one"].tool_calls, counts["one"].invocations) == (1, 0, 2)
+    assert seen(counts["two"].workflows, counts["two"].tool_calls, counts["two"].invocations) == (1, 1, 2)
+    assert seen(counts["one"].rate_percent, counts["two"].rate_percent) == (50, 100)
+    only = await bench.analytics.failures(10, VariantId.SOVEREIGN)
+    assert [one.id for one in only.invocations] == [late, by_call]
+    assert [each.model.id for each in only.counts] == ["two"]
+    assert [one.id for one in (await bench.analytics.failures(1)).invocations] == [late]
+
+
+async def test_long_answers_of_failures_are_left_out_and_the_latest_come_first(bench: Bench) -> None:
+    sizes = [RUN_ANSWERS_BYTES_MAX] + [RUN_ANSWERS_BYTES_MAX - 4] * 40  # with the brackets and quotes of a list of one
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await ensure_partitions(conn, START)
+        ids = []
+        for number, size in enumerate(sizes):
+            at = START - number * MINUTE
+            ids.append(await add_invocation(conn, "one", at, "failed"))
+            payload = zlib.compress(json.dumps({"answers": ["x" * size]}).encode(), 1)
+            await agents_store.insert_payload(conn, ids[-1], payload, at)
+    found = await bench.analytics.failures(100)
+    assert [one.id for one in found.invocations] == ids
+    assert list(found.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
+
+
+async def test_variant_statistics_show_every_variant(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "a1")
+        await add_model(conn, "a2")
+        await add_model(conn, "s1", VariantId.SOVEREIGN)
+        await add_run(conn, "manual", make_run("manual"))
+        await add_trade(conn, "a1", START + HOUR, gross="11")
+        await add_trade(conn, "a2", START + HOUR, gross="-4")
+        await add_trade(conn, "a2", START + 2 * HOUR, gross="4")
+        await add_trade(conn, "manual", START + HOUR, gross="1000000")
+    stats = await bench.analytics.variant_stats()
+    assert [seen(*each) for each in stats] == [
+        (VariantId.APEX, 2, 3, pytest.approx(100 * 2 / 3), 8, Decimal("2.6666666666666667")),
+        (VariantId.TRENDSURFER, 0, 0, None, 0, None),
+        (VariantId.CONTRARIAN, 0, 0, None, 0, None),
+        (VariantId.SOVEREIGN, 1, 0, None, 0, None),
+    ]
+
+
+async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await agents_store.upsert_model(conn, make_model("fresh"))
+    (stats,) = await bench.analytics.model_stats()
+    assert seen(stats.account_value, stats.return_percent, stats.record.trade_figures.trades) == (10_000, 0, 0)
+    (entry,) = await bench.board()
+    assert seen(entry.pnl_percent, entry.start_value, entry.ci95) == (0, 10_000, None)
+    assert seen(*await bench.analytics.run_info()) == (None, 1, 0, 0)
+
+
+def test_no_trades_have_no_figures() -> None:
+    figures = figures_of_trades([])
+    assert seen(figures.trades, figures.total_net) == (0, 0)
+    assert [figures.win_rate, figures.expectancy, figures.profit_factor, figures.biggest_win] == [None] * 4
+    assert figures.streaks.current_type == "none"
+
+
+def test_a_win_and_nothing_lost_is_unbounded() -> None:
+    trade = trades_store.RunTrade(id_of(1), Decimal(5), Decimal(100), True, None, START, START + HOUR)
+    assert figures_of_trades([trade]).profit_factor == math.inf

@@ -1,0 +1,71 @@
+"""The raw answers that are shown with the runs: of each run while they are kept, and bounded."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from support.floor import Floor, calling, hold, open_floor
+
+from trader.api.schemas.common import UNSET
+from trader.api.schemas.models import invocation_of
+from trader.errors import ProviderError
+from trader.services.agents.schedule import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX
+from trader.store.database.pool import Database
+
+
+@pytest.fixture
+async def floor(database: Database) -> AsyncIterator[Floor]:
+    async with open_floor(database) as floor:
+        yield floor
+
+
+def saying(length: int) -> list[object]:
+    return [msgspec.structs.replace(hold(), raw="x" * length)]
+
+
+async def test_answers_are_shown_when_asked_for(floor: Floor) -> None:
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [calling(("fetchIndicators", {"symbol": "BTC", "interval": "4h"})), hold()]
+    await floor.cycle()
+    (without,) = await floor.agents.invocations()
+    assert invocation_of(without).response_payload is UNSET
+    (shown,) = await floor.agents.invocations(with_answers=True)
+    assert invocation_of(shown).response_payload == ['{"said": 1}', '{"said": 1}']
+    async with floor.database.connection() as conn:
+        await conn.execute("DELETE FROM invocation_payloads")
+    (gone,) = await floor.agents.invocations(with_answers=True)
+    assert gone.answers is None
+
+
+async def test_long_ones_are_left_out_and_the_latest_come_first(floor: Floor) -> None:
+    names = [f"m{number:02}" for number in range(18)]
+    await floor.add(*names)
+    for name in names:
+        floor.provider.scripts[name] = saying(RUN_ANSWERS_BYTES_MAX - 4)  # type: ignore[assignment]
+    floor.provider.scripts["m05"] = saying(RUN_ANSWERS_BYTES_MAX)  # type: ignore[assignment]
+    await floor.cycle()
+    records = await floor.agents.invocations(with_answers=True)
+    assert [record.model.id for record in records] == names
+    shown = [record.model.id for record in records if record.answers is not None]
+    assert len(shown) == ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX
+    assert shown == [name for name in names if name != "m05"][: len(shown)]
+
+
+async def test_what_could_not_be_used_is_kept_too(floor: Floor) -> None:
+    failure = ProviderError("fake answered 200 with text/html instead of JSON; gave up after 4 attempts")
+    failure.said = "<html>Please log in</html>"
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [calling(("fetchIndicators", {"symbol": "BTC", "interval": "4h"})), failure]
+    await floor.cycle()
+    (record,) = await floor.agents.invocations(with_answers=True)
+    assert record.invocation.status == "failed"
+    assert record.answers == ['{"said": 1}', "<html>Please log in</html>"]
+
+
+async def test_a_rule_agent_has_none(floor: Floor) -> None:
+    await floor.add("ada")
+    floor.provider.is_remote = False
+    floor.provider.scripts["ada"] = saying(0)  # type: ignore[assignment]
+    await floor.cycle()
+    (record,) = await floor.agents.invocations(with_answers=True)
+    assert record.answers is None

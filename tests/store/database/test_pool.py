@@ -1,0 +1,363 @@
+"""The pool on a real server: codecs, translated failures, bounds, and the reasons a start is refused."""
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from decimal import Decimal
+from urllib.parse import quote
+
+import asyncpg
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.proxy import FaultyProxy
+
+from trader.errors import StartError, Unavailable
+from trader.store.database import pool
+from trader.store.database.pool import Connection, Database, place
+
+Borrow = Callable[[Database], AbstractAsyncContextManager[Connection]]
+
+
+class Note(msgspec.Struct):
+    text: str
+    amount: Decimal
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ({"a": [1, 2.5, None, "ü"]}, {"a": [1, 2.5, None, "ü"]}),
+        (Note("x", Decimal("1.10")), {"text": "x", "amount": "1.10"}),
+        ([Note('quoted "text"', Decimal(0))], [{"text": 'quoted "text"', "amount": "0"}]),
+        ("text", "text"),
+    ],
+)
+async def test_jsonb_takes_structs_and_gives_builtins(database: Database, value: object, read: object) -> None:
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT $1::jsonb", value) == read
+
+
+async def test_null_stays_null_in_jsonb(database: Database) -> None:
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT $1::jsonb IS NULL", None)
+
+
+async def test_transaction_commits_at_its_end(database: Database) -> None:
+    async with database.transaction() as conn:
+        await conn.execute("CREATE TABLE kept (number int)")
+        await conn.execute("INSERT INTO kept VALUES (1)")
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT number FROM kept") == 1
+
+
+async def test_transaction_rolls_back_on_any_exception(database: Database) -> None:
+    with pytest.raises(KeyError):
+        async with database.transaction() as conn:
+            await conn.execute("CREATE TABLE lost (number int)")
+            raise KeyError
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT to_regclass('lost')") is None
+
+
+async def test_cancelled_transaction_leaves_nothing_open(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1)
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with database.transaction() as conn:
+            await conn.execute("CREATE TABLE lost (number int)")
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with database.connection() as conn:  # the one connection, given back outside of any transaction
+        assert not conn.is_in_transaction()
+        assert await conn.fetchval("SELECT to_regclass('lost')") is None
+    await database.close()
+
+
+async def _cut(victim: Connection, dsn: str) -> None:
+    killer = await asyncpg.connect(dsn)
+    assert await killer.fetchval("SELECT pg_terminate_backend($1, 5000)", victim.get_server_pid())
+    await killer.close()
+
+
+@pytest.mark.parametrize("borrow", [Database.connection, Database.transaction])
+async def test_cut_connection_is_unavailable_and_the_next_one_works(
+    database: Database, dsn: str, borrow: Borrow
+) -> None:
+    with pytest.raises(Unavailable):
+        async with borrow(database) as conn:
+            await _cut(conn, dsn)
+            await conn.fetchval("SELECT 1")
+    assert await database.ping() > 0
+
+
+@pytest.mark.parametrize("borrow", [Database.connection, Database.transaction])
+async def test_a_server_that_hangs_is_unavailable_though_it_cannot_cancel_the_statement(
+    dsn: str, monkeypatch: pytest.MonkeyPatch, borrow: Borrow
+) -> None:
+    proxy = FaultyProxy(dsn)
+    database = await Database.connect(await proxy.start(), size=1, command_timeout_s=0.6)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "CANCEL_TIMEOUT_S", 0.2)  # shorter than a statement may take, as it is in the service
+        with pytest.raises(Unavailable, match="too long"):
+            async with borrow(database) as conn:
+                proxy.stall()
+                await conn.fetchval("SELECT 1")
+    proxy.pass_on()
+    assert await database.ping() > 0, "the place in the pool is free again"
+    await database.close()
+    await proxy.close()
+
+
+async def test_a_question_that_is_given_up_ends_soon(dsn: str) -> None:
+    proxy = FaultyProxy(dsn)
+    database = await Database.connect(await proxy.start(), size=2)
+    await database.ping()
+    proxy.stall()
+    began_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await database.ping()
+    assert time.monotonic() - began_s < 3, "and not when a connection should have been free"
+    proxy.pass_on()
+    assert await database.ping() > 0
+    await database.close()
+    await proxy.close()
+
+
+async def test_connection_cut_between_two_statements_is_unavailable(database: Database, dsn: str) -> None:
+    with pytest.raises(Unavailable):
+        async with database.transaction() as conn:
+            await _cut(conn, dsn)
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
+                await conn.fetchval("SELECT 1")
+            # Whatever the driver said to that one, to this one and to the end of the block it says InterfaceError.
+            await conn.fetchval("SELECT 1")
+    assert await database.ping() > 0
+
+
+async def test_fault_of_a_statement_is_not_called_unavailable(database: Database) -> None:
+    with pytest.raises(asyncpg.UniqueViolationError):
+        async with database.connection() as conn:
+            await conn.execute("INSERT INTO schema_version (version) VALUES (1)")
+    with pytest.raises(asyncpg.UndefinedTableError):
+        async with database.transaction() as conn:
+            await conn.execute("SELECT * FROM nowhere")
+
+
+async def test_wrong_arguments_are_not_called_unavailable(database: Database) -> None:
+    with pytest.raises(asyncpg.InterfaceError, match="expects 1 argument"):
+        async with database.connection() as conn:
+            await conn.fetchval("SELECT $1::int")
+    with pytest.raises(asyncpg.DataError):
+        async with database.connection() as conn:
+            await conn.fetchval("SELECT $1::int", "text")
+
+
+async def test_deadlock_is_unavailable_to_one_of_the_two(database: Database) -> None:
+    async with database.connection() as conn:
+        await conn.execute("CREATE TABLE pair (id int PRIMARY KEY, n int); INSERT INTO pair VALUES (1, 0), (2, 0)")
+    barrier = asyncio.Barrier(2)
+
+    async def update(first: int, second: int) -> None:
+        async with database.transaction() as conn:
+            await conn.execute("SET LOCAL deadlock_timeout = '10ms'")
+            await conn.execute("UPDATE pair SET n = n + 1 WHERE id = $1", first)
+            await barrier.wait()
+            await conn.execute("UPDATE pair SET n = n + 1 WHERE id = $1", second)
+
+    outcomes = await asyncio.gather(update(1, 2), update(2, 1), return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "Unavailable"]
+
+
+async def test_waiting_for_a_connection_is_bounded(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "ACQUIRE_TIMEOUT_S", 0.05)
+    database = await Database.connect(dsn, size=1)
+    async with database.connection():
+        with pytest.raises(Unavailable, match="busy"):
+            async with database.connection():
+                pass
+    assert await database.ping() > 0
+    await database.close()
+
+
+async def test_slow_statement_is_bounded(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1, command_timeout_s=0.5)
+    with pytest.raises(Unavailable, match="too long"):
+        async with database.connection() as conn:
+            await conn.execute("SELECT pg_sleep(30)")
+    await database.close()
+
+
+async def test_closing_does_not_wait_for_ever(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "COMMAND_TIMEOUT_S", 0.05)
+    database = await Database.connect(dsn, size=1)
+    with pytest.raises(Unavailable):
+        async with database.connection() as conn:
+            await asyncio.wait_for(database.close(), timeout=5)
+            await conn.fetchval("SELECT 1")
+
+
+async def test_closed_pool_is_unavailable(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1)
+    await database.close()
+    with pytest.raises(Unavailable):
+        await database.ping()
+
+
+# -- starts that are refused -----------------------------------------------------------------------------------------
+
+SECRET = "s3cr3t-word"
+
+
+def _message(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def _parameter(name: str, value: str) -> bytes:
+    return _message(b"S", f"{name}\0{value}\0".encode())
+
+
+def _error(sqlstate: str, text: str) -> bytes:
+    return _message(b"E", f"SFATAL\0VFATAL\0C{sqlstate}\0M{text}\0\0".encode())
+
+
+OLD_SERVER = (
+    _message(b"R", struct.pack("!i", 0))
+    + _parameter("server_version", "14.11 (Debian 14.11-1)")
+    + _parameter("client_encoding", "UTF8")
+    + _message(b"K", struct.pack("!ii", 1, 2))
+    + _message(b"Z", b"I")
+)
+
+
+@asynccontextmanager
+async def server_that_says(answer: bytes) -> AsyncIterator[int]:
+    """A server that answers the startup message of PostgreSQL's protocol and nothing more; its port."""
+
+    served: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        served.append(task)
+        while True:
+            (length,) = struct.unpack("!i", await reader.readexactly(4))
+            if (await reader.readexactly(length - 4))[:4] != struct.pack("!i", 80877103):
+                break
+            writer.write(b"N")  # no TLS
+        writer.write(answer)
+        with suppress(ConnectionError):
+            await reader.read(1)  # the client says goodbye, or goes without a word
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        await asyncio.gather(*served)
+
+
+async def test_older_server_is_refused_by_its_version() -> None:
+    async with server_that_says(OLD_SERVER) as port:
+        with pytest.raises(StartError, match=rf"127\.0\.0\.1:{port}/trader is PostgreSQL 14\.11; version 15") as caught:
+            await Database.connect(f"postgresql://user:{SECRET}@127.0.0.1:{port}/trader")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "said"),
+    [
+        ("28P01", "refuses the user or the password"),
+        ("28000", "refuses the user"),
+        ("57P03", "refuses connections now: the database system is starting up"),
+        ("53300", "refuses connections now"),
+    ],
+)
+async def test_refused_start_says_why(sqlstate: str, said: str) -> None:
+    async with server_that_says(_error(sqlstate, "the database system is starting up")) as port:
+        with pytest.raises(StartError, match=said) as caught:
+            await Database.connect(f"postgresql://user:{SECRET}@127.0.0.1:{port}/trader")
+    assert f"127.0.0.1:{port}/trader" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+async def test_unreachable_server_is_named_without_its_password() -> None:
+    with socket.socket() as closed:  # bound and not listening: nobody else can answer there
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(StartError, match=f"127.0.0.1:{port}/trader cannot be reached") as caught:
+            await Database.connect(f"postgresql://user:{SECRET}@127.0.0.1:{port}/trader")
+    assert SECRET not in str(caught.value)
+
+
+async def test_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CONNECT_TIMEOUT_S", 0.05)
+    async with server_that_says(b"") as port:
+        with pytest.raises(StartError, match=r"no answer within 0\.05 s"):
+            await Database.connect(f"postgresql://127.0.0.1:{port}/trader")
+
+
+async def test_missing_database_is_named(dsn: str) -> None:
+    with pytest.raises(StartError, match=r"no such database.*nowhere"):
+        await Database.connect(dsn.replace(asyncpg_name(dsn), "nowhere"))
+
+
+def asyncpg_name(dsn: str) -> str:
+    return place(dsn).rpartition("/")[2]
+
+
+@pytest.mark.parametrize("text", ["mysql://x/y", "postgresql://[/x", "postgresql://h:port/x"])
+async def test_unusable_connection_string_is_a_start_error(text: str) -> None:
+    with pytest.raises(StartError, match="DATABASE_URL"):
+        await Database.connect(text)
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12), st.booleans())
+def test_place_never_shows_a_password(rest: str, is_encoded: bool) -> None:
+    password = SECRET + rest
+    written = quote(password, safe="") if is_encoded else password
+    shown = place(f"postgresql://user:{written}@db.example.org:6432/trader?sslmode=require")
+    assert SECRET not in shown
+    if is_encoded:
+        assert shown == "db.example.org:6432/trader"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("postgresql://u:p@db/trader", "db:5432/trader"),
+        ("postgresql:///trader?host=/run/pg", "/run/pg/trader"),
+        ("postgresql://u@/?host=db&port=6000&dbname=trader&password=p", "db:6000/trader"),
+        ("postgresql://u:p@a:1,b:2/trader", "a:1,b:2/trader"),
+        ("postgresql:///trader", "localhost:5432/trader"),
+    ],
+)
+def test_place_names_the_server(dsn: str, shown: str) -> None:
+    assert place(dsn) == shown
+
+
+async def test_why_the_database_cannot_answer_is_in_the_log_and_not_told_again_at_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = (
+        "DO $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$"
+    )
+    for _ in range(3):
+        with pytest.raises(Unavailable, match=r"^The database cannot answer now\.$"):
+            async with database.connection() as conn:
+                await conn.execute(full)
+    assert [record.message for record in caplog.records] == [
+        "The database cannot answer now. could not extend file: No space left on device"
+    ]

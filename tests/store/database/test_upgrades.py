@@ -1,0 +1,184 @@
+"""A database outlives the program that made it: upgrades keep the rows, and backups bring them back."""
+
+import asyncio
+import re
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from support.records import HOUR, START, add_invocation, add_model, add_run, add_trade, make_run, make_snapshot
+
+from trader.domain.models import VariantId
+from trader.embedded.binaries import system_binaries, wheel_binaries
+from trader.services.exchange.audit import audit
+from trader.store.database.migrations import MIGRATIONS
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import SCHEMA_VERSION, Database, apply_schema
+from trader.store.portfolio.snapshots import insert_snapshots
+
+DATA = Path(__file__).parent / "data"
+
+# Everything that a schema is made of, in words that do not depend on the order in which it was made.
+PICTURES = {
+    "columns": """
+        SELECT relname, attname, atttypid::regtype::text, attnotnull, pg_get_expr(adbin, adrelid)
+        FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped
+        LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+        WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname !~ '_[0-9]{8}$' """,
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text !~ '_[0-9]{8}$' """,
+    "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' AND indexname !~ '_[0-9]{8}'",
+    "functions": "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+    "triggers": "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal",
+    "types": "SELECT enumlabel FROM pg_enum ORDER BY enumsortorder",
+}
+TABLES = """
+SELECT relname FROM pg_class
+WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY relname
+"""
+
+SPEND = "UPDATE invocations SET input_tokens = 1000, output_tokens = 50, cost_usd = 0.003 WHERE status = 'completed'"
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+async def _picture(database: Database) -> dict[str, set[str]]:
+    async with database.connection() as conn:
+        return {name: {str(tuple(row)) for row in await conn.fetch(query)} for name, query in PICTURES.items()}
+
+
+async def _rows(database: Database) -> Rows:
+    async with database.connection() as conn:
+        tables = [row["relname"] for row in await conn.fetch(TABLES)]
+        return {
+            table: [row[0] for row in await conn.fetch(f"SELECT to_jsonb(t) FROM {table} t ORDER BY t::text")]
+            for table in tables
+        }
+
+
+async def _fill(database: Database) -> None:
+    async with database.connection() as conn:
+        await ensure_partitions(conn, START, START + timedelta(days=20))
+        for name, variant in (("one", VariantId.APEX), ("two", VariantId.SOVEREIGN)):
+            await add_model(conn, name, variant)
+            for hour in range(30):
+                await add_trade(conn, name, START + hour * HOUR, label=hour)
+                at = START + hour * HOUR
+                await add_invocation(conn, name, at, "failed" if hour % 7 == 0 else "completed")
+            values = [make_snapshot(name, START + n * HOUR / 4, Decimal(10_000 + n)) for n in range(800)]
+            await insert_snapshots(conn, values)
+        await add_run(conn, "one", make_run("one", number=2, at=START + 40 * HOUR))
+        await add_invocation(conn, "one", START + 41 * HOUR)
+        await conn.execute(SPEND)
+
+
+async def _make_old(database: Database, version: int) -> None:
+    """Take the database back to an earlier version of the schema, empty."""
+    async with database.connection() as conn:
+        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        await conn.execute((DATA / f"schema_{version}.sql").read_text(encoding="utf-8"))
+
+
+def test_every_version_has_its_step_and_its_schema_on_record() -> None:
+    assert sorted(MIGRATIONS) == list(range(2, SCHEMA_VERSION + 1))
+    kept = {int(re.sub(r"\D", "", file.stem)) for file in DATA.glob("schema_*.sql")}
+    assert kept == set(range(1, SCHEMA_VERSION)), "before a change of the schema the one before is kept here"
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+async def test_an_upgrade_keeps_every_row_and_makes_the_schema_of_this_version(
+    database: Database, version: int
+) -> None:
+    fresh = await _picture(database)
+    await _make_old(database, version)
+    await _fill(database)
+    before = await _rows(database)
+    await apply_schema(database)
+    assert await _picture(database) == fresh
+    after = await _rows(database)
+    assert after.pop("schema_version")[0]["version"] == SCHEMA_VERSION
+    for table, rows in before.items():
+        if table != "schema_version":
+            kept = [{key: row[key] for key in rows[0]} for row in after[table]] if rows else after[table]
+            assert kept == rows, table
+    async with database.connection() as conn:
+        assert await _same_costs(conn)
+        await add_invocation(conn, "two", START + 50 * HOUR)
+        await conn.execute("UPDATE invocations SET cost_usd = 1 WHERE started_at = $1", START + 50 * HOUR)
+        assert await _same_costs(conn), "the triggers go on from there"
+
+
+async def _same_costs(conn: Any) -> bool:
+    """Whether the counters are what the invocations add up to."""
+    counted = await conn.fetchrow("SELECT sum(input_tokens), sum(output_tokens), sum(cost_usd) FROM invocation_counts")
+    added = await conn.fetchrow("SELECT sum(input_tokens), sum(output_tokens), sum(cost_usd) FROM invocations")
+    assert added[2] > 0
+    return bool(counted == added)
+
+
+async def test_two_processes_upgrade_once(dsn: str, database: Database) -> None:
+    await _make_old(database, 1)
+    await _fill(database)
+    others = [await Database.connect(dsn, size=1) for _ in range(3)]
+    await asyncio.gather(*(apply_schema(other) for other in others))
+    for other in others:
+        await other.close()
+    async with database.connection() as conn:
+        assert await _same_costs(conn)
+
+
+async def test_an_upgrade_that_fails_leaves_the_database_as_it_was(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _make_old(database, 1)
+    await _fill(database)
+    before = await _rows(database), await _picture(database)
+    monkeypatch.setitem(MIGRATIONS, 2, MIGRATIONS[2] + "; SELECT 1 / 0")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await apply_schema(database)
+    assert (await _rows(database), await _picture(database)) == before
+
+
+async def test_a_database_of_this_version_is_not_locked(database: Database) -> None:
+    async with database.transaction() as conn:
+        await conn.execute("LOCK TABLE orders, models, fills IN ACCESS EXCLUSIVE MODE")
+        async with asyncio.timeout(5):
+            await apply_schema(database)
+
+
+async def test_a_backup_brings_everything_back(dsn: str, database: Database, tmp_path: Path) -> None:
+    """With `pg_dump` and `pg_restore`, as the README says, while the service may go on writing."""
+    await _fill(database)
+    wanted = await _rows(database), await _picture(database)
+    async with database.connection() as conn:
+        folder = _programs(conn.get_server_version().major)
+    backup = tmp_path / "trader.dump"
+    await _call(folder / "pg_dump", "--format=custom", f"--file={backup}", dsn)
+    async with database.connection() as conn:
+        await conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    await _call(folder / "pg_restore", "--no-owner", "--exit-on-error", f"--dbname={dsn}", str(backup))
+    assert (await _rows(database), await _picture(database)) == wanted
+    await apply_schema(database)
+    async with database.connection() as conn:
+        await ensure_partitions(conn, START, START + timedelta(days=40))
+        assert await insert_snapshots(conn, [make_snapshot("one", START + timedelta(days=30), "1")]) == 1
+    assert (await audit(database)).runs == 3
+
+
+def _programs(major: int) -> Path:
+    """The folder of the server's own version of the programs: what a newer one writes, an older server may not read."""
+    present = filter(None, [wheel_binaries(), *system_binaries()])
+    found = next((one for one in present if one.major == major and (one.folder / "pg_dump").exists()), None)
+    if found is None or not (found.folder / "pg_restore").exists():
+        pytest.skip(f"there is no pg_dump of PostgreSQL {major} on this machine")
+    return found.folder
+
+
+async def _call(program: Path, *arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec(program, *arguments, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()

@@ -1,0 +1,1 @@
+"""What agents see and decide: the view, the tools, the guard, the rule agents."""

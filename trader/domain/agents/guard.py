@@ -1,0 +1,270 @@
+"""The guard between a decision and its order: what no agent may do, whatever it says.
+
+It is pure: the account and marks of the moment in, an approved order or a refusal out. A refusal names its rule in
+words and figures, for the record and for the model.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import cut_to_ms, iso
+from trader.domain.agents.tools import ClosePosition, CreatePosition, UpdateExitPlan
+from trader.domain.agents.view import Limits
+from trader.domain.exchange.account import Account, Marks, equity
+from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
+from trader.domain.market.markets import STALE_AFTER, untimely
+from trader.domain.money import ONE, ZERO, divide, from_number, text
+
+CYCLE: Final = timedelta(seconds=60)
+"""The interval of the trade executor, in which reversals are counted."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The grid of the cycles begins here, as that of all schedules does."""
+
+OPENING_SIDE: Final = {Side.LONG: OrderSide.BUY, Side.SHORT: OrderSide.SELL}
+
+
+class Refusal(NamedTuple):
+    """What the guard does not let through. `rule` is its short name, `reason` the sentence with the figures."""
+
+    rule: str
+    reason: str
+
+
+class Approved(msgspec.Struct, frozen=True, kw_only=True):
+    """A market order that keeps every rule. `leverage` None means 1 and is of orders that only reduce."""
+
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    leverage: Decimal | None = None
+    reduce_only: bool = False
+    exit_plan: ExitPlan | None = None
+    confidence: Decimal | None = None
+
+    def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
+        """The order of the run's call with this number; its client order id makes sure that it is placed once."""
+        return Order(
+            account_id=account_id,
+            symbol=self.symbol,
+            side=self.side,
+            quantity=self.quantity,
+            leverage=self.leverage,
+            reduce_only=self.reduce_only,
+            exit_plan=self.exit_plan,
+            confidence=self.confidence,
+            client_order_id=f"{invocation_id}:{number}",
+            invocation_id=invocation_id,
+        )
+
+
+class Footing(NamedTuple):
+    """The last trade in a market: the side it left or took, and when."""
+
+    side: Side
+    at: datetime
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the guard judges by. `marks` and `quoted_at` hold every market that has a price.
+
+    `leverage_max` is each market's own. `day_opening_equity` is that at 00:00 UTC or at the start of the run,
+    `day_lowest_equity` the lowest known since (None: only the present one is known).
+    """
+
+    now: datetime
+    account: Account
+    marks: Marks
+    quoted_at: Mapping[str, datetime]
+    leverage_max: Mapping[str, int]
+    day_opening_equity: Decimal
+    day_lowest_equity: Decimal | None
+    last_trades: Mapping[str, Footing]
+
+    @property
+    def equity(self) -> Decimal:
+        return equity(self.account, self.marks)
+
+    def cycles_ago(self, symbol: str) -> int | None:
+        """How many cycles ago the market was last traded: 0 in this cycle, 1 in the one before.
+
+        Counted on the grid of the cycles: a model that thinks longer than before has not let more of them pass.
+        """
+        last = self.last_trades.get(symbol)
+        return None if last is None else max(0, (self.now - _EPOCH) // CYCLE - (last.at - _EPOCH) // CYCLE)
+
+
+def is_halted(situation: Situation, limits: Limits) -> bool:
+    """Whether the day's loss has reached the limit at any time today; it stays reached until 00:00 UTC."""
+    floor = situation.day_opening_equity * (100 - limits.day_loss_max_percent) / 100
+    lowest = situation.equity
+    if situation.day_lowest_equity is not None:
+        lowest = min(lowest, situation.day_lowest_equity)
+    return lowest <= floor
+
+
+def judge_opening(decision: CreatePosition, symbol: str, situation: Situation, limits: Limits) -> Approved | Refusal:
+    """The order that opens, adds or reverses. On the other side it closes the position and opens the quantity."""
+    plan = ExitPlan(
+        stop=from_number(decision.stop),
+        target=_decimal(decision.target),
+        invalidation=decision.invalidation,
+        invalidation_price=_decimal(decision.invalidation_price),
+        time_exit=_utc(decision.time_exit),
+    )
+    refusal = (
+        _no_fresh_price(symbol, situation)
+        or _day_loss(situation, limits)
+        or _leverage(decision, symbol, situation, limits)
+        or check_plan(plan, decision.side, situation.marks[symbol], situation.now)
+        or _reversal(decision.side, symbol, situation, limits)
+        or _notional(decision, symbol, situation, limits)
+    )
+    if refusal is not None:
+        return refusal
+    held = situation.account.positions.get(symbol)
+    reversed_quantity = held.quantity if held is not None and held.side is not decision.side else ZERO
+    return Approved(
+        symbol=symbol,
+        side=OPENING_SIDE[decision.side],
+        quantity=from_number(decision.quantity) + reversed_quantity,
+        leverage=from_number(decision.leverage),
+        exit_plan=plan,
+        confidence=from_number(decision.confidence),
+    )
+
+
+def judge_closing(decision: ClosePosition, symbol: str, situation: Situation) -> Approved | Refusal:
+    """The order that reduces; always allowed when there is something to reduce."""
+    held = situation.account.positions.get(symbol)
+    if held is None:
+        return _no_position(symbol, situation)
+    fraction = ONE if decision.fraction is None else from_number(decision.fraction)
+    return Approved(symbol=symbol, side=CLOSING_SIDE[held.side], quantity=held.quantity * fraction, reduce_only=True)
+
+
+def judge_plan(decision: UpdateExitPlan, symbol: str, situation: Situation) -> ExitPlan | Refusal:
+    """The position's exit plan with what the decision changes."""
+    held = situation.account.positions.get(symbol)
+    if held is None:
+        return _no_position(symbol, situation)
+    changes = ExitPlan(
+        stop=_decimal(decision.stop),
+        target=_decimal(decision.target),
+        invalidation=decision.invalidation,
+        invalidation_price=_decimal(decision.invalidation_price),
+        time_exit=_utc(decision.time_exit),
+    )
+    refusal = check_plan(changes, held.side, situation.marks[symbol], situation.now)
+    if refusal is not None:
+        return refusal
+    given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
+    plan = msgspec.structs.replace(held.exit_plan, **given)
+    if plan.stop is None:
+        return Refusal("stop", f"A stop is mandatory, and the {symbol} position has none: give one.")
+    return plan
+
+
+def check_plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refusal | None:
+    """Whether each given price lies on its side of the mark, and the time in the future."""
+    losing, winning = ("below", "above") if side is Side.LONG else ("above", "below")
+    for name, price, where in (
+        ("stop", plan.stop, losing),
+        ("invalidationPrice", plan.invalidation_price, losing),
+        ("target", plan.target, winning),
+    ):
+        if price is not None and (price >= mark if where == "below" else price <= mark):
+            return Refusal(name, f"The {name} {text(price)} of a {side} must be {where} the mark {text(mark)}.")
+    if plan.time_exit is not None and plan.time_exit <= now:
+        return Refusal("timeExit", f"The timeExit {iso(plan.time_exit)} is not in the future.")
+    return None
+
+
+def _no_fresh_price(symbol: str, situation: Situation) -> Refusal | None:
+    quoted_at = situation.quoted_at.get(symbol)
+    if quoted_at is None or symbol not in situation.marks:
+        return Refusal("price", f"There is no price of {symbol} now.")
+    if untimely(quoted_at, situation.now) is None:
+        return None
+    age_s = (situation.now - quoted_at).total_seconds()
+    told = f"{age_s:.0f} s old" if age_s > 0 else f"{-age_s:.0f} s in the future, since the clock was set back"
+    return Refusal(
+        "stale market",
+        f"No new position while the last update of {symbol} is older than {STALE_AFTER.seconds} s; it is {told}.",
+    )
+
+
+def _day_loss(situation: Situation, limits: Limits) -> Refusal | None:
+    if not is_halted(situation, limits):
+        return None
+    opening = situation.day_opening_equity
+    return Refusal(
+        "day loss",
+        f"Only reducing is allowed until 00:00 UTC: the day's loss reached {limits.day_loss_max_percent} % of its "
+        f"opening equity {opening:.2f} (equity now {situation.equity:.2f}).",
+    )
+
+
+def _leverage(decision: CreatePosition, symbol: str, situation: Situation, limits: Limits) -> Refusal | None:
+    for allowed, whose in ((limits.leverage_max, "your variant"), (situation.leverage_max[symbol], symbol)):
+        if decision.leverage > allowed:
+            return Refusal("leverage", f"Leverage {decision.leverage:g} is above the {allowed} that {whose} allows.")
+    return None
+
+
+def _reversal(side: Side, symbol: str, situation: Situation, limits: Limits) -> Refusal | None:
+    last, cycles = situation.last_trades.get(symbol), situation.cycles_ago(symbol)
+    held = situation.account.positions.get(symbol)
+    if last is None or cycles is None or cycles > limits.reversal_cycles:
+        return None
+    stood = held.side if held is not None else last.side
+    if stood is side:
+        return None
+    return Refusal(
+        "reversal",
+        f"No reversal of {symbol} within {limits.reversal_cycles} cycles of the last trade in it: "
+        f"it was {stood} {cycles} cycle(s) ago.",
+    )
+
+
+def _notional(decision: CreatePosition, symbol: str, situation: Situation, limits: Limits) -> Refusal | None:
+    """One position ≤ n × equity, and all of them ≤ max leverage × equity, at the marks and after this order."""
+    own_equity, marks = situation.equity, situation.marks
+    held = situation.account.positions.get(symbol)
+    quantity = from_number(decision.quantity)
+    if held is not None and held.side is decision.side:
+        quantity += held.quantity
+    position = quantity * marks[symbol]
+    others = sum((p.quantity * marks[p.symbol] for p in situation.account.positions.values() if p is not held), ZERO)
+    for value, allowed, what in (
+        (position, limits.position_notional_max, f"The {symbol} position"),
+        (position + others, limits.leverage_max, "All positions together"),
+    ):
+        if value > allowed * own_equity:
+            times = divide(value, own_equity) if own_equity > 0 else None
+            return Refusal(
+                "notional",
+                f"{what} would be worth {value:.2f}"
+                + (f", {times:.2f} × the equity {own_equity:.2f}" if times is not None else ", with no equity left")
+                + f"; the limit is {allowed} ×.",
+            )
+    return None
+
+
+def _no_position(symbol: str, situation: Situation) -> Refusal:
+    held = ", ".join(situation.account.positions) or "none"
+    return Refusal("no position", f"You hold no position in {symbol}. Positions held: {held}.")
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    """A model may give a time of any zone; in the books all are of one."""
+    return None if moment is None else cut_to_ms(moment.astimezone(UTC))
+
+
+def _decimal(value: float | None) -> Decimal | None:
+    return None if value is None else from_number(value)

@@ -1,0 +1,99 @@
+"""Apex: volatility squeezes on 15-minute candles, sized by Kelly.
+
+The Bollinger bands inside the Keltner channel are a market that rests; when they come out again it moves. Traded with
+the release, on the right side of VWAP only: stop 1.5 ATR, target 3 ATR, out after 2 h.
+"""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Final
+
+from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules.sizing import Signal, entry_price
+from trader.domain.agents.tools import Decision
+from trader.domain.agents.view import Limits, MarketView, StatsView, View
+from trader.domain.exchange.orders import Side
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Interval
+from trader.domain.money import ZERO, divide
+
+INTERVAL: Final[Interval] = "15m"
+RELEASE_CANDLES_MAX: Final = 5
+"""A release older than this has been missed."""
+STOP_ATRS: Final = 1.5
+TARGET_ATRS: Final = 3.0
+LIFETIME: Final = timedelta(hours=2)
+COST_SHARE_MAX: Final = 0.3
+"""Of the way to the target."""
+
+PRIOR_TRADES: Final = 20
+PRIOR_WIN_RATE: Final = Decimal("0.52")
+PRIOR_PAYOFF: Final = Decimal("1.5")
+RISK_MAX: Final = Decimal("0.02")
+"""Half Kelly of the prior is a tenth of equity; no single trade gets more than a fifth of the day's loss limit."""
+RISK_PROBE: Final = Decimal("0.0025")
+"""A record without an edge has a Kelly fraction of zero; it is traded this small, so that it can change."""
+
+
+def decide(view: View, limits: Limits) -> list[Decision]:
+    """One cycle of Apex."""
+    return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
+
+
+def half_kelly(stats: StatsView) -> Decimal:
+    """Half of p − (1 − p) / b, with win rate p and payoff b = average win / average loss.
+
+    Until there are 20 closed trades the missing ones count as the prior's: 52 % and 1.5:1. Not below zero.
+    """
+    own = Decimal(stats.trade_count)
+    prior = max(PRIOR_TRADES - own, ZERO)
+    own_rate = divide(Decimal(repr(stats.win_rate_percent or 0.0)), Decimal(100))
+    win_rate = divide(own * own_rate + prior * PRIOR_WIN_RATE, own + prior)
+    own_payoff = PRIOR_PAYOFF
+    if stats.average_win is not None and stats.average_loss:
+        own_payoff = divide(stats.average_win, stats.average_loss)
+    payoff = divide(own * own_payoff + prior * PRIOR_PAYOFF, own + prior)
+    if payoff <= 0:
+        return ZERO
+    return max(divide(win_rate - divide(1 - win_rate, payoff), Decimal(2)), ZERO)
+
+
+def risk(stats: StatsView) -> Decimal:
+    """The part of equity that a trade may lose."""
+    return min(max(half_kelly(stats), RISK_PROBE), RISK_MAX)
+
+
+def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+    atr, vwap, momentum = indicators.atr, indicators.vwap, indicators.momentum
+    if atr is None or vwap is None or momentum is None or indicators.squeeze_on is None:
+        return desk.absent(ATR=atr, VWAP=vwap, momentum=momentum, squeeze=indicators.squeeze_on)
+    if indicators.squeeze_on:
+        return f"in a squeeze for {indicators.squeeze_candles} candles, no release yet"
+    released, length = indicators.squeeze_released, indicators.squeeze_candles
+    if released is None or length is None or released > RELEASE_CANDLES_MAX:
+        return "no squeeze in sight" if released is None else f"the last squeeze ended {released} candles ago, too long"
+    side = Side.LONG if momentum > 0 else Side.SHORT
+    price = float(market.price)
+    above = (price - vwap) * side.direction
+    why = f"squeeze of {length} candles released {released} candles ago, momentum {momentum:+.6g}, VWAP {vwap:.6g}"
+    if momentum == 0 or above <= 0:
+        return f"{why}, {price:.6g} is on the wrong side of it for a {side}"
+    too_dear = desk.dear(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
+    if too_dear is not None:
+        return f"{why}, but {too_dear}"
+    entry = float(entry_price(market, side))
+    return Signal(
+        side=side,
+        stop=entry - side.direction * STOP_ATRS * atr,
+        target=entry + side.direction * TARGET_ATRS * atr,
+        lifetime=LIFETIME,
+        invalidation=f"The release fails: the price gives back {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) of the entry.",
+        confidence=_confidence(length, released, abs(momentum) / atr, above / atr),
+        risk=risk(view.stats),
+        why=why,
+    )
+
+
+def _confidence(length: int, released: int, momentum_atrs: float, above_atrs: float) -> float:
+    """Longer squeezes, fresher releases and stronger momentum are better; far from VWAP the move is old already."""
+    return 48 + min(length, 20) + 10 * min(momentum_atrs, 1.5) - 3 * released - 4 * max(0.0, min(above_atrs, 8.0) - 3)

@@ -1,0 +1,101 @@
+"""Contrarian: ranges on 15-minute candles, faded toward VWAP.
+
+With ADX below 25 a price 2 deviations from VWAP, or an RSI below 30 or above 70, tends to come back. One percent of
+equity is lost at the stop 1.5 ATR beyond the entry; the target is VWAP; out after 6 h.
+"""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules.sizing import Signal, entry_price
+from trader.domain.agents.tools import Decision
+from trader.domain.agents.view import Limits, MarketView, View
+from trader.domain.exchange.orders import Side
+from trader.domain.market.indicators import VWAP_DEVIATIONS, Indicators
+from trader.domain.market.markets import Interval
+
+INTERVAL: Final[Interval] = "15m"
+ADX_MAX: Final = 25.0
+RSI_LOW: Final = 30.0
+RSI_HIGH: Final = 70.0
+STOP_ATRS: Final = 1.5
+RISK: Final = Decimal("0.01")
+LIFETIME: Final = timedelta(hours=6)
+COST_SHARE_MAX: Final = 0.35
+"""Of the way to VWAP."""
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A price stretched away from VWAP: the side of the fade, its way back, and what makes it likely."""
+
+    side: Side
+    vwap: float
+    distance: float
+    deviations: float
+    rsi: float
+    adx: float
+
+    @property
+    def why(self) -> str:
+        return (
+            f"range with ADX {self.adx:.1f}, {self.deviations:.1f} deviations from VWAP {self.vwap:.6g}, "
+            f"RSI {self.rsi:.1f}"
+        )
+
+    @property
+    def confidence(self) -> float:
+        """Farther out, more extreme and less trending is better."""
+        extreme = max(RSI_LOW - self.rsi, self.rsi - RSI_HIGH, 0.0)
+        beyond = max(self.deviations - VWAP_DEVIATIONS, 0.0)
+        return 50 + min(extreme, 20) + 8 * min(beyond, 1.5) + 0.6 * max(ADX_MAX - self.adx, 0.0)
+
+
+def decide(view: View, limits: Limits) -> list[Decision]:
+    """One cycle of Contrarian."""
+    return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
+
+
+def stretch(market: MarketView, indicators: Indicators, adx_max: float) -> Stretch | str:
+    """How the market is stretched away from VWAP while it ranges, or why there is nothing to fade."""
+    adx, rsi, vwap, deviation = indicators.adx, indicators.rsi, indicators.vwap, indicators.vwap_deviation
+    if adx is None or rsi is None or vwap is None or deviation is None:
+        return desk.absent(ADX=adx, RSI=rsi, VWAP=vwap, deviation=deviation)
+    if adx >= adx_max:
+        return f"no range, ADX {adx:.1f}"
+    price = float(market.price)
+    away = price - vwap
+    deviations = abs(away) / deviation if deviation > 0 else 0.0
+    far, below = deviations >= VWAP_DEVIATIONS, away < 0
+    if not (far or (rsi < RSI_LOW if below else rsi > RSI_HIGH)):
+        return (
+            f"range with ADX {adx:.1f}, but {price:.6g} is {deviations:.1f} deviations from VWAP {vwap:.6g} "
+            f"and RSI {rsi:.1f}: nothing to fade"
+        )
+    return Stretch(Side.LONG if below else Side.SHORT, vwap, abs(away), deviations, rsi, adx)
+
+
+def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+    stretched = stretch(market, indicators, ADX_MAX)
+    if isinstance(stretched, str):
+        return stretched
+    atr = indicators.atr
+    if atr is None:
+        return desk.absent(ATR=atr)
+    too_dear = desk.dear(view, market, stretched.distance, COST_SHARE_MAX)
+    if too_dear is not None:
+        return f"{stretched.why}, but {too_dear}"
+    side = stretched.side
+    return Signal(
+        side=side,
+        stop=float(entry_price(market, side)) - side.direction * STOP_ATRS * atr,
+        target=stretched.vwap,
+        lifetime=LIFETIME,
+        invalidation=f"The range breaks: the price goes {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) beyond the entry.",
+        confidence=stretched.confidence,
+        risk=RISK,
+        why=stretched.why,
+    )

@@ -1,0 +1,116 @@
+"""From a signal to an order: the size that loses the risk at the stop, within every cap, in whole lots."""
+
+from datetime import timedelta
+from decimal import ROUND_CEILING, Decimal
+from typing import Final, NamedTuple
+
+import msgspec
+
+from trader.domain.agents.tools import CreatePosition
+from trader.domain.agents.view import Limits, MarketView, View
+from trader.domain.exchange.orders import Side
+from trader.domain.money import ONE, ZERO, ceil_to, divide, floor_to, from_number, text
+
+HEADROOM: Final = Decimal("0.98")
+"""Part of a cap that is used, since the mark moves between the view and the order."""
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that a rule wants. `risk` is the part of equity lost at the stop; `why` holds the figures behind it."""
+
+    side: Side
+    stop: float
+    invalidation: str
+    confidence: float
+    risk: Decimal
+    why: str
+    target: float | None = None
+    lifetime: timedelta | None = None
+
+
+class Room(NamedTuple):
+    """What is left for new positions: free cash, notional of all together, and the markets that share the cash."""
+
+    cash: Decimal
+    notional: Decimal
+    shares: int
+
+
+class Prices(NamedTuple):
+    """The prices of an order on the tick grid."""
+
+    entry: Decimal
+    stop: Decimal
+    target: Decimal | None
+
+
+def room_of(view: View, limits: Limits) -> Room:
+    """The room of an account before anything is decided."""
+    held = {position.symbol for position in view.positions}
+    notional = limits.leverage_max * view.account.equity * HEADROOM - view.account.exposure
+    return Room(view.account.available_cash, notional, len(view.markets.keys() - held))
+
+
+def entry_price(market: MarketView, side: Side) -> Decimal:
+    """What a market order would meet first."""
+    return market.ask if side is Side.LONG else market.bid
+
+
+def sized(view: View, limits: Limits, market: MarketView, signal: Signal, room: Room) -> CreatePosition | str:
+    """The order, or why there can be none.
+
+    Quantity = risk × equity / |entry − stop|, cut to the notional caps and to the market's share of the free cash at
+    the highest leverage. The leverage is then the lowest whole one whose margin and fee fit that share.
+    """
+    prices = _prices(market, signal)
+    if isinstance(prices, str):
+        return prices
+    account = view.account
+    leverage_max = Decimal(min(limits.leverage_max, market.leverage_max))
+    dearest = max(prices.entry, market.price)
+    cash = divide(max(room.cash, ZERO), Decimal(max(room.shares, 1))) * HEADROOM
+    quantity = floor_to(
+        min(
+            divide(account.equity * signal.risk, abs(prices.entry - prices.stop)),
+            divide(limits.position_notional_max * account.equity * HEADROOM, dearest),
+            divide(max(room.notional, ZERO), dearest),
+            divide(cash, dearest * (divide(ONE, leverage_max) + account.taker_fee_rate)),
+        ),
+        market.lot,
+    )
+    notional = quantity * dearest
+    if quantity <= 0 or quantity * min(prices.entry, market.price) < market.min_notional:
+        return f"risk, caps and free cash allow {notional:.2f}, below the minimum of {text(market.min_notional)}"
+    needed = divide(notional, cash - notional * account.taker_fee_rate).to_integral_value(ROUND_CEILING)
+    return CreatePosition(
+        symbol=market.symbol,
+        side=signal.side,
+        quantity=float(quantity),
+        leverage=float(min(max(needed, ONE), leverage_max)),
+        stop=float(prices.stop),
+        target=None if prices.target is None else float(prices.target),
+        invalidation=signal.invalidation,
+        time_exit=None if signal.lifetime is None else view.at + signal.lifetime,
+        confidence=round(min(max(signal.confidence, 0.0), 100.0), 1),
+    )
+
+
+def _prices(market: MarketView, signal: Signal) -> Prices | str:
+    """Entry, stop (rounded away from it) and target (rounded toward it), or what is wrong with them."""
+    rising = signal.side is Side.LONG
+    on_grid = floor_to if rising else ceil_to
+    entry = entry_price(market, signal.side)
+    stop = on_grid(from_number(signal.stop), market.tick)
+    target = None if signal.target is None else on_grid(from_number(signal.target), market.tick)
+    lowest, highest = min(entry, market.price), max(entry, market.price)
+    if stop <= 0 or (stop >= lowest if rising else stop <= highest):
+        return f"the stop {text(stop)} is on the wrong side of {text(market.price)}"
+    if target is not None and (target <= 0 or (target <= highest if rising else target >= lowest)):
+        return f"the target {text(target)} is on the wrong side of {text(market.price)}"
+    return Prices(entry, stop, target)
+
+
+def tightened(market: MarketView, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
+    """The stop moved to `price`, on the tick grid; None when that would loosen it or leave it where it is."""
+    moved = (floor_to if side is Side.LONG else ceil_to)(from_number(price), market.tick)
+    return moved if stop is None or (moved - stop) * side.direction > 0 else None

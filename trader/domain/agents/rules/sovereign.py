@@ -1,0 +1,98 @@
+"""Sovereign: the regime first, on hourly candles.
+
+ADX above 25 is a trend and is followed, below 20 a range and is faded, and between the two nothing is begun. Two
+percent of equity is at risk, halved for every 5 % of drawdown; the stop is 2 ATR away; a trend has no target, a range
+VWAP. What has not earned its risk (1 R) within 24 h is closed.
+"""
+
+from datetime import timedelta
+from decimal import Decimal
+from typing import Final
+
+from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules import contrarian, trendsurfer
+from trader.domain.agents.rules.sizing import Signal, entry_price
+from trader.domain.agents.tools import Decision
+from trader.domain.agents.view import Limits, MarketView, PositionView, View
+from trader.domain.exchange.orders import Side
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Interval
+from trader.domain.money import divide
+
+INTERVAL: Final[Interval] = "1h"
+RANGE_ADX_MAX: Final = 20.0
+STOP_ATRS: Final = 2.0
+RISK: Final = Decimal("0.02")
+DRAWDOWN_STEP_PERCENT: Final = 5
+PATIENCE: Final = timedelta(hours=24)
+COST_SHARE_MAX: Final = 0.35
+"""Of the way to the target, or to the stop where there is none."""
+
+
+def decide(view: View, limits: Limits) -> list[Decision]:
+    """One cycle of Sovereign."""
+    return desk.decide(view, limits, INTERVAL, _enter, _review)
+
+
+def risk(drawdown_percent: Decimal) -> Decimal:
+    """The part of equity that a trade may lose: 2 %, halved for every full 5 % of drawdown."""
+    return divide(RISK, Decimal(2) ** int(drawdown_percent // DRAWDOWN_STEP_PERCENT))
+
+
+def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+    adx, atr = indicators.adx, indicators.atr
+    if adx is None or atr is None:
+        return desk.absent(ADX=adx, ATR=atr)
+    if adx > trendsurfer.ADX_MIN:
+        return _follow(view, market, indicators, atr)
+    if adx < RANGE_ADX_MAX:
+        return _fade(view, market, indicators, atr)
+    return f"between the regimes, ADX {adx:.1f}"
+
+
+def _follow(view: View, market: MarketView, indicators: Indicators, atr: float) -> Signal | str:
+    side = trendsurfer.trend(indicators)
+    if not isinstance(side, Side):
+        return side
+    why = f"trend regime, ADX {indicators.adx:.1f}, +DI {indicators.plus_di:.1f}, −DI {indicators.minus_di:.1f}"
+    return _signal(view, market, side, atr, None, trendsurfer.confidence(indicators), why)
+
+
+def _fade(view: View, market: MarketView, indicators: Indicators, atr: float) -> Signal | str:
+    stretched = contrarian.stretch(market, indicators, RANGE_ADX_MAX)
+    if isinstance(stretched, str):
+        return stretched
+    return _signal(view, market, stretched.side, atr, stretched.vwap, stretched.confidence, stretched.why)
+
+
+def _signal(
+    view: View, market: MarketView, side: Side, atr: float, target: float | None, confidence: float, why: str
+) -> Signal | str:
+    entry = float(entry_price(market, side))
+    way = STOP_ATRS * atr if target is None else abs(target - entry)
+    too_dear = desk.dear(view, market, way, COST_SHARE_MAX)
+    if too_dear is not None:
+        return f"{why}, but {too_dear}"
+    drawdown = view.account.drawdown_percent
+    at_risk = risk(drawdown)
+    return Signal(
+        side=side,
+        stop=entry - side.direction * STOP_ATRS * atr,
+        target=target,
+        invalidation=f"The price goes {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) against the entry, or earns less than "
+        "its risk within 24 h.",
+        confidence=confidence,
+        risk=at_risk,
+        why=f"{why}, {100 * at_risk:.2f} % at risk in a drawdown of {drawdown:.1f} %",
+    )
+
+
+def _review(view: View, _market: MarketView, held: PositionView) -> desk.Cared:
+    """Closed when 24 h have not earned 1 R: what the stop would have cost from the entry."""
+    state = f"{desk.standing(held)}, {desk.planned(held)}"
+    if view.at - held.opened_at < PATIENCE:
+        return desk.Cared(None, state)
+    if held.risk is None or held.unrealized < held.risk:
+        earned = "without a risk to measure by" if held.risk is None else f"below 1 R ({held.risk:.2f})"
+        return desk.close(held, f"{earned} after 24 h")
+    return desk.Cared(None, f"{state}; above 1 R ({held.risk:.2f}) after 24 h")

@@ -1,0 +1,105 @@
+"""Trendsurfer: trends on 15-minute candles, with the Kijun-Sen as a stop that only ever tightens.
+
+ADX above 25, the stronger of +DI and −DI and the close against the Kijun-Sen say which way. One percent of equity is
+lost at the stop; there is no target: the stop follows the Kijun-Sen until the price comes back to it.
+"""
+
+from decimal import Decimal
+from typing import Final
+
+from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
+from trader.domain.agents.tools import Decision, UpdateExitPlan
+from trader.domain.agents.view import Limits, MarketView, PositionView, View
+from trader.domain.exchange.orders import Side
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Interval
+from trader.domain.money import text
+
+INTERVAL: Final[Interval] = "15m"
+ADX_MIN: Final = 25.0
+RISK: Final = Decimal("0.01")
+STOP_ATRS_MIN: Final = 0.75
+"""Nearer than this the Kijun-Sen is within the noise: the trend rests."""
+STOP_ATRS_MAX: Final = 4.0
+"""Farther than this the entry is late."""
+COST_SHARE_MAX: Final = 0.5
+"""Of the way to the stop."""
+
+
+def decide(view: View, limits: Limits) -> list[Decision]:
+    """One cycle of Trendsurfer."""
+    return desk.decide(view, limits, INTERVAL, _enter, _trail)
+
+
+def trend(indicators: Indicators) -> Side | str:
+    """Which way the market trends, by ±DI and the close against the Kijun-Sen, or why it does not."""
+    adx, plus, minus, kijun, close = (
+        indicators.adx,
+        indicators.plus_di,
+        indicators.minus_di,
+        indicators.kijun_sen,
+        indicators.close,
+    )
+    if adx is None or plus is None or minus is None or kijun is None or close is None:
+        return desk.absent(ADX=adx, plusDI=plus, minusDI=minus, Kijun=kijun, close=close)
+    if adx <= ADX_MIN:
+        return f"no trend, ADX {adx:.1f}"
+    if plus > minus and close > kijun:
+        return Side.LONG
+    if minus > plus and close < kijun:
+        return Side.SHORT
+    return (
+        f"ADX {adx:.1f}, but +DI {plus:.1f}, −DI {minus:.1f} and close {close:.6g} against Kijun {kijun:.6g} disagree"
+    )
+
+
+def confidence(indicators: Indicators) -> float:
+    """Of a trend: how far ADX is above 25 and how far the two DI are apart."""
+    assert indicators.adx is not None  # `trend` has seen to it
+    assert indicators.plus_di is not None
+    assert indicators.minus_di is not None
+    return 50 + min(indicators.adx - ADX_MIN, 25) * 0.8 + min(abs(indicators.plus_di - indicators.minus_di), 40) / 2
+
+
+def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+    side = trend(indicators)
+    if not isinstance(side, Side):
+        return side
+    atr, kijun = indicators.atr, indicators.kijun_sen
+    if atr is None or kijun is None:
+        return desk.absent(ATR=atr, Kijun=kijun)
+    entry = float(entry_price(market, side))
+    distance = (entry - kijun) * side.direction
+    why = (
+        f"trend with ADX {indicators.adx:.1f}, +DI {indicators.plus_di:.1f}, −DI {indicators.minus_di:.1f}, "
+        f"Kijun {kijun:.6g}, ATR {atr:.6g}"
+    )
+    if not STOP_ATRS_MIN * atr <= distance <= STOP_ATRS_MAX * atr:
+        return f"{why}, but {entry:.6g} is {distance:.6g} from the Kijun, not {STOP_ATRS_MIN} to {STOP_ATRS_MAX} ATR"
+    too_dear = desk.dear(view, market, distance, COST_SHARE_MAX)
+    if too_dear is not None:
+        return f"{why}, but {too_dear}"
+    return Signal(
+        side=side,
+        stop=kijun,
+        invalidation=f"The price comes back through the Kijun-Sen({kijun:.6g}), which the stop follows.",
+        confidence=confidence(indicators),
+        risk=RISK,
+        why=why,
+    )
+
+
+def _trail(_view: View, market: MarketView, held: PositionView) -> desk.Cared:
+    """The stop moved to the Kijun-Sen where that tightens it; closed when the price is beyond the Kijun-Sen already."""
+    indicators = market.indicators.get(INTERVAL)
+    kijun = indicators.kijun_sen if indicators is not None else None
+    state = f"{desk.standing(held)}, {desk.planned(held)}"
+    if kijun is None:
+        return desk.Cared(None, f"{state}; too little history for Kijun")
+    stop = tightened(market, held.side, held.exit_plan.stop, kijun)
+    if stop is None:
+        return desk.Cared(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
+    if (market.price - stop) * held.side.direction <= 0:
+        return desk.close(held, f"{text(market.price)} is beyond the Kijun {kijun:.6g}")
+    return desk.Cared(UpdateExitPlan(symbol=held.symbol, stop=float(stop)), f"{state}; stop to Kijun {text(stop)}")

@@ -1,0 +1,234 @@
+"""The tools of an agent: one struct per tool, the JSON Schema that a model is shown, and the decoder of its calls.
+
+The schemas are in the strict form: every property is required, optional ones are nullable, nothing else is allowed, and
+only the keywords that every provider takes are used. Bounds go into the description; the decoder enforces them anyway.
+
+Null and absence mean the same, so the schemas can be given in the form that providers call strict (all fields
+required, optional ones nullable). Numbers are JSON numbers; `domain.money.from_number` makes the Decimal of one.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from trader.domain.agents.conversation import ToolRequest, storable
+from trader.domain.agents.invocations import ToolCallType
+from trader.domain.exchange.orders import Side
+from trader.domain.market.markets import Interval
+
+Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market you see in the data, e.g. BTC.")]
+Price = Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """Arguments of a tool call.
+
+    Refuses numbers that are not finite, which JSON cannot hold but Python can, and times that have no date in UTC,
+    which a database can hold but Python cannot.
+    """
+
+    def __post_init__(self) -> None:
+        for field, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, field)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`{name}` must be a finite number")
+            if isinstance(value, datetime):
+                _refuse_no_date(name, value)
+
+
+def _refuse_no_date(name: str, moment: datetime) -> None:
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"`{name}` must lie within the years 1 to 9999 in UTC") from None
+
+
+class CreatePosition(Tool, frozen=True, kw_only=True):
+    """Open a position at market, or add to the one you hold on the same side. On the other side it closes what you hold
+    and opens `quantity` the new way. The exit plan given replaces the one before. Refused without a stop."""
+
+    symbol: Symbol
+    side: Annotated[Side, Meta(description="LONG gains when the price rises, SHORT when it falls.")]
+    quantity: Annotated[
+        float, Meta(gt=0, le=1e12, description="Size in base units (0.05 of BTC is 0.05); rounded down to the lot.")
+    ]
+    leverage: Annotated[
+        float, Meta(ge=1, le=100, description="Notional / margin of this order; at most your variant's limit.")
+    ]
+    stop: Annotated[
+        Price,
+        Meta(description="Mark price that closes the position at a loss: below the mark for LONG, above for SHORT."),
+    ]
+    target: Annotated[Price | None, Meta(description="Mark price at which the profit is taken; null for none.")] = None
+    invalidation: Annotated[
+        str, Meta(min_length=1, max_length=1000, description="In words: what would prove this trade wrong.")
+    ]
+    invalidation_price: Annotated[
+        Price | None,
+        Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position."),
+    ] = None
+    time_exit: Annotated[
+        Annotated[datetime, Meta(tz=True)] | None,
+        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price; null for none."),
+    ] = None
+    confidence: Annotated[float, Meta(ge=0, le=100, description="How sure you are, in percent. You are scored on it.")]
+
+
+class ClosePosition(Tool, frozen=True, kw_only=True):
+    """Close a position at market, or a part of it."""
+
+    symbol: Symbol
+    fraction: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="Part of the position to close; null closes all of it."),
+    ] = None
+
+
+class UpdateExitPlan(Tool, frozen=True, kw_only=True):
+    """Change the exit plan of a position. What is null stays as it is."""
+
+    symbol: Symbol
+    stop: Annotated[Price | None, Meta(description="New stop, on the losing side of the present mark.")] = None
+    target: Annotated[Price | None, Meta(description="New target, on the winning side of the present mark.")] = None
+    invalidation: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1000)] | None,
+        Meta(description="In words: what would prove this trade wrong."),
+    ] = None
+    invalidation_price: Annotated[
+        Price | None,
+        Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position."),
+    ] = None
+    time_exit: Annotated[
+        Annotated[datetime, Meta(tz=True)] | None,
+        Meta(description="ISO 8601 UTC time at which the position is closed whatever its price."),
+    ] = None
+
+
+class FetchIndicators(Tool, frozen=True, kw_only=True):
+    """Read the candles and indicators of a market at an interval that is not in the data yet."""
+
+    symbol: Symbol
+    interval: Annotated[Interval, Meta(description="Candle length.")]
+
+
+class Holding(Tool, frozen=True, kw_only=True):
+    """End this cycle. Call it once, last, with what you did or why you do nothing."""
+
+    reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
+
+
+Decision = CreatePosition | ClosePosition | UpdateExitPlan | FetchIndicators | Holding
+
+TOOLS: Final[Mapping[str, type[Decision]]] = {
+    "createPosition": CreatePosition,
+    "closePosition": ClosePosition,
+    "updateExitPlan": UpdateExitPlan,
+    "fetchIndicators": FetchIndicators,
+    "holding": Holding,
+}
+"""By the name a model calls them."""
+
+TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in TOOLS.items()}
+
+TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
+    "createPosition": "CREATE_POSITION",
+    "closePosition": "CLOSE_POSITION",
+    "updateExitPlan": "UPDATE_EXIT_PLAN",
+    "fetchIndicators": "FETCH_INDICATORS",
+    "holding": "HOLDING",
+}
+"""What a call of the tool is recorded as."""
+
+ARGUMENTS_MAX = 20_000
+"""Characters; what is longer is not read, and cut in the record."""
+
+
+class BadCall(NamedTuple):
+    """A call that cannot be executed: what was wrong and what is allowed."""
+
+    error: str
+
+
+def decode(request: ToolRequest) -> Decision | BadCall:
+    """The decision of a call. Strict: unknown fields, wrong types and values out of bounds are mistakes."""
+    struct = TOOLS.get(request.name)
+    if struct is None:
+        return BadCall(f"There is no tool {request.name[:100]!r}. The tools are: {', '.join(TOOLS)}.")
+    if len(request.arguments) > ARGUMENTS_MAX:
+        return BadCall(f"The arguments have more than {ARGUMENTS_MAX} characters.")
+    try:
+        given = msgspec.json.decode(request.arguments)
+        return msgspec.convert(storable(given), struct)
+    except msgspec.ValidationError as error:
+        return BadCall(f"Bad arguments: {error}. {request.name} takes {_signature(struct)}.")
+    except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeEncodeError) as error:
+        return BadCall(f"The arguments are not JSON: {error}. {request.name} takes {_signature(struct)}.")
+
+
+def _signature(struct: type[Decision]) -> str:
+    fields = msgspec.structs.fields(struct)
+    return "{" + ", ".join(field.encode_name + ("" if field.required else "?") for field in fields) + "}"
+
+
+def call_type(request: ToolRequest) -> ToolCallType:
+    """What the call is recorded as. The record knows the tools only: a call of none of them did nothing (HOLDING)."""
+    return TOOL_CALL_TYPES.get(request.name, "HOLDING")
+
+
+def raw_of(request: ToolRequest) -> dict[str, Any]:
+    """The call as it came, for the record."""
+    return {"name": request.name[:200], "arguments": request.arguments[:ARGUMENTS_MAX]}
+
+
+_KEPT = ("type", "enum", "description", "anyOf", "items")
+_BOUNDS: Final[Mapping[str, str]] = {
+    "exclusiveMinimum": "above {:g}",
+    "minimum": "at least {:g}",
+    "maximum": "at most {:g}",
+    "maxLength": "at most {:g} characters",
+}
+_UNTOLD = 1e12
+"""The bound that only keeps arithmetic finite; no model needs to hear of it."""
+
+
+def _strict(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].rpartition("/")[2]]
+        return _strict({**target, **{key: value for key, value in schema.items() if key != "$ref"}}, definitions)
+    result = {key: schema[key] for key in _KEPT if key in schema}
+    if "anyOf" in schema:
+        result["anyOf"] = [_strict(option, definitions) for option in schema["anyOf"]]
+    if "enum" in schema and "type" not in schema:
+        result["type"] = "string"
+    bounds = [words.format(schema[key]) for key, words in _BOUNDS.items() if schema.get(key, _UNTOLD) < _UNTOLD]
+    if bounds:
+        result["description"] = " ".join(part for part in (schema.get("description"), f"({', '.join(bounds)})") if part)
+    return result
+
+
+def _tool(name: str, struct: type[Decision]) -> dict[str, Any]:
+    (_,), definitions = msgspec.json.schema_components((struct,), ref_template="#/$defs/{name}")
+    schema = definitions[struct.__name__]
+    properties = {field: _strict(value, definitions) for field, value in schema["properties"].items()}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": " ".join((struct.__doc__ or "").split()),
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": properties,
+                "required": list(properties),
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+TOOL_SCHEMAS: Final = [_tool(name, struct) for name, struct in TOOLS.items()]
+"""The `tools` of a chat-completions request."""

@@ -1,0 +1,181 @@
+"""What an agent sees: one value per run, for AI models and rule agents alike.
+
+Amounts, prices and quantities are the Decimals that the exchange books with; indicators and ratios are floats. Absent
+is None: an indicator without enough history, a ratio without a value, a price that does not exist. A market without
+a quote is not in `markets` at all.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Candle, Interval
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the guard holds a variant to, whatever its agent decides.
+
+    `leverage_max` is the highest leverage of a position, and of all positions together (Σ notional / equity).
+    `position_notional_max` is the highest notional of one position as a multiple of equity. After a loss of
+    `day_loss_max_percent` of the day's opening equity only reducing is allowed until 00:00 UTC. Within
+    `reversal_cycles` cycles of the last action on a market it may not be traded the other way.
+    """
+
+    leverage_max: int
+    position_notional_max: int = 5
+    day_loss_max_percent: int = 10
+    reversal_cycles: int = 3
+
+
+class AccountView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The account at the marks of the view. `exposure` is Σ quantity × mark of all positions.
+
+    `day_opening_equity` is the equity at 00:00 UTC (or at the start of the run, if that is later), `peak_equity` the
+    highest of the run. `drawdown_percent` is the fall from that peak, `day_loss_percent` the deepest fall of the day
+    from its opening, since that is what halts new positions; both are 0 when there is none.
+    """
+
+    initial_capital: Decimal
+    equity: Decimal
+    cash: Decimal
+    available_cash: Decimal
+    margin: Decimal
+    exposure: Decimal
+    day_opening_equity: Decimal
+    peak_equity: Decimal
+    drawdown_percent: Decimal
+    day_loss_percent: Decimal
+    taker_fee_rate: Decimal
+
+
+class PositionView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An open position. `unrealized` is gross; `fees` (positive) and `funding` (negative: paid) are those so far.
+
+    `risk` is what is lost, before costs, when the present stop is hit: quantity × |entry − stop|. None without a stop
+    and when the stop has passed the entry, where nothing is at risk any more.
+    """
+
+    symbol: str
+    side: Side
+    quantity: Decimal
+    entry_price: Decimal
+    mark: Decimal
+    notional: Decimal
+    margin: Decimal
+    leverage: Decimal
+    unrealized: Decimal
+    fees: Decimal
+    funding: Decimal
+    risk: Decimal | None
+    liquidation_price: Decimal | None
+    exit_plan: ExitPlan
+    confidence: Decimal | None
+    opened_at: datetime
+
+
+class TradeView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One of the last completed trades. `net_pnl` is after fees and funding."""
+
+    symbol: str
+    side: Side
+    quantity: Decimal
+    entry_price: Decimal
+    exit_price: Decimal
+    net_pnl: Decimal
+    fees: Decimal
+    funding: Decimal
+    close_reason: str
+    confidence: Decimal | None
+    opened_at: datetime
+    closed_at: datetime
+
+
+class StatsView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The agent's own record over the closed trades of this run. `average_loss` is positive.
+
+    A win has a net pnl above zero. Averages are None without a win (or a loss), `win_rate_percent` and `expectancy`
+    without a trade.
+    """
+
+    trade_count: int = 0
+    win_rate_percent: float | None = None
+    average_win: Decimal | None = None
+    average_loss: Decimal | None = None
+    expectancy: Decimal | None = None
+    net_pnl: Decimal = Decimal(0)
+    sharpe_ratio: float | None = None
+    max_drawdown_percent: float | None = None
+
+
+class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The last thing this agent did in a market: the side it stood on, and how many cycles ago (1: the last)."""
+
+    action: Literal["createPosition", "closePosition"]
+    side: Side
+    cycles_ago: int
+
+
+class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Indicators that somebody else computed, of the same coin on another venue: a second opinion, not our market.
+
+    Nothing is decided by them in code. Absent ones are None.
+    """
+
+    source: str
+    venue: str
+    interval: Interval
+    fetched_at: datetime
+    macd: float | None = None
+    macd_signal: float | None = None
+    macd_histogram: float | None = None
+    stoch_rsi_k: float | None = None
+    stoch_rsi_d: float | None = None
+    supertrend: float | None = None
+    money_flow_index: float | None = None
+    chaikin_money_flow: float | None = None
+
+
+class MarketView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One market. `price` is the mark; `quoted_at` the time of the quote, `stale` whether it is too old to trade on.
+
+    `candles` and `indicators` are of closed candles only, per interval, candles ascending. `leverage_max` is the
+    market's own, `funding_rate` the hourly one (longs pay a positive rate). `supplementary` is None unless a supplier
+    of such indicators is configured and has answered lately.
+    """
+
+    symbol: str
+    quoted_at: datetime
+    stale: bool
+    price: Decimal
+    bid: Decimal
+    ask: Decimal
+    spread: Decimal
+    funding_rate: Decimal
+    tick: Decimal
+    lot: Decimal
+    min_notional: Decimal
+    leverage_max: int
+    candles: Mapping[Interval, tuple[Candle, ...]]
+    indicators: Mapping[Interval, Indicators]
+    last_action: LastAction | None = None
+    supplementary: Supplementary | None = None
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Everything an agent decides from, at one moment. `trades` are newest first, `positions` oldest first."""
+
+    at: datetime
+    account: AccountView
+    positions: tuple[PositionView, ...]
+    trades: tuple[TradeView, ...]
+    stats: StatsView
+    markets: Mapping[str, MarketView]
+
+    def position(self, symbol: str) -> PositionView | None:
+        """The position in a market, if there is one."""
+        return next((held for held in self.positions if held.symbol == symbol), None)

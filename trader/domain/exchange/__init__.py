@@ -1,0 +1,1 @@
+"""The rules of the paper exchange: accounts, orders, matching, liquidation, the ledger and its audit."""

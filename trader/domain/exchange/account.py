@@ -1,0 +1,213 @@
+"""The account: positions, resting orders and cash, and the figures that follow from them and the marks.
+
+Every amount is in the quote currency. `marks` maps a symbol to its mark price and must hold each market in which the
+account has a position; a missing one raises `KeyError`, since a price is never invented. The formulas are those of
+cross-margined linear perpetuals; see the README's section on the paper exchange.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
+from trader.domain.market.markets import Market
+from trader.domain.money import ONE, ZERO, divide
+
+Marks = Mapping[str, Decimal]
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The one net position of an account in a market: a row of `orders` with status OPEN.
+
+    `entry_notional` is the exact Σ quantity × price of what is open, so that averaging never rounds the books.
+    `fees` and `funding` are those not yet shared out to closed parts, `realized` the gross pnl of its closed parts.
+    `funded_until` is the last hour boundary for which funding was booked (at first: the opening).
+    `closing` is the trigger that fired, while the book has not yet taken the whole position.
+    """
+
+    id: UUID
+    symbol: str
+    side: Side
+    quantity: Decimal
+    entry_notional: Decimal
+    margin: Decimal
+    opened_at: datetime
+    funded_until: datetime
+    leveraged: bool = False
+    fees: Decimal = ZERO
+    funding: Decimal = ZERO
+    realized: Decimal = ZERO
+    exit_plan: ExitPlan = ExitPlan()
+    confidence: Decimal | None = None
+    invocation_id: UUID | None = None
+    closing: str | None = None
+
+    @property
+    def entry_price(self) -> Decimal:
+        """Average entry price; rounded, and for display and ratios only."""
+        return divide(self.entry_notional, self.quantity)
+
+    @property
+    def leverage(self) -> Decimal:
+        """Entry notional / margin."""
+        return divide(self.entry_notional, self.margin)
+
+    def unrealized(self, mark: Decimal) -> Decimal:
+        """Direction × quantity × (mark − entry)."""
+        gain = self.quantity * mark - self.entry_notional
+        return gain if self.side is Side.LONG else -gain
+
+
+class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A limit order, or the rest of one, that waits in the book."""
+
+    id: UUID
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    remaining: Decimal
+    limit_price: Decimal
+    created_at: datetime
+    leverage: Decimal | None = None
+    reduce_only: bool = False
+    exit_plan: ExitPlan | None = None
+    confidence: Decimal | None = None
+    client_order_id: str | None = None
+    invocation_id: UUID | None = None
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of an account, from its initial capital to its reset. Numbered from 1."""
+
+    id: UUID
+    number: int
+    initial_capital: Decimal
+    quote_currency: str
+    started_at: datetime
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The depth that an account has taken out of one book snapshot: quantity per price, per side of the book."""
+
+    book_at: datetime
+    bids: Mapping[Decimal, Decimal]
+    asks: Mapping[Decimal, Decimal]
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """An account in its present run. Changed only by the bookings of `exchange`, which make new values of it.
+
+    `sequence` counts every booking ever made on it; `changed_at` is the time of the last that was no refusal: what the
+    market did until then, the account has seen. `last_order_at` is when an order was last placed (None: never).
+    `realized`, `fees`, `funding` and `insurance` are sums over the run, and
+    `cash = initial capital + realized − fees + funding + insurance`.
+    """
+
+    id: str
+    run: Run
+    sequence: int
+    changed_at: datetime
+    realized: Decimal = ZERO
+    fees: Decimal = ZERO
+    funding: Decimal = ZERO
+    insurance: Decimal = ZERO
+    positions: Mapping[str, Position] = {}
+    resting: tuple[RestingOrder, ...] = ()
+    last_order_at: datetime | None = None
+    taken: Mapping[str, Taken] = {}
+
+    @property
+    def cash(self) -> Decimal:
+        return self.run.initial_capital + self.realized - self.fees + self.funding + self.insurance
+
+    @property
+    def borrowed(self) -> Decimal:
+        """max(0, −cash)."""
+        return max(ZERO, -self.cash)
+
+    @property
+    def margin(self) -> Decimal:
+        """Σ quantity × entry / leverage."""
+        return sum((position.margin for position in self.positions.values()), ZERO)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of it can be changed by the market."""
+        return not self.positions and not self.resting
+
+
+def unrealized(account: Account, marks: Marks) -> Decimal:
+    """Σ direction × quantity × (mark − entry)."""
+    return sum((p.unrealized(marks[p.symbol]) for p in account.positions.values()), ZERO)
+
+
+def equity(account: Account, marks: Marks) -> Decimal:
+    """Cash + unrealized; the wire calls it netPortfolio."""
+    return account.cash + unrealized(account, marks)
+
+
+def maintenance(account: Account, marks: Marks, markets: Mapping[str, Market]) -> Decimal:
+    """Σ quantity × mark × maintenance rate."""
+    return sum(
+        (p.quantity * marks[p.symbol] * markets[p.symbol].maintenance_rate for p in account.positions.values()), ZERO
+    )
+
+
+def reserved(account: Account) -> Decimal:
+    """Margin reserved by resting orders: quantity × limit / leverage, nothing for what only reduces.
+
+    What a position can absorb goes to its opposing orders in the order in which they were placed.
+    """
+    reducible = {p.symbol: p.quantity for p in account.positions.values()}
+    total = ZERO
+    for order in account.resting:
+        if order.reduce_only:
+            continue
+        opening = order.remaining
+        position = account.positions.get(order.symbol)
+        if position is not None and position.side is not order.side.opens:
+            absorbed = min(reducible[order.symbol], opening)
+            reducible[order.symbol] -= absorbed
+            opening -= absorbed
+        total += divide(opening * order.limit_price, order.leverage or ONE)
+    return total
+
+
+def free_margin(account: Account, marks: Marks) -> Decimal:
+    """Equity − margin − reserved; `availableCash` before its floor of zero."""
+    return equity(account, marks) - account.margin - reserved(account)
+
+
+def available_cash(account: Account, marks: Marks) -> Decimal:
+    """max(0, equity − margin − margin reserved by resting orders)."""
+    return max(ZERO, free_margin(account, marks))
+
+
+def liquidation_price(account: Account, symbol: str, marks: Marks, markets: Mapping[str, Market]) -> Decimal | None:
+    """The mark of `symbol` at which, all else equal, equity meets maintenance. None when no positive mark does.
+
+    With direction d, quantity q, rate r and mark m: equity − maintenance changes by q × (d − r) per unit of m, so the
+    price is m − (equity − maintenance) / (q × (d − r)).
+    """
+    position = account.positions[symbol]
+    headroom = equity(account, marks) - maintenance(account, marks, markets)
+    slope = position.quantity * (position.side.direction - markets[symbol].maintenance_rate)
+    price = marks[symbol] - divide(headroom, slope)
+    return price if price > 0 else None
+
+
+def opposing(account: Account, symbol: str, side: OrderSide) -> Decimal:
+    """The quantity of the position that an order of this side would reduce."""
+    position = account.positions.get(symbol)
+    return position.quantity if position is not None and position.side is not side.opens else ZERO
+
+
+def hours_crossed(after: datetime, until: datetime) -> Iterable[datetime]:
+    """The full hours in (after, until], ascending."""
+    hour = after.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    while hour <= until:
+        yield hour
+        hour += timedelta(hours=1)

@@ -1,0 +1,414 @@
+"""A change of one account in the making.
+
+A `Draft` starts from an account, is changed step by step by the rules in `exchange`, and ends as a `Booking`. Nothing
+outside sees a draft, so one that is dropped never happened.
+"""
+
+from collections.abc import Container, Sequence
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.exchange.account import (
+    Account,
+    Marks,
+    Position,
+    RestingOrder,
+    Run,
+    Taken,
+    equity,
+    hours_crossed,
+    maintenance,
+)
+from trader.domain.exchange.ledger import (
+    NO_TERMS,
+    Booking,
+    ClosedTrade,
+    RateOfHour,
+    RestingChange,
+    Rules,
+    Terms,
+    row_id,
+)
+from trader.domain.exchange.matching import Execution, fees_of, rate_of, split, taken_of, totals, walk
+from trader.domain.exchange.orders import (
+    Cause,
+    ExitPlan,
+    Fill,
+    FundingPayment,
+    InsurancePayment,
+    OrderAnswer,
+    OrderSide,
+)
+from trader.domain.market.markets import Quote
+from trader.domain.money import ONE, ZERO, divide, share
+
+
+class Draft:
+    """An account in the making. Methods change it and note the rows; `booking` ends it."""
+
+    def __init__(self, account: Account, rules: Rules, marks: Marks, at: datetime) -> None:
+        self.before = account
+        self.rules = rules
+        self.marks = marks
+        self.at = max(at, account.changed_at)
+        self.sequence = account.sequence
+        self.realized = account.realized
+        self.fees = account.fees
+        self.funding = account.funding
+        self.insurance = account.insurance
+        self.positions = dict(account.positions)
+        self.resting = {order.id: order for order in account.resting}
+        self.taken: dict[str, Taken] = dict(account.taken)
+        self.last_order_at = account.last_order_at
+        self.fills: list[Fill] = []
+        self.trades: list[ClosedTrade] = []
+        self.funding_payments: list[FundingPayment] = []
+        self.insurance_payments: list[InsurancePayment] = []
+        self.resting_changes: dict[UUID, RestingChange] = {}
+
+    def account(self) -> Account:
+        """The account as the draft stands."""
+        return msgspec.structs.replace(
+            self.before,
+            sequence=self.sequence,
+            changed_at=self.at,
+            realized=self.realized,
+            fees=self.fees,
+            funding=self.funding,
+            insurance=self.insurance,
+            positions=self.positions,
+            resting=tuple(self.resting.values()),
+            last_order_at=self.last_order_at,
+            taken=self.taken,
+        )
+
+    def booking(self, answer: OrderAnswer | None = None, next_run: Run | None = None) -> Booking:
+        """The finished change. The draft must not be used any more."""
+        changed = [p for symbol, p in self.positions.items() if p is not self.before.positions.get(symbol)]
+        account = self.account()
+        if next_run is not None:
+            account = Account(
+                id=account.id,
+                run=next_run,
+                sequence=account.sequence,
+                changed_at=account.changed_at,
+                last_order_at=account.last_order_at,
+                taken=account.taken,
+            )
+        return Booking(
+            account=account,
+            sequence_before=self.before.sequence,
+            run=self.before.run,
+            fills=self.fills,
+            positions=changed,
+            trades=self.trades,
+            funding=self.funding_payments,
+            insurance=self.insurance_payments,
+            resting=list(self.resting_changes.values()),
+            answer=answer,
+        )
+
+    @property
+    def has_changes(self) -> bool:
+        return self.sequence != self.before.sequence
+
+    def equity(self) -> Decimal:
+        return equity(self.account(), self.marks)
+
+    @property
+    def is_liquidable(self) -> bool:
+        """Whether equity ≤ maintenance."""
+        account = self.account()
+        return equity(account, self.marks) <= maintenance(account, self.marks, self.rules.markets)
+
+    def next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def next_id(self) -> UUID:
+        """The id of a new row: a function of the account and its sequence, so that a replay gives the same rows."""
+        return row_id(self.before.id, self.next_sequence())
+
+    def take(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
+        """Walk the quote's book and note the depth that is gone for this account until the next snapshot."""
+        note = taken_of(quote.book, self.taken.get(quote.symbol))
+        executions, self.taken[quote.symbol] = walk(quote.book, side, quantity, note, limit)
+        return executions
+
+    def execute(
+        self,
+        symbol: str,
+        side: OrderSide,
+        executions: Sequence[Execution],
+        cause: Cause,
+        terms: Terms = NO_TERMS,
+        *,
+        maker: bool = False,
+    ) -> None:
+        """Book executions: first against an opposing position, the rest opens or adds. A flip is both."""
+        position = self.positions.get(symbol)
+        if position is None or position.side is side.opens:
+            self._open(symbol, side, executions, cause, terms, maker=maker)
+            return
+        closing, opening = split(executions, position.quantity)
+        self._close(position, side, closing, cause, terms, maker=maker)
+        if opening:
+            self._open(symbol, side, opening, cause, terms, maker=maker)
+        self.drop_pointless(symbol)
+
+    def _fee_rate(self, cause: Cause, *, maker: bool) -> Decimal:
+        if cause is Cause.RESET:
+            return ZERO
+        return self.rules.maker_rate if maker else self.rules.taker_rate
+
+    def _open(
+        self, symbol: str, side: OrderSide, executions: Sequence[Execution], cause: Cause, terms: Terms, *, maker: bool
+    ) -> None:
+        rate = self._fee_rate(cause, maker=maker)
+        quantity, notional = totals(executions)
+        fees = fees_of(executions, rate)
+        margin = divide(notional, terms.leverage or ONE)
+        position = self.positions.get(symbol)
+        if position is None:
+            position = Position(
+                id=self.next_id(),
+                symbol=symbol,
+                side=side.opens,
+                quantity=quantity,
+                entry_notional=notional,
+                margin=margin,
+                leveraged=terms.leverage is not None,
+                fees=fees,
+                exit_plan=terms.exit_plan or ExitPlan(),
+                confidence=terms.confidence,
+                invocation_id=terms.invocation_id,
+                opened_at=self.at,
+                funded_until=self.at,
+            )
+        else:
+            position = msgspec.structs.replace(
+                position,
+                quantity=position.quantity + quantity,
+                entry_notional=position.entry_notional + notional,
+                margin=position.margin + margin,
+                leveraged=position.leveraged or terms.leverage is not None,
+                fees=position.fees + fees,
+                exit_plan=terms.exit_plan or position.exit_plan,
+                confidence=position.confidence if terms.confidence is None else terms.confidence,
+            )
+        self.positions[symbol] = position
+        self.fees += fees
+        for execution in executions:
+            self._note_fill(position.id, symbol, side, execution, rate, ZERO, cause, terms, maker=maker)
+
+    def _close(
+        self,
+        position: Position,
+        side: OrderSide,
+        executions: Sequence[Execution],
+        cause: Cause,
+        terms: Terms,
+        *,
+        maker: bool,
+    ) -> None:
+        rate = self._fee_rate(cause, maker=maker)
+        quantity, notional = totals(executions)
+        part, rest = _divide_position(position, quantity)
+        gross = notional - part.entry_notional
+        if side is OrderSide.BUY:
+            gross = -gross
+        exit_fees = fees_of(executions, rate)
+        self.realized += gross
+        self.fees += exit_fees
+        if rest is None:
+            del self.positions[position.symbol]
+        else:
+            part = msgspec.structs.replace(part, id=self.next_id())
+            self.positions[position.symbol] = msgspec.structs.replace(rest, realized=position.realized + gross)
+        penalties = self._liquidation_fees(executions) if cause is Cause.LIQUIDATION else [ZERO] * len(executions)
+        penalty = sum(penalties, ZERO)
+        self.fees += penalty
+        self.trades.append(
+            ClosedTrade(
+                part=msgspec.structs.replace(part, fees=part.fees + exit_fees + penalty),
+                run_id=self.before.run.id,
+                parent_id=None if rest is None else position.id,
+                exit_notional=notional,
+                gross_pnl=gross,
+                liquidation_fees=penalty,
+                close_reason=cause,
+                closed_at=self.at,
+            )
+        )
+        for execution, fee in zip(executions, penalties, strict=True):
+            self._note_fill(part.id, part.symbol, side, execution, rate, fee, cause, terms, maker=maker)
+
+    def _liquidation_fees(self, executions: Sequence[Execution]) -> list[Decimal]:
+        """1 % of each fill's notional, as far as the equity left after the fills and their taker fees reaches."""
+        left = max(ZERO, self.equity())
+        fees = []
+        for execution in executions:
+            fee = min(execution.price * execution.quantity * self.rules.liquidation_rate, left)
+            left -= fee
+            fees.append(fee)
+        return fees
+
+    def _note_fill(
+        self,
+        order_id: UUID,
+        symbol: str,
+        side: OrderSide,
+        execution: Execution,
+        rate: Decimal,
+        liquidation_fee: Decimal,
+        cause: Cause,
+        terms: Terms,
+        *,
+        maker: bool,
+    ) -> None:
+        self.fills.append(
+            Fill(
+                sequence=self.next_sequence(),
+                order_id=order_id,
+                request_id=terms.request_id,
+                symbol=symbol,
+                side=side,
+                quantity=execution.quantity,
+                price=execution.price,
+                fee=execution.price * execution.quantity * rate_of(execution, rate),
+                liquidation_fee=liquidation_fee,
+                maker=maker,
+                cause=cause,
+                at=self.at,
+            )
+        )
+
+    def fund_held(self, rate_of_hour: RateOfHour, symbols: Container[str] | None = None) -> None:
+        """Book the funding that is due on every position, or on those in these markets.
+
+        By name: the order in which an account holds its positions is not the same after a restart.
+        """
+        for symbol in sorted(self.positions):
+            if symbols is None or symbol in symbols:
+                self.fund(symbol, rate_of_hour)
+
+    def fund(self, symbol: str, rate_of_hour: RateOfHour) -> None:
+        """Book funding for every hour boundary since the last: direction × quantity × mark × rate is paid."""
+        position = self.positions[symbol]
+        for boundary in hours_crossed(position.funded_until, self.at):
+            mark, rate = self.marks[symbol], rate_of_hour(symbol, boundary)
+            amount = -position.side.direction * position.quantity * mark * rate
+            position = self.book_funding(position, boundary, rate, amount)
+
+    def book_funding(self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal) -> Position:
+        """Book what was paid on a position for one hour boundary (negative: by the account). Gives it as it is then."""
+        after = msgspec.structs.replace(position, funding=position.funding + amount, funded_until=boundary)
+        self.positions[position.symbol] = after
+        self.funding += amount
+        self.funding_payments.append(
+            FundingPayment(
+                sequence=self.next_sequence(),
+                order_id=position.id,
+                symbol=position.symbol,
+                boundary=boundary,
+                quantity=position.quantity,
+                mark=self.marks[position.symbol],
+                rate=rate,
+                amount=amount,
+                at=self.at,
+            )
+        )
+        return after
+
+    def rest(self, order: RestingOrder) -> None:
+        """Lay a limit order into the book."""
+        self.resting[order.id] = order
+        self._note_resting(order, "RESTING")
+
+    def fill_resting(self, order: RestingOrder, executions: Sequence[Execution], *, maker: bool = True) -> None:
+        """Book fills of a resting order."""
+        remaining = order.remaining - totals(executions)[0]
+        after = msgspec.structs.replace(order, remaining=remaining)
+        if remaining:
+            self.rest(after)
+        else:
+            del self.resting[order.id]
+            self._note_resting(after, "FILLED")
+        terms = Terms(
+            request_id=order.id,
+            leverage=order.leverage,
+            exit_plan=order.exit_plan,
+            confidence=order.confidence,
+            invocation_id=order.invocation_id,
+        )
+        self.execute(order.symbol, order.side, executions, Cause.LIMIT, terms, maker=maker)
+
+    def cancel(self, order: RestingOrder, reason: str) -> None:
+        """Take a resting order out of the book."""
+        del self.resting[order.id]
+        self._note_resting(order, "CANCELLED", reason)
+
+    def drop_pointless(self, symbol: str) -> None:
+        """Cancel the market's reduce-only orders that have no position left to reduce."""
+        position = self.positions.get(symbol)
+        for order in list(self.resting.values()):
+            if order.symbol == symbol and order.reduce_only and (position is None or position.side is order.side.opens):
+                self.cancel(order, "nothing is left to reduce")
+
+    def _note_resting(self, order: RestingOrder, status: str, reason: str | None = None) -> None:
+        self.resting_changes[order.id] = RestingChange(
+            order=order,
+            status=status,
+            sequence=self.next_sequence(),
+            cancel_reason=reason,
+            closed_at=None if status == "RESTING" else self.at,
+        )
+
+    def write_off(self) -> None:
+        """Let the insurance fund pay a loss beyond equity, on the trade that was closed last."""
+        missing = -self.equity()
+        if missing <= 0 or not self.trades:
+            return
+        last = self.trades[-1]
+        self.trades[-1] = msgspec.structs.replace(last, insurance=last.insurance + missing)
+        self.insurance += missing
+        self.insurance_payments.append(
+            InsurancePayment(sequence=self.next_sequence(), order_id=last.part.id, amount=missing, at=self.at)
+        )
+
+    def write_off_when_flat(self) -> None:
+        """The same for an account without positions, whose last close cost more than it had."""
+        if not self.positions:
+            self.write_off()
+
+
+def _divide_position(position: Position, quantity: Decimal) -> tuple[Position, Position | None]:
+    """The part of `quantity` and the rest (None when nothing is left). The two add up to the position exactly."""
+    if quantity == position.quantity:
+        return position, None
+    notional, margin, fees, funding = (
+        share(amount, quantity, position.quantity)
+        for amount in (position.entry_notional, position.margin, position.fees, position.funding)
+    )
+    part = msgspec.structs.replace(
+        position,
+        quantity=quantity,
+        entry_notional=notional,
+        margin=margin,
+        fees=fees,
+        funding=funding,
+        realized=ZERO,
+        closing=None,
+    )
+    rest = msgspec.structs.replace(
+        position,
+        quantity=position.quantity - quantity,
+        entry_notional=position.entry_notional - notional,
+        margin=position.margin - margin,
+        fees=position.fees - fees,
+        funding=position.funding - funding,
+    )
+    return part, rest

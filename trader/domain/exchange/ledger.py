@@ -1,0 +1,106 @@
+"""What a change of an account leaves behind: the new account, and every row to write for it.
+
+`draft.Draft` makes bookings; `store.exchange.accounts` writes them, each in one transaction or not at all.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from hashlib import blake2b
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.exchange.account import Account, Position, RestingOrder, Run
+from trader.domain.exchange.orders import Cause, ExitPlan, Fill, FundingPayment, InsurancePayment, OrderAnswer
+from trader.domain.exchange.venue_orders import SentOrder, VenueFill
+from trader.domain.market.markets import Market
+from trader.domain.money import ZERO
+
+RateOfHour = Callable[[str, datetime], Decimal]
+"""The hourly funding rate of a market at an hour boundary."""
+
+_NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10").bytes
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The exchange's own rules: markets, and rates as fractions of notional."""
+
+    markets: dict[str, Market]
+    taker_rate: Decimal
+    maker_rate: Decimal
+    liquidation_rate: Decimal = Decimal("0.01")
+
+
+class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A completed trade as it is booked: the closed share of a position and what it was closed for.
+
+    `part` carries the closed quantity with its share of entry notional, margin and funding; its `fees` are those of
+    entry and exit together. `parent_id` is the position when only a part of it was closed.
+    """
+
+    part: Position
+    run_id: UUID
+    parent_id: UUID | None
+    exit_notional: Decimal
+    gross_pnl: Decimal
+    liquidation_fees: Decimal
+    close_reason: Cause
+    closed_at: datetime
+    insurance: Decimal = ZERO
+
+
+class RestingChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A resting order as it is after the booking: RESTING, FILLED or CANCELLED (then with the reason)."""
+
+    order: RestingOrder
+    status: str
+    sequence: int
+    cancel_reason: str | None = None
+    closed_at: datetime | None = None
+
+
+class Booking(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of one account, whole: written in one transaction or not at all.
+
+    `sequence_before` is the account's sequence that the change was decided on. `run` is the run to which the rows
+    belong; a reset ends it and starts `account.run`. `sent` and `venue_fills` are of live trading: the venue's trades
+    that are booked here, and what is now known of their orders.
+    """
+
+    account: Account
+    sequence_before: int
+    run: Run
+    fills: Sequence[Fill] = ()
+    positions: Sequence[Position] = ()
+    trades: Sequence[ClosedTrade] = ()
+    funding: Sequence[FundingPayment] = ()
+    insurance: Sequence[InsurancePayment] = ()
+    resting: Sequence[RestingChange] = ()
+    answer: OrderAnswer | None = None
+    sent: Sequence[SentOrder] = ()
+    venue_fills: Sequence[VenueFill] = ()
+
+    @property
+    def starts_run(self) -> bool:
+        return self.account.run.id != self.run.id
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an order brings to the position that it opens or adds to."""
+
+    request_id: UUID | None = None
+    leverage: Decimal | None = None
+    exit_plan: ExitPlan | None = None
+    confidence: Decimal | None = None
+    invocation_id: UUID | None = None
+
+
+NO_TERMS: Final = Terms()
+
+
+def row_id(account_id: str, sequence: int) -> UUID:
+    """The id of the row that an account drew with this sequence number: a hash, made in half the time of `uuid5`."""
+    digest = blake2b(f"{account_id}:{sequence}".encode(), digest_size=16, key=_NAMESPACE).digest()
+    return UUID(bytes=digest, version=5)

@@ -1,0 +1,215 @@
+"""Orders, fills and what becomes of them: the values the paper exchange takes and gives."""
+
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.models import VariantId
+from trader.domain.money import ZERO
+
+
+class Side(StrEnum):
+    """The side of a position."""
+
+    LONG = "LONG"
+    SHORT = "SHORT"
+
+    @property
+    def direction(self) -> int:
+        """+1 for a long, -1 for a short."""
+        return 1 if self is Side.LONG else -1
+
+
+class OrderSide(StrEnum):
+    """The side of an order or a fill."""
+
+    BUY = "buy"
+    SELL = "sell"
+
+    @property
+    def opens(self) -> Side:
+        """The side of the position that this order opens or adds to."""
+        return Side.LONG if self is OrderSide.BUY else Side.SHORT
+
+    @property
+    def direction(self) -> int:
+        return self.opens.direction
+
+
+CLOSING_SIDE = {Side.LONG: OrderSide.SELL, Side.SHORT: OrderSide.BUY}
+
+
+class OrderType(StrEnum):
+    MARKET = "market"
+    LIMIT = "limit"
+
+
+class OrderStatus(StrEnum):
+    """What became of an order at the moment of its answer."""
+
+    FILLED = "filled"
+    PARTIAL = "partial"
+    RESTING = "resting"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+
+
+class Cause(StrEnum):
+    """Why a fill happened. Of a closed trade it is the close reason."""
+
+    ORDER = "order"
+    LIMIT = "limit"
+    STOP = "stop"
+    INVALIDATION = "invalidation"
+    TARGET = "target"
+    TIME = "time"
+    LIQUIDATION = "liquidation"
+    RESET = "reset"
+    OPERATOR = "operator"
+
+
+class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """When to leave a position. Prices are marks; `invalidation` is in words, for people and models."""
+
+    stop: Decimal | None = None
+    target: Decimal | None = None
+    invalidation: str | None = None
+    invalidation_price: Decimal | None = None
+    time_exit: datetime | None = None
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An order as a caller asks for it.
+
+    `leverage` None means 1; `limit_price` is given for limit orders only; `confidence` is in percent. `invocation_id`
+    is the model's run that placed it, `cause` why it is placed when that was not its account's own decision.
+    """
+
+    account_id: str
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    type: OrderType = OrderType.MARKET
+    limit_price: Decimal | None = None
+    leverage: Decimal | None = None
+    reduce_only: bool = False
+    exit_plan: ExitPlan | None = None
+    confidence: Decimal | None = None
+    client_order_id: str | None = None
+    invocation_id: UUID | None = None
+    cause: Cause = Cause.ORDER
+
+
+class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One execution at one price. `order_id` is the row of `orders` whose quantity it changed; fees are positive.
+
+    `sequence` orders every booking of an account. `request_id` is the placed order behind it, None for what the
+    exchange did by itself. A fill that flips a position is booked as two, the closing part first.
+    """
+
+    sequence: int
+    order_id: UUID
+    request_id: UUID | None
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    liquidation_fee: Decimal
+    maker: bool
+    cause: Cause
+    at: datetime
+
+    @property
+    def notional(self) -> Decimal:
+        return self.quantity * self.price
+
+
+class FundingPayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Funding of one position at one hour boundary. `amount` is what the account received (negative: paid)."""
+
+    sequence: int
+    order_id: UUID
+    symbol: str
+    boundary: datetime
+    quantity: Decimal
+    mark: Decimal
+    rate: Decimal
+    amount: Decimal
+    at: datetime
+
+
+class InsurancePayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A loss beyond the account's equity, written off: what the insurance fund paid to bring equity back to zero."""
+
+    sequence: int
+    order_id: UUID
+    amount: Decimal
+    at: datetime
+
+
+class AnswerFill(msgspec.Struct, frozen=True, gc=False):
+    quantity: Decimal
+    price: Decimal
+    fee: Decimal
+    maker: bool
+    at: datetime
+
+
+class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the exchange answers to an order; stored, so that the same client order id gets the same answer again.
+
+    `average_price` is None without a fill; `realized_pnl` is gross.
+    """
+
+    id: UUID
+    account_id: str
+    symbol: str
+    side: OrderSide
+    type: OrderType
+    status: OrderStatus
+    requested_quantity: Decimal
+    at: datetime
+    client_order_id: str | None = None
+    reason: str | None = None
+    total_quantity: Decimal = ZERO
+    average_price: Decimal | None = None
+    total_fees: Decimal = ZERO
+    realized_pnl: Decimal = ZERO
+    fills: tuple[AnswerFill, ...] = ()
+
+
+class Trade(msgspec.Struct, frozen=True, kw_only=True):
+    """A completed trade: a row of `orders` with status CLOSED. `net_pnl = gross_pnl − fees + funding`.
+
+    The `model_…` fields are None for an account that belongs to no model. `leverage` is None when none was given.
+    """
+
+    id: UUID
+    account_id: str
+    run_id: UUID
+    symbol: str
+    side: Side
+    quantity: Decimal
+    entry_notional: Decimal
+    exit_notional: Decimal
+    entry_price: Decimal
+    exit_price: Decimal
+    leverage: Decimal | None
+    gross_pnl: Decimal
+    fees: Decimal
+    liquidation_fees: Decimal
+    funding: Decimal
+    net_pnl: Decimal
+    insurance: Decimal
+    close_reason: str
+    confidence: Decimal | None
+    invocation_id: UUID | None
+    opened_at: datetime
+    closed_at: datetime
+    model_name: str | None = None
+    model_variant: VariantId | None = None
+    model_router_name: str | None = None

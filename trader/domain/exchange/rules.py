@@ -1,0 +1,394 @@
+"""The rules of the paper exchange: what becomes of an order, and what an update of the markets does to an account.
+
+Each function takes an account and a moment and gives a `Booking`, or the reason why there is none. Amounts are in the
+quote currency. An update is applied in this order: funding, resting orders that it trades through, liquidation, exit
+plans. Liquidation comes before the exit plans since the margin engine takes an account over the moment its equity is
+gone; resting orders come before both since the price passed them on its way.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.exchange.account import (
+    Account,
+    Marks,
+    Position,
+    RestingOrder,
+    Run,
+    equity,
+    free_margin,
+    maintenance,
+    opposing,
+    reserved,
+)
+from trader.domain.exchange.account_update import Draft
+from trader.domain.exchange.ledger import Booking, RateOfHour, Rules, Terms, row_id
+from trader.domain.exchange.matching import Execution, totals
+from trader.domain.exchange.order_validation import (
+    entry_mark,
+    passive_limit,
+    quantity_of,
+    refusal_of_plan,
+    refusal_of_size,
+)
+from trader.domain.exchange.orders import (
+    CLOSING_SIDE,
+    AnswerFill,
+    Cause,
+    ExitPlan,
+    Order,
+    OrderAnswer,
+    OrderSide,
+    OrderStatus,
+    OrderType,
+    Side,
+)
+from trader.domain.market.markets import Quote
+from trader.domain.money import ZERO, divide, text
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The markets as the exchange sees them at `at`: the latest quotes, and a mark for every market ever seen.
+
+    `updated` names the markets whose quotes are new with this update.
+    """
+
+    at: datetime
+    quotes: Mapping[str, Quote]
+    marks: Marks
+    updated: frozenset[str] = frozenset()
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Booking:
+    """Meet an order with the book of the moment. The booking always holds the answer, a refusal included."""
+    draft = Draft(account, rules, moment.marks, moment.at)
+    draft.fund_held(rate_of_hour)  # it is due on what was held, not on what this order makes of it
+    draft.last_order_at = draft.at
+    request_id = draft.next_id()
+    market = rules.markets[order.symbol]
+    quantity = quantity_of(account, order, market)
+    quote = moment.quotes[order.symbol]
+    limit = passive_limit(order, market)
+    refusal = refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
+        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), draft.at)
+    )
+    if refusal is not None:
+        return refuse(account, order, refusal, moment.at)
+    executions = draft.take(quote, order.side, quantity, limit)
+    if executions:
+        draft.execute(order.symbol, order.side, executions, order.cause, _terms(order, request_id))
+    filled, notional = totals(executions)
+    unfilled = quantity - filled
+    if unfilled and order.type is OrderType.LIMIT:
+        rest = _resting(order, request_id, quantity, unfilled, limit or ZERO, draft.at)
+        if not order.reduce_only or opposing(draft.account(), order.symbol, order.side):
+            draft.rest(rest)
+    elif not executions:
+        return refuse(account, order, f"the {order.symbol} book shows nothing to {order.side}", moment.at)
+    refusal = _refusal_of_margin(account, draft, order, quantity, request_id)
+    if refusal is not None:
+        return refuse(account, order, refusal, moment.at)
+    average = divide(notional, filled) if filled else None
+    answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
+    _liquidate(draft, moment, rate_of_hour)
+    draft.write_off_when_flat()
+    return draft.booking(answer)
+
+
+def refuse(account: Account, order: Order, reason: str, at: datetime) -> Booking:
+    """The booking of a refusal: nothing but its answer.
+
+    It does not date the account: that would hide from it what the market did while it was refused for want of a price.
+    """
+    at = max(at, account.changed_at)
+    sequence = account.sequence + 1
+    answer = OrderAnswer(
+        id=row_id(account.id, sequence),
+        client_order_id=order.client_order_id,
+        account_id=account.id,
+        symbol=order.symbol,
+        side=order.side,
+        type=order.type,
+        status=OrderStatus.REJECTED,
+        reason=reason,
+        requested_quantity=order.quantity,
+        at=at,
+    )
+    after = msgspec.structs.replace(account, sequence=sequence, last_order_at=at)
+    return Booking(account=after, sequence_before=account.sequence, run=account.run, answer=answer)
+
+
+def cancel(account: Account, order_id: UUID, at: datetime) -> Booking | None:
+    """Take a resting order out of the book; None when it does not rest."""
+    order = next((order for order in account.resting if order.id == order_id), None)
+    if order is None:
+        return None
+    draft = Draft(account, Rules({}, ZERO, ZERO), {}, at)
+    draft.cancel(order, "cancelled by the caller")
+    return draft.booking()
+
+
+def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: Decimal, request_id: UUID) -> str | None:
+    if _only_reduces(account, draft, order, quantity, request_id):
+        return None
+    missing = -free_margin(draft.account(), draft.marks)
+    if missing <= 0:
+        return None
+    available = max(ZERO, free_margin(account, draft.marks))
+    return (
+        f"insufficient margin: with its fees the order needs {text(round(available + missing, 8))}, "
+        f"available is {text(round(available, 8))}"
+    )
+
+
+def _only_reduces(account: Account, draft: Draft, order: Order, quantity: Decimal, request_id: UUID) -> bool:
+    """Whether nothing of an order opens, what rests of it included: what it would reduce may be promised to others."""
+    if order.reduce_only:
+        return True
+    if quantity > opposing(account, order.symbol, order.side):
+        return False
+    if request_id not in draft.resting:
+        return True
+    after = draft.account()
+    others = tuple(one for one in after.resting if one.id != request_id)
+    return reserved(after) == reserved(msgspec.structs.replace(after, resting=others))
+
+
+def _terms(order: Order, request_id: UUID) -> Terms:
+    return Terms(
+        request_id=request_id,
+        leverage=order.leverage,
+        exit_plan=order.exit_plan,
+        confidence=order.confidence,
+        invocation_id=order.invocation_id,
+    )
+
+
+def _resting(
+    order: Order, request_id: UUID, quantity: Decimal, remaining: Decimal, limit: Decimal, at: datetime
+) -> RestingOrder:
+    return RestingOrder(
+        id=request_id,
+        symbol=order.symbol,
+        side=order.side,
+        quantity=quantity,
+        remaining=remaining,
+        limit_price=limit,
+        created_at=at,
+        leverage=order.leverage,
+        reduce_only=order.reduce_only,
+        exit_plan=order.exit_plan,
+        confidence=order.confidence,
+        client_order_id=order.client_order_id,
+        invocation_id=order.invocation_id,
+    )
+
+
+def _answer(
+    order: Order, request_id: UUID, draft: Draft, filled: Decimal, average: Decimal | None, *, unfilled: Decimal
+) -> OrderAnswer:
+    status = OrderStatus.FILLED
+    if request_id in draft.resting:
+        status = OrderStatus.RESTING
+    elif unfilled:
+        status = OrderStatus.PARTIAL
+    return OrderAnswer(
+        id=request_id,
+        client_order_id=order.client_order_id,
+        account_id=draft.before.id,
+        symbol=order.symbol,
+        side=order.side,
+        type=order.type,
+        status=status,
+        reason="the book could not fill the rest" if status is OrderStatus.PARTIAL else None,
+        requested_quantity=order.quantity,
+        total_quantity=filled,
+        average_price=average,
+        total_fees=draft.fees - draft.before.fees,
+        realized_pnl=draft.realized - draft.before.realized,
+        fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in draft.fills]),
+        at=draft.at,
+    )
+
+
+# --- exit plans and runs ----------------------------------------------------------------------------------------------
+
+
+def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Booking | str:
+    """Replace the exit plan of a position. A string says why it is refused."""
+    position = account.positions.get(symbol)
+    if position is None:
+        return f"there is no {symbol} position"
+    draft = Draft(account, rules, moment.marks, moment.at)
+    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], draft.at)
+    if refusal is not None:
+        return refusal
+    draft.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
+    draft.next_sequence()
+    return draft.booking()
+
+
+def reset(
+    account: Account, initial_capital: Decimal, quote_currency: str, moment: Moment, rules: Rules,
+    rate_of_hour: RateOfHour,
+) -> Booking:  # fmt: skip
+    """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
+    draft = Draft(account, rules, moment.marks, moment.at)
+    draft.fund_held(rate_of_hour)
+    for order in account.resting:
+        draft.cancel(order, "the account was reset")
+    for symbol, position in sorted(draft.positions.items()):
+        executions = [Execution(moment.marks[symbol], position.quantity)]
+        draft.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
+    draft.write_off()
+    run = Run(
+        id=draft.next_id(),
+        number=account.run.number + 1,
+        initial_capital=initial_capital,
+        quote_currency=quote_currency,
+        started_at=draft.at,
+    )
+    return draft.booking(next_run=run)
+
+
+# --- updates of the markets -------------------------------------------------------------------------------------------
+
+
+def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Booking | None:
+    """What an update of the markets does to an account; None when nothing."""
+    if not is_due(account, moment, rules):
+        return None
+    draft = Draft(account, rules, moment.marks, moment.at)
+    draft.fund_held(rate_of_hour, moment.updated)
+    _fill_resting(draft, moment)
+    _liquidate(draft, moment, rate_of_hour)
+    for symbol, position in sorted(draft.positions.items()):
+        if symbol in moment.updated:
+            _exit_when_triggered(draft, position, moment)
+    draft.write_off_when_flat()
+    return draft.booking() if draft.has_changes else None
+
+
+def is_due(account: Account, moment: Moment, rules: Rules) -> bool:
+    """Whether the update changes the account at all. Quick: it runs for every account on every update."""
+    updated, marks, quotes = moment.updated, moment.marks, moment.quotes
+    at = max(moment.at, account.changed_at)  # a draft's time: that of an account does not go back with the clock
+    hour = at.replace(minute=0, second=0, microsecond=0)
+    touched = False
+    for symbol, position in account.positions.items():
+        if symbol not in updated:
+            continue
+        touched = True
+        if position.funded_until < hour or triggered(position, marks[symbol], at) is not None:
+            return True
+    for order in account.resting:
+        if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
+            return True
+    return touched and equity(account, marks) <= maintenance(account, marks, rules.markets)
+
+
+def _trades_through(order: RestingOrder, quote: Quote) -> bool:
+    """Whether the best opposite price is at or beyond the limit."""
+    return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
+
+
+def _fill_resting(draft: Draft, moment: Moment) -> None:
+    """Fill what the books trade through, best price first, then oldest first, up to the quantity shown there."""
+    for order in sorted(draft.resting.values(), key=_priority):
+        if order.id not in draft.resting or order.symbol not in moment.updated:
+            continue
+        quote = moment.quotes[order.symbol]
+        if not _trades_through(order, quote):
+            continue
+        account = draft.account()
+        reducible = opposing(account, order.symbol, order.side)
+        wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
+        taken_before = draft.taken.get(order.symbol)
+        met = draft.take(quote, order.side, wanted, order.limit_price)
+        quantity, _ = totals(met)
+        if not quantity:
+            continue
+        if quantity > reducible and not _affords(draft, order, quantity):
+            if taken_before is None:
+                del draft.taken[order.symbol]
+            else:
+                draft.taken[order.symbol] = taken_before
+            draft.cancel(order, "insufficient margin when the book reached it")
+            continue
+        draft.fill_resting(order, [Execution(order.limit_price, quantity)])
+
+
+def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
+    return (-order.limit_price if order.side is OrderSide.BUY else order.limit_price), order.created_at
+
+
+def _affords(draft: Draft, order: RestingOrder, quantity: Decimal) -> bool:
+    """Whether available cash stays at or above zero when the resting order fills. Tried on a copy."""
+    trial = Draft(draft.account(), draft.rules, draft.marks, draft.at)
+    trial.fill_resting(order, [Execution(order.limit_price, quantity)])
+    return free_margin(trial.account(), trial.marks) >= 0
+
+
+def triggered(position: Position, mark: Decimal, at: datetime) -> Cause | None:
+    """The trigger of the exit plan that fires at this mark: stop and invalidation price, then target, then time."""
+    if position.closing is not None:
+        return Cause(position.closing)
+    plan = position.exit_plan
+    is_long = position.side is Side.LONG
+    if plan.stop is not None and (mark <= plan.stop if is_long else mark >= plan.stop):
+        return Cause.STOP
+    price = plan.invalidation_price
+    if price is not None and (mark <= price if is_long else mark >= price):
+        return Cause.INVALIDATION
+    if plan.target is not None and (mark >= plan.target if is_long else mark <= plan.target):
+        return Cause.TARGET
+    if plan.time_exit is not None and at >= plan.time_exit:
+        return Cause.TIME
+    return None
+
+
+def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> None:
+    """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
+    symbol = position.symbol
+    cause = triggered(position, moment.marks[symbol], draft.at)
+    if cause is None:
+        return
+    side = CLOSING_SIDE[position.side]
+    executions = draft.take(moment.quotes[symbol], side, position.quantity)
+    if executions:
+        draft.execute(symbol, side, executions, cause)
+    rest = draft.positions.get(symbol)
+    if rest is not None and rest.closing is None:
+        draft.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value)
+        draft.next_sequence()
+
+
+def _liquidate(draft: Draft, moment: Moment, rate_of_hour: RateOfHour) -> None:
+    """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
+    if not draft.positions or not draft.is_liquidable:
+        return
+    draft.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
+    if not draft.is_liquidable:
+        return
+    for order in list(draft.resting.values()):
+        draft.cancel(order, "liquidation")
+    trades_before = len(draft.trades)
+    for position in sorted(draft.positions.values(), key=lambda p: (p.unrealized(draft.marks[p.symbol]), p.symbol)):
+        quote = moment.quotes.get(position.symbol)
+        if quote is None or quote.is_stale(moment.at):
+            continue  # a price that is not there cannot be traded on; the next update of this market comes back here
+        side = CLOSING_SIDE[position.side]
+        executions = draft.take(quote, side, position.quantity)
+        if executions:
+            draft.execute(position.symbol, side, executions, Cause.LIQUIDATION)
+        if not draft.is_liquidable:
+            break
+    if len(draft.trades) > trades_before:  # a loss is written off on the trade that made it
+        draft.write_off()

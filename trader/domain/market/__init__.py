@@ -1,0 +1,1 @@
+"""Market data as values: markets, books, quotes, candles, indicators."""

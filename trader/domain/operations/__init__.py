@@ -1,0 +1,1 @@
+"""Limits that operators set on losses."""

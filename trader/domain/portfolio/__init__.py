@@ -1,0 +1,1 @@
+"""Statistics of equity series and trades."""

@@ -1,0 +1,1 @@
+"""What decides for a model: AI providers, rule agents, supplementary indicators."""

@@ -1,0 +1,72 @@
+"""The providers: whatever decides for a model. One row per AI provider, and the rule agents."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+from trader.domain.agents.conversation import Answer, Turn
+from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.gateways.agents.rules import RuleProvider
+from trader.settings import PROVIDERS as CONFIGURABLE
+from trader.settings import Settings
+
+PROVIDERS: Final[Mapping[str, ProviderRow]] = {
+    row.name: row
+    for row in (
+        ProviderRow("openrouter", "https://openrouter.ai/api/v1", extra={"usage": {"include": True}}),
+        ProviderRow("nim", "https://integrate.api.nvidia.com/v1"),
+        ProviderRow("mistral", "https://api.mistral.ai/v1"),
+        ProviderRow("openai", "https://api.openai.com/v1", limit_field="max_completion_tokens"),
+    )
+}
+assert set(PROVIDERS) == set(CONFIGURABLE), "every provider that can be configured has its row"
+
+
+class Provider(Protocol):
+    """Whatever decides for a model: an AI behind a network, or a rule agent."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it reads the messages of a turn."""
+        ...
+
+    async def answer(self, turn: Turn) -> Answer:
+        """Answer one turn.
+
+        :raises ProviderError: no usable answer; the message says why, without secrets
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Providers(Mapping[str, Provider]):
+    """The providers there are to ask, by name."""
+
+    def __init__(self, *providers: Provider) -> None:
+        self._providers = {provider.name: provider for provider in providers}
+
+    def __getitem__(self, name: str) -> Provider:
+        return self._providers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._providers)
+
+    def __len__(self) -> int:
+        return len(self._providers)
+
+    async def close(self) -> None:
+        """Close the connections of all of them."""
+        for provider in self._providers.values():
+            await provider.close()
+
+
+def make_providers(settings: Settings) -> Providers:
+    """A client per configured provider, and the rule agents, which need no configuration."""
+    clients = (
+        ChatClient(PROVIDERS[name], configured.keys, base_url=configured.base_url)
+        for name, configured in settings.providers.items()
+    )
+    return Providers(RuleProvider(), *clients)

@@ -1,0 +1,1 @@
+"""Lighter: public market data, and the accounts that trade there."""

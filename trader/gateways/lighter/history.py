@@ -1,0 +1,162 @@
+"""What Lighter has on record of one account: its trades with the fees it charged, and the funding it paid.
+
+A fee is told as a rate, in millionths of the notional. Both lists come newest first, a hundred at a time.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from trader.domain.exchange.orders import OrderSide
+from trader.domain.exchange.venue_orders import VenueFill
+from trader.domain.live.orders import VenueFunding
+from trader.domain.money import ZERO
+from trader.errors import MarketDataError
+from trader.gateways.lighter.api import LighterApi, Listing
+from trader.gateways.lighter.signer import Signer
+from trader.gateways.market.candles import epoch_second, floor_time, moment_of
+
+_PAGE: Final = 100
+_PAGES_MAX: Final = 20
+_MILLION: Final = 1_000_000
+_HOUR: Final = timedelta(hours=1)
+_SECONDS_MAX: Final = 100_000_000_000
+"""Times beyond this are in milliseconds: the venue writes both."""
+
+
+class _Trade(msgspec.Struct):
+    trade_id: int
+    type: str
+    market_id: int
+    size: Decimal
+    price: Decimal
+    ask_account_id: int
+    bid_account_id: int
+    is_maker_ask: bool
+    timestamp: int
+    ask_client_id: int = 0
+    bid_client_id: int = 0
+    taker_fee: int | None = None
+    maker_fee: int | None = None
+
+
+class _Trades(msgspec.Struct):
+    trades: list[_Trade] | None = None
+    next_cursor: str | None = None
+    code: int = 200
+
+
+class _Funding(msgspec.Struct):
+    timestamp: int
+    market_id: int
+    change: Decimal
+    rate: Decimal
+    position_size: Decimal
+
+
+class _Fundings(msgspec.Struct):
+    position_fundings: list[_Funding] | None = None
+    next_cursor: str | None = None
+    code: int = 200
+
+
+_TRADES: Final = msgspec.json.Decoder(_Trades)
+_FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
+
+
+class LighterHistory:
+    """The records of the signer's account. Everything raises `MarketDataError` when the venue cannot say it."""
+
+    def __init__(self, api: LighterApi, signer: Signer, listings: Mapping[str, Listing]) -> None:
+        self._api = api
+        self._signer = signer
+        self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
+
+    async def fills_of(self, venue_index: int) -> list[VenueFill]:
+        """What one order filled, each trade once, in the order in which it happened."""
+        return await self._fills({"order_index": venue_index}, None)
+
+    async def fills_since(self, since: datetime) -> list[VenueFill]:
+        """Every trade of the account from this moment on, each once, in the order in which it happened."""
+        return await self._fills({}, since)
+
+    async def fundings_since(self, since: datetime) -> list[VenueFunding]:
+        """What was paid from this moment on, for the markets that are followed; latest first."""
+        found: list[VenueFunding] = []
+        cursor: str | None = None
+        for _ in range(_PAGES_MAX):
+            parameters = self._page(cursor) | {"side": "all", "start_timestamp": epoch_second(since)}
+            answer = await self._api.get(
+                "/api/v1/positionFunding", parameters, _FUNDINGS, authorization=self._signer.authorization()
+            )
+            page = answer.position_fundings or []
+            found += [self._funding(row) for row in page if row.market_id in self._symbols]
+            cursor = answer.next_cursor
+            if not cursor or (page and _moment(page[-1].timestamp) < since):
+                return [payment for payment in found if payment.boundary >= since]
+        raise MarketDataError(f"/api/v1/positionFunding: more than {_PAGES_MAX * _PAGE} payments since {since}")
+
+    async def _fills(self, more: dict[str, str | int], since: datetime | None) -> list[VenueFill]:
+        found: dict[int, VenueFill] = {}
+        cursor: str | None = None
+        for _ in range(_PAGES_MAX):
+            parameters = self._page(cursor) | {"sort_by": "trade_id", "sort_dir": "desc"} | more
+            answer = await self._api.get(
+                "/api/v1/trades", parameters, _TRADES, authorization=self._signer.authorization()
+            )
+            page = answer.trades or []
+            for trade in page:
+                if since is None or _moment(trade.timestamp) >= since:
+                    found[trade.trade_id] = self._fill(trade)
+            cursor = answer.next_cursor
+            if not cursor or (since is not None and page and _moment(page[-1].timestamp) < since):
+                return [found[trade_id] for trade_id in sorted(found)]
+        raise MarketDataError(f"/api/v1/trades: more than {_PAGES_MAX * _PAGE} trades")
+
+    def _page(self, cursor: str | None) -> dict[str, str | int]:
+        page: dict[str, str | int] = {"account_index": self._signer.account_index, "limit": _PAGE}
+        return page if cursor is None else page | {"cursor": cursor}
+
+    def _fill(self, trade: _Trade) -> VenueFill:
+        ours = self._signer.account_index
+        is_ask = trade.ask_account_id == ours
+        if is_ask is (trade.bid_account_id == ours):
+            raise MarketDataError(f"/api/v1/trades: trade {trade.trade_id} has this account on both sides, or on none")
+        maker = is_ask is trade.is_maker_ask
+        fee = (trade.maker_fee if maker else trade.taker_fee) or 0
+        amounts_fit = all(amount.is_finite() and amount > 0 for amount in (trade.size, trade.price))
+        if not amounts_fit or fee < 0:
+            raise MarketDataError(f"/api/v1/trades: not understood: {trade}")
+        return VenueFill(
+            trade_id=trade.trade_id,
+            client_index=(trade.ask_client_id if is_ask else trade.bid_client_id) or None,
+            kind=trade.type,
+            symbol=self._symbols.get(trade.market_id, f"market {trade.market_id}"),
+            side=OrderSide.SELL if is_ask else OrderSide.BUY,
+            quantity=trade.size,
+            price=trade.price,
+            fee_rate=Decimal(fee) / _MILLION if fee else ZERO,
+            maker=maker,
+            at=_moment(trade.timestamp),
+        )
+
+    def _funding(self, row: _Funding) -> VenueFunding:
+        if not all(amount.is_finite() for amount in (row.change, row.rate, row.position_size)):
+            raise MarketDataError(f"/api/v1/positionFunding: not understood: {row}")
+        return VenueFunding(
+            symbol=self._symbols[row.market_id],
+            boundary=floor_time(_moment(row.timestamp), _HOUR),
+            quantity=abs(row.position_size),
+            rate=row.rate,
+            amount=row.change,
+        )
+
+
+def _moment(timestamp: int) -> datetime:
+    """A time of the venue, which writes seconds here and milliseconds there."""
+    if timestamp <= _SECONDS_MAX:
+        return moment_of(timestamp)
+    return moment_of(timestamp // 1000) + timedelta(milliseconds=timestamp % 1000)

@@ -1,0 +1,215 @@
+"""Lighter's public market data: books and marks as its stream tells them, rules, candles and funding as it is asked.
+
+No credentials are needed. What the venue's stream has not told is not known: nothing is made up while it is away.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Final
+
+from trader.clock import SET_BACK_LEAST, Clock, SystemClock, comes_up
+from trader.domain.market.markets import INTERVALS, MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Market, Tick
+from trader.errors import MarketDataError, MarketUnavailable
+from trader.gateways.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
+from trader.gateways.lighter.market import LighterMarket
+from trader.gateways.lighter.stream import open_stream
+from trader.gateways.market.books import Grid
+from trader.gateways.market.candles import ceil_time, epoch_second, floor_time
+from trader.gateways.market.files import Row
+from trader.gateways.market.replay import CLOSE_S, FURTHER_S, NEARER_S, PlayedMinute
+
+logger = logging.getLogger(__name__)
+
+_PULSE_S: Final = 0.25
+_RULES_EVERY: Final = timedelta(hours=1)
+_INSTANT: Final = timedelta(milliseconds=1)
+_MINUTE: Final = timedelta(minutes=1)
+_HOUR: Final = timedelta(hours=1)
+_CORNERS_S: Final = (0, NEARER_S, FURTHER_S, CLOSE_S)
+
+
+class VenueSource:
+    """The venue's markets. What has changed is pushed every `pulse_s` seconds; rules are read again now and then."""
+
+    name = "venue"
+    identity = "venue:lighter"
+    ends_at: datetime | None = None
+
+    def __init__(
+        self,
+        api: LighterApi,
+        symbols: Sequence[str],
+        *,
+        pulse_s: float = _PULSE_S,
+        rules_every: timedelta = _RULES_EVERY,
+    ) -> None:
+        self._api = api
+        self._symbols = tuple(symbols)
+        self._pulse_s = pulse_s
+        self._rules_every = rules_every
+        self._rules = {symbol: MARKETS[symbol] for symbol in symbols if symbol in MARKETS}
+        self._listings: Mapping[str, Listing] | None = None
+        self._followed: dict[str, LighterMarket] = {}
+        self._learning: asyncio.Task[Mapping[str, Listing]] | None = None
+        self._learn_at: datetime | None = None
+        self.markets: Mapping[str, Market] = MappingProxyType(self._rules)
+        """A view that changes: known of old until the venue has told its rules, and again with each of its changes."""
+
+    async def open(self) -> None:
+        """Learn the rules, if the venue answers; if not, they are learned when it does."""
+        try:
+            await self._listed()
+        except MarketDataError as error:
+            logger.warning("the venue does not answer; the service goes on without prices: %s", error)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.wait([self._learning])
+        await self._api.close()
+
+    def clock(self, resume_at: datetime | None) -> Clock:
+        return SystemClock()
+
+    def trouble(self, symbol: str) -> str | None:
+        """Why a market has no price to trade on now; None when it has, or nothing is known of it."""
+        market = self._followed.get(symbol)
+        return None if market is None else market.trouble
+
+    # The stream
+
+    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        listings = await self._listed()
+        followed = [self._followed[symbol] for symbol in self._symbols if _is_followed(listings.get(symbol))]
+        if not followed:
+            raise MarketDataError(f"the venue trades none of {', '.join(self._symbols)}")
+        async with open_stream(self._api.session(), self._api.base_url, followed, clock) as stream:
+            while True:
+                await stream.listen(self._pulse_s)
+                if after - clock.now() > SET_BACK_LEAST:  # what was heard, and when, tells nothing any more
+                    raise MarketDataError("the clock of this machine was set back; everything is asked for anew")
+                now = max(clock.now(), after + _INSTANT)
+                quotes = {market.symbol: quote for market in followed if (quote := market.quote(now)) is not None}
+                if quotes:
+                    after = now
+                    await clock.lead(now)
+                    yield Tick(now, quotes)
+                self._learn_now_and_then(now)
+
+    # The rules
+
+    async def _listed(self) -> Mapping[str, Listing]:
+        """The venue's markets, asked for until it has told them once."""
+        if self._listings is None:
+            self._take_rules(await self._api.listings())
+        assert self._listings is not None
+        return self._listings
+
+    def _take_rules(self, listings: Mapping[str, Listing]) -> None:
+        self._listings = listings
+        for symbol in self._symbols:
+            listing = listings.get(symbol)
+            if listing is None:
+                logger.warning("MARKET_SYMBOLS names %s, which the venue does not list", symbol)
+                continue
+            if not listing.is_active:
+                logger.warning("the venue does not trade %s now", symbol)
+            if self._rules.get(symbol) != listing.market:
+                logger.info("the venue's rules of %s: %s", symbol, listing.market)
+                self._rules[symbol] = listing.market
+            known = self._followed.get(symbol)
+            if known is None or known.market_id != listing.market_id:
+                self._followed[symbol] = LighterMarket(symbol, listing.market_id)
+
+    def _learn_now_and_then(self, now: datetime) -> None:
+        """Ask for the rules again when it is time, beside the stream."""
+        if self._learning is not None and self._learning.done():
+            learned, self._learning = self._learning, None
+            error = learned.exception()
+            if error is None:
+                self._take_rules(learned.result())
+            else:
+                bug = None if isinstance(error, MarketDataError) else error
+                logger.warning("the venue's rules could not be read again: %s", error, exc_info=bug)
+        if self._learn_at is None:
+            self._learn_at = now + self._rules_every
+        elif comes_up(self._learn_at, self._rules_every, now) and self._learning is None:
+            self._learn_at = now + self._rules_every
+            self._learning = asyncio.create_task(self._api.listings(), name="venue rules")
+
+    # What was
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        """The paths of the 1-minute candles: of a minute that began before `after` its close, of that of `until` all.
+
+        Within the first minute nobody can tell what came before `after`. The candle of `until` is still forming; its
+        path is drawn together to end there.
+        """
+        start = floor_time(after, _MINUTE)
+        if until <= start + _MINUTE:
+            return
+        listings = await self._listed()
+        for symbol in self._symbols:
+            if (listing := listings.get(symbol)) is not None:
+                await self._learn_rates(symbol, listing, after, until)
+        while start < until:
+            stop = min(until, start + CANDLES_PER_CALL * _MINUTE)
+            minutes = await self._played(listings, start, stop)
+            for minute in sorted(minutes):
+                for at, second in _corners(minute, after, until):
+                    yield Tick(at, {played.symbol: played.quote(second, at) for played in minutes[minute]})
+            start = stop
+
+    async def _played(
+        self, listings: Mapping[str, Listing], start: datetime, stop: datetime
+    ) -> dict[datetime, list[PlayedMinute]]:
+        minutes: dict[datetime, list[PlayedMinute]] = {}
+        for symbol in self._symbols:
+            if (listing := listings.get(symbol)) is None:
+                continue
+            grid = Grid(self._rules[symbol])
+            for candle in await self._api.candles(listing.market_id, "1m", start, stop):
+                row = Row(epoch_second(candle.open_time) // 60, *candle[1:])
+                minutes.setdefault(candle.open_time, []).append(PlayedMinute(grid, row))
+        return minutes
+
+    async def _learn_rates(self, symbol: str, listing: Listing, after: datetime, until: datetime) -> None:
+        """Learn the funding rates of the hours in (after, until]."""
+        first, last = ceil_time(after, _HOUR), floor_time(until, _HOUR)
+        if first <= last:
+            for at, rate in (await self._api.fundings(listing.market_id, first, last)).items():
+                self._followed[symbol].know_rate(at, rate)
+
+    async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        listing = (await self._listed()).get(symbol)
+        if listing is None or symbol not in self._symbols:
+            raise MarketUnavailable(f"{symbol} is not traded here")
+        span = INTERVALS[interval]
+        found = await self._api.candles(listing.market_id, interval, ceil_time(start, span), end)
+        return [candle for candle in found if candle.open_time + span <= end]
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
+        """The rate that was settled at the hour, if that is known; else the one that was to come."""
+        market = self._followed.get(symbol)
+        if market is None:
+            return PLAIN_FUNDING_RATE
+        settled = market.rates.get(boundary, market.coming_rate)
+        return PLAIN_FUNDING_RATE if settled is None else settled
+
+
+def _is_followed(listing: Listing | None) -> bool:
+    return listing is not None and listing.is_active
+
+
+def _corners(minute: datetime, after: datetime, until: datetime) -> list[tuple[datetime, int]]:
+    """The moments at which a minute's path turns, with their places on the path in seconds."""
+    span = min(_MINUTE, until - minute)
+    corners = [(minute + span * second / 60, second) for second in _CORNERS_S]
+    if minute < after:
+        corners = corners[-1:] if span == _MINUTE else []
+    return [(at, second) for at, second in corners if after < at <= until]

@@ -1,0 +1,33 @@
+"""Make the market source that MARKET_SOURCE names: synthetic, replay or venue."""
+
+from pathlib import Path
+
+from trader.errors import StartError
+from trader.gateways.lighter.api import MAINNET_URL, LighterApi
+from trader.gateways.lighter.source import VenueSource
+from trader.gateways.market.replay import ReplaySource
+from trader.gateways.market.source import MarketSource
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.settings import Settings
+
+
+def make_source(settings: Settings) -> MarketSource:
+    """The source that MARKET_SOURCE names. Raises `StartError` for one that this build cannot give."""
+    kind, _, place = settings.market_source.partition(":")
+    match kind:
+        case "synthetic":
+            return SyntheticSource(settings.seed, settings.market_symbols)
+        case "replay":
+            return ReplaySource(
+                Path(place).expanduser(),
+                settings.market_symbols,
+                speed=settings.replay_speed,
+                start=settings.replay_start,
+                end=settings.replay_end,
+            )
+        case "venue":
+            return VenueSource(LighterApi(settings.venue_url or MAINNET_URL), settings.market_symbols)
+        case _:
+            raise StartError(
+                f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"
+            )

@@ -1,0 +1,1 @@
+"""The trading workflow: when each model runs, what it may do, and the record of it."""

@@ -1,0 +1,62 @@
+"""What a call met, noted while it is executed, so that it can be executed again."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from trader.domain.agents.guard import Situation
+from trader.domain.agents.reproduction import FundingRate, Meeting, Shown, Update
+from trader.domain.agents.view import Limits
+from trader.domain.exchange.account import hours_crossed
+from trader.domain.exchange.ledger import Rules
+from trader.domain.market.markets import Quote
+from trader.services.market.feed import MarketData
+
+
+class Witness:
+    """Of one call: from the moment of its situation to its answer."""
+
+    def __init__(self, market: MarketData, rules: Rules, latency_ms: int, situation: Situation) -> None:
+        self._market = market
+        self._rules = rules
+        self._latency_ms = latency_ms
+        self._situation = situation
+        self._quotes = dict(market.quotes())
+        latest = market.recent()
+        self._last = latest[-1] if latest else None
+
+    def refused(self, number: int, limits: Limits) -> Meeting:
+        """The meeting of a call that the guard refused: it met no book."""
+        return Meeting(
+            number=number,
+            limits=limits,
+            rules=self._rules,
+            latency_ms=self._latency_ms,
+            situation=self._situation,
+            answered_at=self._situation.now,
+        )
+
+    def answered(self, number: int, limits: Limits, symbol: str, at: datetime) -> Meeting:
+        """The meeting of a call that reached the exchange and was answered at `at`."""
+        account = self._situation.account
+        concerned = {symbol, *account.positions, *(order.symbol for order in account.resting)}
+        latest = self._market.recent()
+        first = next((n for n, tick in enumerate(latest, 1) if tick is self._last), 0)
+        return Meeting(
+            number=number,
+            limits=limits,
+            rules=self._rules,
+            latency_ms=self._latency_ms,
+            situation=self._situation,
+            answered_at=at,
+            quotes=_shown(self._quotes, concerned),
+            updates=tuple(Update(tick.at, _shown(tick.quotes, concerned)) for tick in latest[first:]),
+            rates=tuple(
+                FundingRate(held, hour, self._market.funding_rate(held, hour))
+                for held, position in account.positions.items()
+                for hour in hours_crossed(position.funded_until, at)
+            ),
+        )
+
+
+def _shown(quotes: Mapping[str, Quote], symbols: set[str]) -> tuple[Shown, ...]:
+    return tuple(Shown.of(quote) for symbol, quote in quotes.items() if symbol in symbols)

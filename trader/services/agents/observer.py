@@ -1,0 +1,281 @@
+"""What an agent sees, and what the guard judges by: read from the exchange, the market and the agent's own past."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.agents.guard import Footing, Situation
+from trader.domain.agents.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.domain.exchange.account import Account, available_cash, equity, liquidation_price
+from trader.domain.exchange.ledger import Rules
+from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.market.indicators import Indicators, indicators
+from trader.domain.market.markets import Candle, Interval
+from trader.domain.money import ZERO, divide
+from trader.domain.portfolio.statistics import EquityPoint, max_drawdown, sharpe_ratio
+from trader.errors import MarketUnavailable
+from trader.gateways.agents.taapi import Taapi
+from trader.services.agents.call_recorder import Witness
+from trader.services.exchange.protocol import Venue
+from trader.services.market.feed import MarketData
+from trader.settings import Settings
+from trader.store.agents.agent_view import (
+    Action,
+    EquityMark,
+    select_equity_curve,
+    select_last_actions,
+    select_latest_trades,
+    select_lowest_equity,
+    select_own_statistics,
+)
+from trader.store.database.pool import Database
+
+HISTORY_CANDLES: Final = 300
+"""Closed candles behind each set of indicators: at 5 minutes they reach back over a whole day."""
+
+SESSION_INTERVAL: Final[Interval] = "5m"
+"""Of the candles that the session's VWAP is taken from, at every interval."""
+
+SHOWN_CANDLES: Final = 24
+TRADES_SHOWN: Final = 10
+BASIS_POINT: Final = Decimal("0.0001")
+
+_log = logging.getLogger("trader.agents")
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows say of a run up to one booking and hour."""
+
+    run_id: UUID
+    sequence: int
+    hour: datetime
+    trades: tuple[TradeView, ...]
+    stats: StatsView
+    actions: dict[str, Action]
+    curve: list[EquityMark]
+
+
+class Observer:
+    """Builds views and situations."""
+
+    def __init__(
+        self,
+        database: Database,
+        exchange: Venue,
+        market: MarketData,
+        settings: Settings,
+        supplier: Taapi | None = None,
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._market = market
+        self._supplier = supplier
+        self._taker_fee_rate = settings.taker_fee_bps * BASIS_POINT
+        self._maker_fee_rate = settings.maker_fee_bps * BASIS_POINT
+        self._latency_ms = settings.latency_ms
+        self._past: dict[str, Past] = {}
+        self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
+
+    async def view(self, account_id: str, intervals: Sequence[Interval], now: datetime) -> View:
+        """Everything the agent of an account decides from, with the indicators of these intervals."""
+        past = await self._read_past(account_id, now)
+        situation = await self.situation(account_id, now)
+        account = situation.account
+        markets = {}
+        for symbol in self._exchange.markets:
+            seen = await self._market_view(symbol, intervals, now, _last_action(symbol, past, situation))
+            if seen is not None:
+                markets[symbol] = seen
+        return View(
+            at=now,
+            account=self._account_view(account, situation, past),
+            positions=tuple(
+                self._position_view(account, symbol)
+                for symbol, _ in sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
+            ),
+            trades=past.trades,
+            stats=past.stats,
+            markets=markets,
+        )
+
+    async def situation(self, account_id: str, now: datetime) -> Situation:
+        """What the guard judges by, at the marks of this moment.
+
+        :raises MarketUnavailable: a market in which the account has a position never had a price
+        """
+        past = await self._read_past(account_id, now)
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        async with self._database.connection() as conn:
+            lowest = await select_lowest_equity(conn, account_id, past.run_id, midnight)
+        # Nothing is awaited from here on: the account, the marks and the quotes are those of one moment.
+        account, marks, quotes = self._exchange.account(account_id), dict(self._exchange.marks()), self._market.quotes()
+        if missing := account.positions.keys() - marks.keys():
+            raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
+        return Situation(
+            now=now,
+            account=account,
+            marks=marks,
+            quoted_at={symbol: quote.at for symbol, quote in quotes.items()},
+            leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
+            day_opening_equity=_opening_equity(account, past.curve, midnight),
+            day_lowest_equity=lowest,
+            last_trades={symbol: Footing(action.side, action.at) for symbol, action in past.actions.items()},
+        )
+
+    def witness(self, situation: Situation) -> Witness:
+        """Whoever notes what a call meets from this situation on."""
+        rules = Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate)  # those of this moment
+        return Witness(self._market, rules, self._latency_ms, situation)
+
+    async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
+        """The latest closed candles of a market, ascending, and their indicators. Without history both are empty."""
+        try:
+            candles = await self._market.candles(symbol, interval, HISTORY_CANDLES)
+            session = await self._market.candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
+        except MarketUnavailable as error:
+            _log.warning("no indicators of %s: %s", symbol, error)
+            return [], Indicators()
+        if not candles:
+            return [], Indicators()
+        newest = (candles[-1].open_time, session[-1].open_time if session else None)
+        cached = self._indicators.get((symbol, interval))
+        if cached is not None and cached[0] == newest:
+            return candles, cached[1]
+        computed = indicators(candles, session)
+        self._indicators[symbol, interval] = (newest, computed)
+        await asyncio.sleep(0)  # a whole set takes a millisecond, and the first model of a cycle needs many
+        return candles, computed
+
+    async def _read_past(self, account_id: str, now: datetime) -> Past:
+        """The rows of the account's run; read again only after a booking, or when the hour has changed."""
+        account = self._exchange.account(account_id)
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        past = self._past.get(account_id)
+        key = (account.run.id, account.sequence, hour)
+        if past is not None and (past.run_id, past.sequence, past.hour) == key:
+            return past
+        run_id = account.run.id
+        async with self._database.connection() as conn:
+            curve = await select_equity_curve(conn, account_id, run_id)
+            stats = await select_own_statistics(conn, run_id)
+            series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]
+            worths = [float(account.run.initial_capital), *(point.value for point in series)]
+            fall = max_drawdown(worths) if series else None
+            past = Past(
+                run_id=run_id,
+                sequence=account.sequence,
+                hour=hour,
+                trades=await select_latest_trades(conn, account_id, run_id, TRADES_SHOWN),
+                stats=msgspec.structs.replace(
+                    stats,
+                    sharpe_ratio=sharpe_ratio(series),
+                    max_drawdown_percent=None if fall is None else fall.percent,
+                ),
+                actions=await select_last_actions(conn, account_id, run_id, list(self._exchange.markets)),
+                curve=curve,
+            )
+        self._past[account_id] = past
+        return past
+
+    async def _market_view(
+        self, symbol: str, intervals: Sequence[Interval], now: datetime, last_action: LastAction | None
+    ) -> MarketView | None:
+        quote = self._market.quote(symbol)
+        if quote is None:
+            return None
+        market = self._exchange.markets[symbol]
+        candles: dict[Interval, tuple[Candle, ...]] = {}
+        computed: dict[Interval, Indicators] = {}
+        for interval in intervals:
+            history, computed[interval] = await self.indicators(symbol, interval)
+            candles[interval] = tuple(history[-SHOWN_CANDLES:])
+        return MarketView(
+            symbol=symbol,
+            quoted_at=quote.at,
+            stale=quote.is_stale(now),
+            price=quote.mark,
+            bid=quote.bid,
+            ask=quote.ask,
+            spread=quote.ask - quote.bid,
+            funding_rate=self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+            tick=market.tick,
+            lot=market.lot,
+            min_notional=market.min_notional,
+            leverage_max=market.leverage_max,
+            candles=candles,
+            indicators=computed,
+            last_action=last_action,
+            supplementary=None if self._supplier is None else self._supplier.latest(symbol),
+        )
+
+    def _account_view(self, account: Account, situation: Situation, past: Past) -> AccountView:
+        marks = situation.marks
+        worth = equity(account, marks)
+        peak = max(worth, account.run.initial_capital, *(mark.equity for mark in past.curve))
+        lowest = worth if situation.day_lowest_equity is None else min(worth, situation.day_lowest_equity)
+        return AccountView(
+            initial_capital=account.run.initial_capital,
+            equity=worth,
+            cash=account.cash,
+            available_cash=available_cash(account, marks),
+            margin=account.margin,
+            exposure=sum((p.quantity * marks[p.symbol] for p in account.positions.values()), ZERO),
+            day_opening_equity=situation.day_opening_equity,
+            peak_equity=peak,
+            drawdown_percent=_fall_percent(peak, worth),
+            day_loss_percent=_fall_percent(situation.day_opening_equity, lowest),
+            taker_fee_rate=self._taker_fee_rate,
+        )
+
+    def _position_view(self, account: Account, symbol: str) -> PositionView:
+        position, marks = account.positions[symbol], self._exchange.marks()
+        return PositionView(
+            symbol=symbol,
+            side=position.side,
+            quantity=position.quantity,
+            entry_price=position.entry_price,
+            mark=marks[symbol],
+            notional=position.quantity * marks[symbol],
+            margin=position.margin,
+            leverage=position.leverage,
+            unrealized=position.unrealized(marks[symbol]),
+            fees=position.fees,
+            funding=position.funding,
+            risk=_risk(position.side, position.quantity, position.entry_price, position.exit_plan),
+            liquidation_price=liquidation_price(account, symbol, marks, self._exchange.markets),
+            exit_plan=position.exit_plan,
+            confidence=position.confidence,
+            opened_at=position.opened_at,
+        )
+
+
+def _opening_equity(account: Account, curve: Sequence[EquityMark], midnight: datetime) -> Decimal:
+    """The last equity recorded before the day began, else the run's initial capital."""
+    before = [mark.equity for mark in curve if mark.hour < midnight]
+    return before[-1] if before else account.run.initial_capital
+
+
+def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
+    return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
+
+
+def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -> Decimal | None:
+    if plan.stop is None:
+        return None
+    lost = (entry_price - plan.stop) * side.direction
+    return quantity * lost if lost > 0 else None
+
+
+def _last_action(symbol: str, past: Past, situation: Situation) -> LastAction | None:
+    action, cycles = past.actions.get(symbol), situation.cycles_ago(symbol)
+    if action is None or cycles is None:
+        return None
+    return LastAction(
+        action="closePosition" if action.closed else "createPosition", side=action.side, cycles_ago=cycles
+    )

@@ -1,0 +1,316 @@
+"""The record of one run, kept while it goes on and closed whatever becomes of it."""
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.agents.conversation import Answer, Message, ToolRequest, invocation_id, storable, tool_call_id
+from trader.domain.agents.invocations import Invocation, InvocationStatus, Step, ToolCall, ToolCallStatus
+from trader.domain.agents.messages import decision_json
+from trader.domain.agents.outcomes import of_order
+from trader.domain.agents.reproduction import Meeting
+from trader.domain.agents.tools import Decision, call_type, raw_of
+from trader.domain.models import Model
+from trader.errors import Unavailable
+from trader.services.events import ConversationsChanged, EventBus
+from trader.store.agents.invocations import (
+    UnrecordedOrder,
+    insert_invocation,
+    insert_payload,
+    insert_step,
+    insert_tool_call,
+    update_invocation,
+)
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Connection, Database
+from trader.store.exchange.accounts import select_answer_of_client
+
+NAME_MAX = 200
+"""Characters of a name that a provider gives, of a tool or of a model, which are kept."""
+
+RESPONSE_MAX = 20_000
+"""Characters of the response that are kept in the row; the payload has all of it."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a run beside its rows, compressed, and for a while only.
+
+    `answers` are those of the provider, as they came; a rule agent has neither messages nor answers.
+    """
+
+    messages: list[Message] = []
+    answers: list[str] = []
+    meetings: list[Meeting] = []
+
+
+def packed(payload: Payload) -> bytes:
+    return zlib.compress(msgspec.json.encode(payload))
+
+
+class Packer:
+    """Packs payloads beside the loop, one at a time.
+
+    When many runs end together, as many threads that compress would take the processor from the loop.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def pack(self, payload: Payload) -> bytes:
+        async with self._turn:
+            return await asyncio.to_thread(packed, payload)
+
+
+def unpacked(content: bytes) -> Payload:
+    return msgspec.json.decode(zlib.decompress(content), type=Payload)
+
+
+class _Answers(msgspec.Struct):
+    """The answers of a payload, left as the JSON they are."""
+
+    answers: msgspec.Raw
+
+
+def answers_of(
+    invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes], run_bytes_max: int, bytes_max: int
+) -> dict[UUID, msgspec.Raw]:
+    """The raw answers in the payloads of runs, a JSON list of texts each, where there are any. Of many a thread's work.
+
+    Those of a run that are too long are left out, and so are the later ones when all together would be.
+    """
+    decoder = msgspec.json.Decoder(_Answers)
+    found: dict[UUID, msgspec.Raw] = {}
+    left = bytes_max
+    for invocation in invocations:
+        if (content := payloads.get(invocation.id)) is None:
+            continue
+        answers = bytes(decoder.decode(zlib.decompress(content)).answers)
+        if answers != b"[]" and len(answers) <= min(run_bytes_max, left):
+            found[invocation.id] = msgspec.Raw(answers)
+            left -= len(answers)
+    return found
+
+
+class PendingOrder(msgspec.Struct, frozen=True):
+    """An order that was sent and whose answer is not known yet."""
+
+    number: int
+    request: ToolRequest
+    decision: Decision
+    client_order_id: str
+    at: datetime
+
+
+class RunRecord:
+    """Collects what a run does, and writes it in few transactions. What could not be written is kept for `save`."""
+
+    def __init__(
+        self, database: Database, events: EventBus, packer: Packer, model: Model, started_at: datetime
+    ) -> None:
+        self._database = database
+        self._events = events
+        self._packer = packer
+        self.model = model
+        self.invocation = Invocation(
+            id=invocation_id(model, started_at), model_id=model.id, status="running", started_at=started_at
+        )
+        self._steps: list[Step] = []
+        self._calls: list[ToolCall] = []
+        self._pending: PendingOrder | None = None
+        self._answers: list[str] = []
+        self._messages: list[Message] = []
+        self._meetings: list[Meeting] = []
+        self._call_count = 0
+        self._is_saved = False
+
+    @property
+    def id(self) -> UUID:
+        return self.invocation.id
+
+    @property
+    def is_closed(self) -> bool:
+        return self.invocation.status != "running"
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether the run has ended and the rows do not say so."""
+        return self.is_closed and not self._is_saved
+
+    @property
+    def has_pending_order(self) -> bool:
+        """Whether an order was sent whose answer is not known."""
+        return self._pending is not None
+
+    @property
+    def call_count(self) -> int:
+        return self._call_count
+
+    async def open(self) -> bool:
+        """Write the invocation row. False: the model ran at this moment already, before a replay was started again.
+
+        :raises Unavailable: the database did not confirm it; nothing was begun, and a row there may be is to be closed
+        """
+        try:
+            async with self._database.connection() as conn:
+                return await insert_invocation(conn, self.invocation)
+        except Unavailable as error:
+            self.close("failed", f"it was not begun: {error}", None, self.invocation.started_at)
+            raise
+
+    def note_messages(self, messages: list[Message]) -> None:
+        """The conversation that the payload will hold; the list may still grow."""
+        self._messages = messages
+
+    def add_step(self, provider: str, answer: Answer, at: datetime) -> Step:
+        """A step that has ended."""
+        before = self.invocation
+        step = Step(
+            invocation_id=self.id,
+            number=before.step_count + 1,
+            provider=provider,
+            key_number=answer.key_number,
+            model=answer.model[:NAME_MAX],
+            tool_names=[call.name[:NAME_MAX] for call in answer.calls],
+            input_tokens=answer.input_tokens,
+            output_tokens=answer.output_tokens,
+            cost_usd=answer.cost_usd,
+            duration_ms=answer.duration_ms or 0,
+            created_at=at,
+        )
+        self._steps.append(step)
+        self.add_answer(answer.raw)
+        cost = before.cost_usd if answer.cost_usd is None else (before.cost_usd or Decimal(0)) + answer.cost_usd
+        self.invocation = msgspec.structs.replace(
+            before,
+            step_count=step.number,
+            input_tokens=before.input_tokens + step.input_tokens,
+            output_tokens=before.output_tokens + step.output_tokens,
+            cost_usd=cost,
+        )
+        return step
+
+    def add_answer(self, raw: str) -> None:
+        """What a provider said, usable or not."""
+        if raw:
+            self._answers.append(raw)
+
+    def add_meeting(self, meeting: Meeting) -> None:
+        """What a call met, so that it can be executed again."""
+        self._meetings.append(meeting)
+
+    def next_call(self) -> int:
+        """The number of the tool call that comes now."""
+        self._call_count += 1
+        return self._call_count
+
+    def add_call(
+        self,
+        number: int,
+        request: ToolRequest,
+        decision: Decision | None,
+        status: ToolCallStatus,
+        result: dict[str, Any],
+        at: datetime,
+    ) -> None:
+        """A tool call that has ended."""
+        metadata = {
+            "raw": raw_of(request),
+            "decisions": [] if decision is None else [decision_json(decision)],
+            "results": [result],
+        }
+        self._calls.append(
+            ToolCall(
+                id=tool_call_id(self.id, number),
+                invocation_id=self.id,
+                number=number,
+                type=call_type(request),
+                status=status,
+                metadata=storable(metadata),
+                created_at=at,
+            )
+        )
+
+    async def before_order(self, pending: PendingOrder) -> None:
+        """Write what is known, and remember the order whose answer comes next."""
+        await self.save()
+        self._pending = pending
+
+    def after_order(self) -> None:
+        """The order's answer is in the record's hands."""
+        self._pending = None
+
+    def close(self, status: InvocationStatus, reason: str | None, response: str | None, at: datetime) -> None:
+        """How the run ended; `save` writes it."""
+        self.invocation = msgspec.structs.replace(
+            self.invocation,
+            status=status,
+            failure_reason=None if reason is None else storable(reason),
+            response=None if response is None else storable(response)[:RESPONSE_MAX],
+            finished_at=max(at, self.invocation.started_at),
+        )
+
+    async def save(self) -> None:
+        """Write what was not written yet, in one transaction.
+
+        :raises Unavailable: nothing of it was written; all of it is kept
+        """
+        async with self._database.transaction() as conn:
+            if self._pending is not None and self.is_closed:
+                await self._settle_pending(conn, self._pending)
+            for step in self._steps:
+                await insert_step(conn, step)
+            for call in self._calls:
+                await insert_tool_call(conn, call)
+            await update_invocation(conn, self.invocation)
+        self._steps.clear()
+        self._calls.clear()
+        if self.is_closed:
+            self._is_saved = True
+            self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))
+            await self._save_payload()
+
+    async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
+        """The run broke off while an order was on its way: record what the books say became of it."""
+        answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id)
+        self._pending = None
+        status, result = of_order(answer)
+        self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)
+
+    async def _save_payload(self) -> None:
+        """Keep the messages and raw answers of an AI model, and what the calls of any model met."""
+        if not self._messages and not self._meetings:
+            return
+        payload = Payload(messages=self._messages, answers=self._answers, meetings=self._meetings)
+        content = await self._packer.pack(payload)
+        try:
+            async with self._database.connection() as conn:
+                await ensure_partitions(conn, self.invocation.started_at)
+                await insert_payload(conn, self.id, content, self.invocation.started_at)
+        except Unavailable as error:
+            _log.warning("%s: the messages of run %s could not be kept: %s", self.model.id, self.id, error)
+
+    def _ended_at(self) -> datetime:
+        return self.invocation.finished_at or self.invocation.started_at
+
+
+def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
+    """The call that placed an order, as far as the order tells: what the model said is lost."""
+    status, result = of_order(order.answer)
+    return ToolCall(
+        id=tool_call_id(invocation_id, order.number),
+        invocation_id=invocation_id,
+        number=order.number,
+        type="CREATE_POSITION" if order.opened else "CLOSE_POSITION",
+        status=status,
+        metadata={"raw": None, "decisions": [], "results": [{**result, "recovered": True}]},
+        created_at=order.at,
+    )

@@ -1,0 +1,337 @@
+"""The agents: who trades, and when each runs. One run per active model and cycle, a bounded number at a time."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import Clock, cut_to_ms, iso
+from trader.domain.agents.invocations import Invocation, ToolCall
+from trader.domain.models import Model, VariantId
+from trader.errors import Unavailable
+from trader.gateways.agents.providers import Provider
+from trader.gateways.agents.taapi import Taapi
+from trader.logs import log_bug
+from trader.services.agents.observer import Observer
+from trader.services.agents.recorder import Packer, RunRecord, answers_of, recovered_call
+from trader.services.agents.workflow import INTERRUPTED, RUN_LIMIT_S, Bounds, Workflow
+from trader.services.events import EventBus, WorkflowProgress
+from trader.services.exchange.protocol import Venue
+from trader.services.market.feed import MarketData
+from trader.settings import Settings
+from trader.store.agents.invocations import (
+    insert_tool_call,
+    select_chosen_invocations,
+    select_invocations,
+    select_model_activity,
+    select_models,
+    select_tool_calls,
+    select_unrecorded_orders,
+    update_interrupted,
+    upsert_model,
+)
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.portfolio.analytics import select_payloads
+
+CLOSE_S: Final = 2.0
+"""How long `close` waits for cancelled runs to write their records."""
+
+UNSAVED_MAX: Final = 1_000
+"""Records that wait for the database to come back; beyond that the oldest is given up."""
+
+RUN_ANSWERS_BYTES_MAX: Final = 32 * 1024
+ANSWERS_BYTES_MAX: Final = 512 * 1024
+"""How long the raw answers of one run, and of all that are shown at once, may be."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class InvocationRecord(msgspec.Struct, frozen=True):
+    """A finished run, its model, and its tool calls in their order.
+
+    `answers` are the provider's raw ones; None when they were not asked for, are not kept, or are too long.
+    """
+
+    invocation: Invocation
+    model: Model
+    tool_calls: tuple[ToolCall, ...]
+    answers: list[str] | None = None
+
+
+class ModelSummary(msgspec.Struct, frozen=True):
+    """A model, how many of its runs have ended, and when its last one started."""
+
+    model: Model
+    invocation_count: int
+    last_invoked_at: datetime | None
+
+
+class _Batch:
+    """The runs that one cycle started; the last one to end tells of all."""
+
+    __slots__ = ("left", "model_ids")
+
+    def __init__(self, model_ids: tuple[str, ...]) -> None:
+        self.model_ids = model_ids
+        self.left = len(model_ids)
+
+
+class Agents:
+    """Owns every run. `skipped` counts the models that were still running when their next cycle came."""
+
+    def __init__(
+        self,
+        database: Database,
+        exchange: Venue,
+        market: MarketData,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+        providers: Mapping[str, Provider],
+        *,
+        supplier: Taapi | None = None,
+        run_limit_s: float = RUN_LIMIT_S,
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._clock = clock
+        self._events = events
+        self._settings = settings
+        self._providers = providers
+        self._bounds = Bounds(settings.run_tokens_max, settings.answer_tokens_max, run_limit_s)
+        self._observer = Observer(database, exchange, market, settings, supplier)
+        self._packer = Packer()
+        self._models: dict[str, Model] = {}
+        self.version = 0
+        """Grows when what is known of the models changes."""
+
+        self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
+        self._queue: deque[tuple[Model, _Batch]] = deque()
+        self._unsaved: deque[RunRecord] = deque(maxlen=UNSAVED_MAX)
+        self._is_closing = False
+        self.skipped = 0
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Close the runs that a crash left open, load the models, and in a demo without any create them.
+
+        After `close` it may be started again. Only one process at a time may be started on a database.
+        """
+        self._is_closing = False
+        now = self._clock.now()
+        self._is_closing = False
+        async with self._database.connection() as conn:
+            await ensure_partitions(conn, now)
+        await self._close_left_open(now)
+        await self._reload_models()
+        if self._settings.demo and not self._models:
+            await self._create_rule_models(now)
+            await self._reload_models()
+        for model in self._models.values():
+            await self._exchange.open_account(model.id)
+
+    async def follow(self) -> None:
+        """Only read which models there are, for a process that shows what another one trades."""
+        await self._reload_models()
+
+    async def close(self) -> None:
+        """Cancel the runs and let them write their records."""
+        self._is_closing = True
+        self._queue.clear()
+        tasks = [task for task, _ in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in late:
+                _log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
+
+    async def _close_left_open(self, now: datetime) -> None:
+        """Close the runs of a process that died, with the calls whose orders it placed but could not record."""
+        async with self._database.transaction() as conn:
+            for invocation_id, model_id in await update_interrupted(conn, INTERRUPTED, now):
+                orders = await select_unrecorded_orders(conn, invocation_id, model_id)
+                for order in orders:
+                    await insert_tool_call(conn, recovered_call(invocation_id, order))
+                _log.warning(
+                    "%s: run %s was interrupted by the end of its process; %d calls recovered from their orders",
+                    model_id,
+                    invocation_id,
+                    len(orders),
+                )
+
+    async def _create_rule_models(self, now: datetime) -> None:
+        async with self._database.transaction() as conn:
+            for variant in VariantId:
+                model = Model(
+                    id=f"{variant.value.lower()}-rules",
+                    name=f"{variant.value} Rules",
+                    variant=variant,
+                    provider="rules",
+                    router_model_name=f"rules/{variant.value.lower()}",
+                    created_at=now,
+                )
+                await upsert_model(conn, model)
+
+    async def _reload_models(self) -> None:
+        async with self._database.connection() as conn:
+            models = await select_models(conn)
+        self._know(models)
+
+    def _know(self, models: Sequence[Model]) -> None:
+        known = {model.id: model for model in models}
+        if known != self._models:
+            self._models = known
+            self.version += 1
+
+    # --- what others read ---------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """Every model by its id, as of the last cycle; the oldest first."""
+        return MappingProxyType(self._models)
+
+    @property
+    def providers(self) -> Mapping[str, Provider]:
+        """The providers there are to ask, by name."""
+        return self._providers
+
+    def running(self) -> Mapping[str, datetime]:
+        """The models that run now, and since when."""
+        return {model_id: since for model_id, (_, since) in self._running.items()}
+
+    async def invocations(
+        self,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        limit: int = 50,
+        *,
+        with_answers: bool = False,
+    ) -> list[InvocationRecord]:
+        """Finished runs, the latest first, of one model or variant or of all (None)."""
+        async with self._database.connection() as conn:
+            if model_id is None and variant is None:
+                found = await select_invocations(conn, limit)
+            else:
+                found = await select_chosen_invocations(conn, model_id, variant, limit)
+            calls = await select_tool_calls(conn, [invocation.id for invocation in found])
+            payloads = await select_payloads(conn, found) if with_answers else {}
+            if any(invocation.model_id not in self._models for invocation in found):
+                self._know(await select_models(conn))
+        answers = await asyncio.to_thread(_short_answers, found, payloads) if payloads else {}
+        return [
+            InvocationRecord(one, self._models[one.model_id], tuple(calls.get(one.id, ())), answers.get(one.id))
+            for one in found
+        ]
+
+    async def model_summaries(self) -> list[ModelSummary]:
+        """Every model with its activity; the oldest first."""
+        async with self._database.connection() as conn:
+            models = await select_models(conn)
+            activity = await select_model_activity(conn)
+        self._know(models)
+        return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
+
+    def warning(self) -> str | None:
+        """What keeps models from running, in words; None when nothing does."""
+        active = [model for model in self._models.values() if model.active]
+        if not active:
+            return "No model is active: nobody trades. Models are created with scripts/seed_accounts.py."
+        idle = [model for model in active if model.provider not in self._providers]
+        if not idle:
+            return None
+        told = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
+        return f"{len(idle)} active model(s) name a provider that is not configured: {told}"
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    async def run_batch(self, now: datetime) -> None:
+        """Start a run of every active model that is not running, and return; the runs go on by themselves.
+
+        :raises Unavailable: the models cannot be read; nothing was started
+        """
+        await self._reload_models()
+        await self._save_unsaved()
+        if self._is_closing:
+            return
+        waiting = {model.id for model, _ in self._queue}
+        active = [model for model in self._models.values() if model.active]
+        due = [model for model in active if model.id not in self._running and model.id not in waiting]
+        if late := [model.id for model in active if model not in due]:
+            self.skipped += len(late)
+            _log.warning("still running, the cycle of %s is skipped: %s", iso(now), ", ".join(late))
+        if not due:
+            return
+        batch = _Batch(tuple(model.id for model in due))
+        self._queue.extend((model, batch) for model in due)
+        self._fill_slots()
+        await asyncio.sleep(0)  # the runs take their first step, and with it their part in the clock
+
+    def _fill_slots(self) -> None:
+        """Start queued runs while there is room.
+
+        A run that ends calls this before it stops being busy, so that a clock in lockstep cannot move on in between.
+        """
+        while self._queue and not self._is_closing and len(self._running) < self._settings.max_parallel_models:
+            queued, batch = self._queue.popleft()
+            model = self._models.get(queued.id)  # as it is known now: it may have waited for minutes
+            if model is None or not model.active:
+                self._ended(batch)
+                continue
+            started_at = cut_to_ms(self._clock.now())
+            task = asyncio.create_task(self._run(model, batch, started_at), name=f"run of {model.id}")
+            task.add_done_callback(log_bug)
+            self._running[model.id] = (task, started_at)
+
+    async def _run(self, model: Model, batch: _Batch, started_at: datetime) -> None:
+        async with self._clock.busy():
+            record = RunRecord(self._database, self._events, self._packer, model, started_at)
+            workflow = Workflow(
+                record,
+                self._providers,
+                self._exchange,
+                self._observer,
+                self._clock,
+                self._events,
+                self._bounds,
+            )
+            try:
+                await workflow.execute()
+            except Unavailable as error:
+                _log.warning("%s: no run, since it could not be recorded: %s", model.id, error)
+            finally:
+                if record.is_unsaved:
+                    self._unsaved.append(record)
+                del self._running[model.id]
+                self._ended(batch)
+                self._fill_slots()
+
+    def _ended(self, batch: _Batch) -> None:
+        batch.left -= 1
+        if not batch.left:
+            told = {"modelIds": list(batch.model_ids)}
+            self._events.publish(WorkflowProgress("batch:complete", self._clock.now(), told))
+
+    async def _save_unsaved(self) -> None:
+        """Write the records that the database could not take when their runs ended."""
+        while self._unsaved:
+            record = self._unsaved.popleft()
+            try:
+                await record.save()
+            except Unavailable:
+                self._unsaved.appendleft(record)
+                raise
+
+
+def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:
+    """The answers of each run that are not too long, the latest first, as far as all of them together may go."""
+    found = answers_of(invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
+    return {key: msgspec.json.decode(answers, type=list[str]) for key, answers in found.items()}

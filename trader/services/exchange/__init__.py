@@ -1,0 +1,1 @@
+"""The paper exchange: accounts in memory, the tick processor, the ledger writer."""

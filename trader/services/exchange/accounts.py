@@ -1,0 +1,273 @@
+"""The accounts in memory, equal to their rows: the one place where an account changes.
+
+A change goes one way: lock the account, decide (pure), commit in one transaction, apply to memory, publish. When a
+commit is not confirmed the account is in doubt: before anything else happens to it, it is read again from its rows and
+goes through what it has missed.
+"""
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Final
+
+import aiojobs
+
+from trader.domain.exchange.account import Account, Run
+from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.orders import OrderStatus
+from trader.errors import StartError, Unavailable
+from trader.services.events import EventBus, PositionsChanged, TradesChanged
+from trader.services.exchange.ledger_writer import BookingWriter
+from trader.store.database import leadership as leadership_store
+from trader.store.database.pool import Database
+from trader.store.exchange import accounts as store
+from trader.store.exchange import audit as audit_store
+
+log = logging.getLogger("trader.exchange")
+
+_READ_APART_MAX: Final = 50
+"""With more changed accounts than this, reading all at once is cheaper than reading each."""
+
+_FINISH_S: Final = 2.0
+"""How long a change that is under way may take to finish when the term ends."""
+
+CatchUp = Callable[[str, datetime], Awaitable[None]]
+"""Takes an account, just read from its rows, through the updates of the markets since the moment given."""
+
+
+class Tally:
+    """What was booked since the start of the process."""
+
+    def __init__(self) -> None:
+        self.orders: Counter[OrderStatus] = Counter()
+        self.maker_fills = 0
+        self.taker_fills = 0
+        self.trades = 0
+
+    def add(self, booking: Booking) -> None:
+        if booking.answer is not None:
+            self.orders[booking.answer.status] += 1
+        makers = sum(fill.maker for fill in booking.fills)
+        self.maker_fills += makers
+        self.taker_fills += len(booking.fills) - makers
+        self.trades += len(booking.trades)
+
+
+class Books:
+    """Every account, and the ways to change one."""
+
+    def __init__(self, database: Database, events: EventBus, catch_up: CatchUp) -> None:
+        self._database = database
+        self._events = events
+        self._catch_up = catch_up
+        self._writer = BookingWriter(database)
+        self._accounts: dict[str, Account] = {}
+        self.tally = Tally()
+        self.version = 0
+        """Grows with every change of an account, in memory or, when a commit is in doubt, perhaps only in its rows."""
+
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._in_doubt: dict[str, datetime | None] = {}
+        self._changes: aiojobs.Scheduler | None = None
+        self._term: int | None = None
+        self.reviewed_until: datetime | None = None
+
+    async def lead(self, holding: store.Holding, symbols: Collection[str]) -> Mapping[str, Decimal]:
+        """Begin a term: rebuild every account from its rows and check the books. Gives the last marks noted.
+
+        :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
+            holds what is not among the `symbols` that are followed
+        """
+        async with self._database.transaction() as conn:
+            state = await store.upsert_service_state(conn, holding)
+            _refuse_foreign(state.holding, holding)
+            if differences := await audit_store.select_differences(conn):
+                raise StartError(
+                    f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
+                    "Run scripts/audit for the whole list. Nothing was changed."
+                )
+            accounts = await store.select_accounts(conn)
+            _refuse_unfollowed(accounts, symbols)
+            self._accounts = accounts
+            self.version += 1
+            marks = await store.select_last_marks(conn)
+            self._term = await leadership_store.update_term(conn)
+        self._in_doubt.clear()
+        self.reviewed_until = state.processed_until
+        self._writer.start(self._term)
+        self._changes = aiojobs.Scheduler()
+        log.info(
+            "restored %d accounts with %d positions and %d resting orders",
+            len(self._accounts),
+            sum(len(account.positions) for account in self._accounts.values()),
+            sum(len(account.resting) for account in self._accounts.values()),
+        )
+        return marks
+
+    async def follow(self, holding: store.Holding) -> Mapping[str, Decimal]:
+        """Read what the leader has changed since the last time, for a process that only shows it. Gives the last marks.
+
+        :raises StartError: the database is of another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        async with self._database.connection() as conn:
+            state = await store.upsert_service_state(conn, holding)
+            _refuse_foreign(state.holding, holding)
+            sequences = await leadership_store.select_sequences(conn)
+            known = {one: account.sequence for one, account in self._accounts.items()}
+            changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
+            self.version += bool(changed)
+            if len(changed) > _READ_APART_MAX:
+                self._accounts = await store.select_accounts(conn)
+            else:
+                for account_id in changed:
+                    self._accounts.update(await store.select_accounts(conn, account_id))
+            self.version += bool(changed)
+            marks = await store.select_last_marks(conn)
+        if changed:
+            at = max(self._accounts[one].changed_at for one in changed)
+            self._events.publish(PositionsChanged(at, changed))
+            self._events.publish(TradesChanged(at, changed))
+        return marks
+
+    def end_term(self) -> None:
+        """Write nothing from this moment on."""
+        self._term = None
+        self._writer.halt()
+
+    async def resign(self) -> None:
+        """End the term once what is under way has finished."""
+        if self._changes is not None:
+            await self._changes.wait_and_close(_FINISH_S)
+        self._term = None
+        await self._writer.close()
+
+    @property
+    def term(self) -> int | None:
+        """The term that this process leads in; None for one that only follows."""
+        return self._term
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """Every account, as of its last commit."""
+        return self._accounts
+
+    def is_unsettled(self, account_id: str) -> bool:
+        """Whether the account is changing right now, or in doubt: what it is can be known only under its lock."""
+        return account_id in self._in_doubt or self._locks[account_id].locked()
+
+    async def open(self, account_id: str, run: Run) -> Account:
+        """The account, opened with this first run when it does not exist."""
+        async with self._locks[account_id]:
+            if account_id not in self._accounts:
+                async with self._database.transaction() as conn:
+                    await store.insert_account(conn, account_id, run)
+                    self._accounts.update(await store.select_accounts(conn, account_id))
+                self.version += 1
+        return self._accounts[account_id]
+
+    async def change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
+        """Lock, decide, commit, apply, publish. Goes on to its end even when the caller is cancelled.
+
+        :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
+            is read again, which happens before its next change
+        """
+        assert self._changes is not None, "only a leader changes accounts"
+        try:
+            return await self._changes.shield(self._change(account_id, decide))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise _ended() from None  # the change was cancelled, not its caller: the term has ended
+
+    async def commit(self, booking: Booking) -> None:
+        """Commit, apply and publish. Only under the account's lock: from within `change` or the catch-up."""
+        account = booking.account
+        try:
+            await self._writer.write(booking)
+        except Unavailable:
+            self._in_doubt.setdefault(account.id, self.reviewed_until)
+            self.version += 1
+            raise
+        self._accounts[account.id] = account
+        self.version += 1
+        self.tally.add(booking)
+        if booking.positions or booking.trades or booking.resting or booking.starts_run:
+            self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
+        if booking.trades:
+            self._events.publish(TradesChanged(account.changed_at, (account.id,)))
+
+    def missed(self, account_id: str) -> None:
+        """Note that the account could not follow the market from the last reviewed tick on."""
+        self._in_doubt.setdefault(account_id, self.reviewed_until)
+
+    async def checkpoint(self, marks: Mapping[str, Decimal]) -> None:
+        """Note in the database up to which tick every account has been reviewed.
+
+        :raises Unavailable: the database cannot answer now; the next checkpoint makes up for it
+        """
+        term = self._term
+        if self.reviewed_until is None or term is None:
+            return
+        doubts = [since for since in self._in_doubt.values() if since is not None]
+        async with self._database.connection() as conn:
+            await store.update_processed_until(conn, term, min([self.reviewed_until, *doubts]), marks)
+
+    async def _change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
+        async with self._locks[account_id]:
+            if self._term is None:  # it ended while the caller waited, for a book or for this account
+                raise _ended()
+            if account_id in self._in_doubt:
+                await self._recover(account_id)
+            booking = decide(self._accounts[account_id])
+            if booking is not None:
+                await self.commit(booking)
+            return booking
+
+    async def _recover(self, account_id: str) -> None:
+        since = self._in_doubt[account_id]
+        async with self._database.connection() as conn:
+            self._accounts.update(await store.select_accounts(conn, account_id))
+        self.version += 1
+        if since is not None:
+            await self._catch_up(account_id, since)
+        del self._in_doubt[account_id]
+        log.info("account %s is in step with its rows again", account_id)
+
+
+def _ended() -> Unavailable:
+    return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
+
+
+def _refuse_foreign(found: store.Holding, holding: store.Holding) -> None:
+    if found.market_identity != holding.market_identity:
+        raise StartError(
+            f"This database holds the books of the market {found.market_identity}; MARKET_SOURCE now gives "
+            f"{holding.market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
+        )
+    if found.trading_mode != holding.trading_mode:
+        raise StartError(
+            f"This database holds {found.trading_mode} orders; TRADING_MODE is {holding.trading_mode}. "
+            "Use another database (DATABASE_URL)."
+        )
+    if found != holding:
+        raise StartError(
+            f"This database holds the orders of account {found.venue_account_index} at {found.venue_url}; settings "
+            f"name account {holding.venue_account_index} at {holding.venue_url} (VENUE_ACCOUNT_INDEX, VENUE_URL). "
+            "Use another database (DATABASE_URL)."
+        )
+
+
+def _refuse_unfollowed(accounts: Mapping[str, Account], symbols: Collection[str]) -> None:
+    """A position without a price would have no value, and nothing would ever stop or liquidate it."""
+    held = {symbol for account in accounts.values() for symbol in account.positions}
+    held |= {order.symbol for account in accounts.values() for order in account.resting}
+    if missing := sorted(held - set(symbols)):
+        raise StartError(
+            f"Accounts of this database hold positions or resting orders in {', '.join(missing)}, which MARKET_SYMBOLS "
+            "leaves out. Trade these markets too, or close what is held there first."
+        )

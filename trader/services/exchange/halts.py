@@ -1,0 +1,102 @@
+"""Who may not open positions now: the halts in force, as every process sees them and as the rows keep them.
+
+A halt is in force here from the moment it is asked for, and in the database as soon as that can take it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from uuid import uuid4
+
+from trader.clock import Clock
+from trader.domain.exchange import halts as rules
+from trader.domain.exchange.halts import Command, Halt, HaltCause, Verb
+from trader.errors import Unavailable
+from trader.services.events import EventBus, HaltsChanged
+from trader.store.database.pool import Database
+from trader.store.operations import safety as store
+
+log = logging.getLogger("trader.safety")
+
+
+class Safety:
+    """The halts. The exchange asks `refusal_to_open` before every order that may open or add."""
+
+    def __init__(self, database: Database, clock: Clock, events: EventBus) -> None:
+        self._database = database
+        self._clock = clock
+        self._events = events
+        self._halts: tuple[Halt, ...] = ()
+        self._unsaved: list[tuple[Halt, Command]] = []
+        self._rows = asyncio.Lock()
+
+    @property
+    def halts(self) -> Sequence[Halt]:
+        """Those in force, the oldest first."""
+        return self._halts
+
+    def refusal_to_open(self, account_id: str) -> str | None:
+        """Why the account may not open or add now; None when it may. Reducing is never refused."""
+        return rules.refusal_to_open(self._halts, account_id)
+
+    def is_limited(self, account_id: str | None) -> bool:
+        """Whether a limit of losses has halted the account, or (None) all together."""
+        return any(halt.account_id == account_id and halt.cause in rules.LIMITS for halt in self._halts)
+
+    async def halt(
+        self, account_id: str | None, cause: HaltCause, reason: str, by: str, verb: Verb = Verb.HALT
+    ) -> None:
+        """Put a halt in force, and have the rest done: opening orders cancelled or, with FLATTEN, all closed.
+
+        While the database is away the halt holds in this process, and is written with a later `load`.
+        """
+        halt = Halt(account_id=account_id, cause=cause, reason=reason, by=by, at=self._clock.now())
+        command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=f"{cause}: {reason}", asked_by=by)
+        if any(_key(halt) == _key(known) for known in self._halts):
+            return
+        self._unsaved.append((halt, command))
+        self._set((*self._halts, halt))
+        try:
+            async with self._rows:
+                await self._save()
+        except Unavailable as error:
+            log.error("the halt of %s is not written yet: %s", rules.scope(account_id), error)
+
+    async def load(self) -> list[Halt]:
+        """Take the halts from the rows. Gives those that were lifted since the last time.
+
+        :raises Unavailable: the database cannot answer now; what was in force stays
+        """
+        async with self._rows:
+            await self._save()
+            async with self._database.connection() as conn:
+                found = await store.select_halts(conn)
+            before = self._halts
+            known = {_key(halt) for halt in found}
+            found += [halt for halt, _ in self._unsaved if _key(halt) not in known]
+            self._set(tuple(found))
+        known = {_key(halt) for halt in found}
+        return [halt for halt in before if _key(halt) not in known]
+
+    async def _save(self) -> None:
+        while self._unsaved:
+            halt, command = self._unsaved[0]
+            async with self._database.transaction() as conn:
+                if await store.insert_halt(conn, halt):
+                    await store.insert_command(conn, command)
+            self._unsaved.pop(0)
+
+    def _set(self, halts: tuple[Halt, ...]) -> None:
+        before, self._halts = {_key(halt): halt for halt in self._halts}, halts
+        after = {_key(halt): halt for halt in halts}
+        if before.keys() == after.keys():
+            return
+        for key in after.keys() - before.keys():
+            log.warning("halted, nothing opens: %s (by %s)", after[key], after[key].by)
+        for key in before.keys() - after.keys():
+            log.warning("no longer halted: %s", before[key])
+        self._events.publish(HaltsChanged(self._clock.now(), halts))
+
+
+def _key(halt: Halt) -> tuple[str | None, HaltCause]:
+    return halt.account_id, halt.cause

@@ -1,0 +1,122 @@
+"""What placing an order comes with at every venue: its checks, one answer for each client order id, answers by now."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import iso
+from trader.domain.exchange.orders import Order, OrderAnswer, OrderStatus, OrderType
+from trader.domain.market.markets import Market, canonical_symbol, untimely
+from trader.domain.money import ZERO, divide
+from trader.errors import BooksViolated, InvalidInput, Issue, NotFound
+from trader.services.market.feed import MarketData
+from trader.store.database.pool import Database
+from trader.store.exchange import accounts as store
+
+
+class Placings:
+    """Sees to it that a client order id is placed once, whoever asks and how often."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
+
+    async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
+        """The first answer that this order's client order id got, else the one that placing it gives now."""
+        if order.client_order_id is None:
+            return await place(order)
+        key = (order.account_id, order.client_order_id)
+        while (earlier := self._placing.get(key)) is not None:
+            await asyncio.wait([earlier])
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._placing[key] = finished
+        try:
+            return await first_answer(self._database, *key) or await place(order)
+        except BooksViolated:
+            # A placing whose caller was cancelled may have committed between the look-up and now.
+            answer = await first_answer(self._database, *key)
+            if answer is None:
+                raise
+            return answer
+        finally:
+            del self._placing[key]
+            finished.set_result(None)
+
+
+async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:
+    """What was answered to this client order id; None as long as it has no answer."""
+    async with database.connection() as conn:
+        return await store.select_answer_of_client(conn, account_id, client_order_id)
+
+
+def checked(order: Order, markets: Mapping[str, Market]) -> Order:
+    """The order, its market by our name for it. Raises `InvalidInput` for one that no account could place."""
+    symbol = canonical_symbol(order.symbol)
+    market = markets.get(symbol)
+    if market is None:
+        known = ", ".join(sorted(markets))
+        raise InvalidInput(Issue(("symbol",), f"{order.symbol!r} is not traded here; markets are {known}"))
+    if order.leverage is not None and not 1 <= order.leverage <= market.leverage_max:
+        raise InvalidInput(
+            Issue(("leverage",), f"{order.leverage} is not within 1 to {market.leverage_max}, the range of {symbol}")
+        )
+    if order.type is OrderType.LIMIT and order.limit_price is None:
+        raise InvalidInput(Issue(("limitPrice",), "a limit order needs a limit price"))
+    return msgspec.structs.replace(order, symbol=symbol)
+
+
+def refusal_of_price(market: MarketData, symbol: str, now: datetime) -> str | None:
+    """Why there is no price to trade on now."""
+    if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
+        return f"{symbol} is not traded on now: {trouble}"
+    return refusal_of_age(market, symbol, now)
+
+
+def refusal_of_age(market: MarketData, symbol: str, now: datetime) -> str | None:
+    """Why the last price, if there is any, says nothing of now."""
+    quote = market.quote(symbol)
+    if quote is None:
+        return f"there is no price for {symbol} yet"
+    if (why := untimely(quote.at, now)) is not None:
+        return f"the last {symbol} price is of {iso(quote.at)}, {why}"
+    return None
+
+
+def order_id_of(account_id: str, text: str) -> UUID:
+    """An order's id from its text. Raises `NotFound` for one that is none."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise no_such_order(account_id, text) from None
+
+
+async def present_answer(database: Database, account_id: str, order_id: UUID) -> OrderAnswer:
+    """What has become of an order by now. Raises `NotFound` when the account has no such order."""
+    async with database.connection() as conn:
+        answer = await store.select_answer(conn, account_id, order_id)
+        if answer is None:
+            raise no_such_order(account_id, str(order_id))
+        state = await store.select_limit_order_status(conn, account_id, order_id)
+        fills = await store.select_fills_of_request(conn, order_id)
+        realized = await store.select_realized_of_request(conn, order_id)
+    if state is None:
+        return answer
+    status, reason = state
+    quantity = sum((fill.quantity for fill in fills), ZERO)
+    return msgspec.structs.replace(
+        answer,
+        status=OrderStatus.FILLED if status == "FILLED" else OrderStatus.CANCELLED,
+        reason=reason,
+        total_quantity=quantity,
+        average_price=divide(sum((f.quantity * f.price for f in fills), ZERO), quantity) if quantity else None,
+        total_fees=sum((fill.fee for fill in fills), ZERO),
+        realized_pnl=realized,
+        fills=tuple(fills),
+    )
+
+
+def no_such_order(account_id: str, order_id: str) -> NotFound:
+    return NotFound(f"the account {account_id} has no order {order_id}")

@@ -1,0 +1,104 @@
+"""The one writer of bookings: whatever waits is committed together, so that concurrent orders share a round trip."""
+
+import asyncio
+import logging
+from typing import Final
+
+from trader.domain.exchange.ledger import Booking
+from trader.errors import BooksViolated, TraderError, Unavailable
+from trader.store.database.pool import Database
+from trader.store.exchange.ledger import write_bookings
+
+log = logging.getLogger("trader.exchange")
+
+_BATCH_MAX: Final = 64
+_NO_TERM: Final = -1
+"""No leader ever has this term, so nothing is written in it."""
+
+
+class BookingWriter:
+    """Commits bookings in the order in which they came. At most one booking per account may wait at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._term = _NO_TERM
+        self._waiting: list[tuple[Booking, asyncio.Future[None]]] = []
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, term: int) -> None:
+        """Write from here on, as the leader of this term."""
+        self._term = term
+        self._task = asyncio.create_task(self._run(), name="booking writer")
+
+    def halt(self) -> None:
+        """Write nothing from this moment on; a statement that is under way may still commit."""
+        self._term = _NO_TERM
+
+    async def close(self) -> None:
+        """Stop. Whoever still waits gets `Unavailable`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        waiting, self._waiting = self._waiting, []
+        for _, written in waiting:
+            _fail(written, Unavailable("The service is stopping."))
+
+    async def write(self, booking: Booking) -> None:
+        """Commit a booking; returns after the commit.
+
+        :raises Unavailable: the database did not confirm it; whether it was written is unknown
+        :raises BooksViolated: it broke a constraint, and nothing of it was written
+        """
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((booking, written))
+        self._work.set()
+        await written
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            batch, self._waiting = self._waiting[:_BATCH_MAX], self._waiting[_BATCH_MAX:]
+            if not self._waiting:
+                self._work.clear()
+            await self._commit(batch)
+
+    async def _commit(self, batch: list[tuple[Booking, asyncio.Future[None]]]) -> None:
+        try:
+            async with self._database.connection() as conn:
+                booked = await write_bookings(conn, [booking for booking, _ in batch], self._term)
+        except BooksViolated as error:
+            await self._commit_apart(batch, error)
+            return
+        except Unavailable as error:
+            for _, written in batch:
+                _fail(written, error)
+            return
+        except asyncio.CancelledError:
+            for _, written in batch:
+                _fail(written, Unavailable("The service is stopping."))
+            raise
+        except Exception as error:  # those who wait, and all who come later, would wait for ever
+            log.exception("a bug in the writing of bookings of %s", ", ".join(one.account.id for one, _ in batch))
+            told = f"The booking met an internal error ({type(error).__name__}); the log has its cause."
+            await self._commit_apart(batch, Unavailable(told))
+            return
+        for booking, written in batch:
+            if booking.account.id not in booked:
+                _fail(written, Unavailable(f"The account {booking.account.id} was changed by another process."))
+            elif not written.done():
+                written.set_result(None)
+
+    async def _commit_apart(self, batch: list[tuple[Booking, asyncio.Future[None]]], error: TraderError) -> None:
+        """One booking of the batch is wrong; the others must not suffer from it."""
+        if len(batch) == 1:
+            _fail(batch[0][1], error)
+            return
+        for one in batch:
+            await self._commit([one])
+
+
+def _fail(written: asyncio.Future[None], error: Exception) -> None:
+    if not written.done():
+        written.set_exception(error)

@@ -1,0 +1,294 @@
+"""The paper exchange as a service: it takes orders, and takes every account through every update of the markets.
+
+What becomes of an order or an update is decided by the pure rules of `domain.exchange.rules`; `books` makes it last.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from trader.clock import Clock, iso
+from trader.domain.exchange import rules as rules_of_exchange
+from trader.domain.exchange.account import Account, Run
+from trader.domain.exchange.halts import may_open
+from trader.domain.exchange.ledger import Booking, Rules, row_id
+from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
+from trader.domain.market.markets import Market, Tick
+from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
+from trader.services.events import EventBus
+from trader.services.exchange.accounts import Tally
+from trader.services.exchange.halts import Safety
+from trader.services.exchange.idempotent_orders import (
+    Placings,
+    checked,
+    order_id_of,
+    present_answer,
+    refusal_of_age,
+    refusal_of_price,
+)
+from trader.services.exchange.tick_processor import Reviews
+from trader.services.market.feed import MarketData
+from trader.settings import Settings
+from trader.store.database.pool import Database
+from trader.store.exchange import accounts as store
+
+log = logging.getLogger("trader.exchange")
+
+
+class Exchange:
+    """The paper exchange: every account, and all that happens to it."""
+
+    def __init__(
+        self,
+        database: Database,
+        market: MarketData,
+        clock: Clock,
+        events: EventBus,
+        settings: Settings,
+        safety: Safety | None = None,
+    ) -> None:
+        self._database = database
+        self._market = market
+        self._clock = clock
+        self._settings = settings
+        self._safety = safety or Safety(database, clock, events)
+        self._rules = Rules(
+            markets=dict(market.markets),
+            taker_rate=settings.taker_fee_bps / 10_000,
+            maker_rate=settings.maker_fee_bps / 10_000,
+        )
+        self._reviews = Reviews(database, market, clock, events, self._rules)
+        self._books = self._reviews.books
+        self._holding = store.Holding(market.identity, "simulated")
+        self._placings = Placings(database)
+        self._opening = asyncio.Lock()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Trade: rebuild every account from its rows, check the books, and go through what was missed while down.
+
+        :raises StartError: the database is of another market or trading mode, its books do not balance, or it holds
+            what MARKET_SYMBOLS leaves out
+        """
+        await self._reviews.lead(self._holding, self._settings.market_symbols)
+
+    async def follow(self) -> None:
+        """Show what another process trades: read what it has changed since the last time.
+
+        :raises StartError: the database is of another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        marks = await self._books.follow(self._holding)
+        self._reviews.marks = {**marks, **self._reviews.marks}
+        if not self._market.quotes():
+            await self._reviews.prime()
+
+    def suspend(self) -> None:
+        """Trade no more, from this moment on."""
+        self._reviews.stop()
+        self._books.end_term()
+
+    async def resign(self) -> None:
+        """Trade no more: let changes that are under way finish, and note how far the market was followed."""
+        self._reviews.stop()
+        await self._reviews.checkpoint()
+        await self._books.resign()
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans.
+
+        Where a venue has changed its rules, the new ones hold from here on.
+        """
+        self._rules.markets.update(self._market.markets)
+        await self._reviews.on_tick(tick)
+
+    @property
+    def term(self) -> int | None:
+        """The term in which this process trades; None while it only follows, or is catching up."""
+        return self._books.term if self._reviews.is_live else None
+
+    @property
+    def followed_until(self) -> datetime | None:
+        """The last update of the markets that every account went through; None before the first."""
+        return self._books.reviewed_until
+
+    # --- what others read ---------------------------------------------------------------------------------------------
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._rules.markets
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        """Every account, as of its last commit."""
+        return self._books.accounts
+
+    @property
+    def tally(self) -> Tally:
+        """What was booked since the start of the process."""
+        return self._books.tally
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every change of an account or of its rows."""
+        return self._books.version
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """None: what is simulated cannot differ from the books."""
+        return {}
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        """None: an order is filled and booked in one step, under the halts of that moment."""
+        return ()
+
+    def marks(self) -> Mapping[str, Decimal]:
+        """The latest mark of each market; before its source has spoken, the last one noted."""
+        return self._reviews.marks
+
+    def account(self, account_id: str) -> Account:
+        """The account, or, when there is none yet, as it would open (`sequence` 0; not stored)."""
+        existing = self.accounts.get(account_id)
+        if existing is not None:
+            return existing
+        run = self._first_run(account_id, self._settings.initial_capital)
+        return Account(id=account_id, run=run, sequence=0, changed_at=run.started_at)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        """Place an order; the answer comes after its commit. A refusal is an answer with status `rejected`.
+
+        The same client order id on the same account gets the first answer again.
+
+        :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
+        :raises Unavailable: the database did not confirm the order; ask again with the same client order id
+        """
+        self._refuse_unless_trading()
+        order = checked(order, self.markets)
+        return await self._placings.once(order, self._place)
+
+    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
+        """Cancel a resting order. One that no longer rests is answered as it is.
+
+        :raises NotFound: the account has no such order
+        """
+        wanted = order_id_of(account_id, order_id)
+        self._refuse_unless_trading()
+        if account_id in self.accounts:
+            await self._books.change(
+                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._reviews.seen_until())
+            )
+        return await present_answer(self._database, account_id, wanted)
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace the exit plan of a position. None when it is set, else why it is refused."""
+        refusal: str | None = None
+
+        def decide(account: Account) -> Booking | None:
+            nonlocal refusal
+            refusal = self._refusal_in_gap() or refusal_of_age(self._market, symbol, self._clock.now())
+            if symbol in account.positions and refusal is not None:
+                return None  # nothing tells the side of a price, and the old plan holds for what was missed
+            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._reviews.moment(), self._rules)
+            if isinstance(result, str):
+                refusal = result
+                return None
+            return result
+
+        self._refuse_unless_trading()
+        if account_id not in self.accounts:
+            return f"there is no {symbol} position"
+        await self._books.change(account_id, decide)
+        return refusal
+
+    # --- accounts -----------------------------------------------------------------------------------------------------
+
+    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
+        """The account, opened with its first run when it does not exist."""
+        return await self._books.open(
+            account_id, self._first_run(account_id, initial_capital or self._settings.initial_capital)
+        )
+
+    async def reset_account(self, account_id: str) -> Account:
+        """End the account's run and start the next with SIM_INITIAL_CAPITAL."""
+        self._refuse_unless_trading()
+        if account_id not in self.accounts:
+            return await self._open_within_limit(account_id)
+        settings = self._settings
+        await self._books.change(
+            account_id,
+            lambda account: rules_of_exchange.reset(
+                account,
+                settings.initial_capital,
+                settings.quote_currency,
+                self._reviews.moment(),
+                self._rules,
+                self._market.funding_rate,
+            ),
+        )
+        return self.accounts[account_id]
+
+    # --- one order ----------------------------------------------------------------------------------------------------
+
+    async def _place(self, order: Order) -> OrderAnswer:
+        if order.account_id not in self.accounts:
+            await self._open_within_limit(order.account_id)
+        refusal = await self._wait_for_book(order.symbol)
+
+        def decide(account: Account) -> Booking:
+            halted = self._safety.refusal_to_open(account.id) if may_open(account, order) else None
+            if (reason := halted or refusal or self._refusal_in_gap()) is not None:
+                return rules_of_exchange.refuse(account, order, reason, self._clock.now())
+            return rules_of_exchange.place(
+                account, order, self._reviews.moment(), self._rules, self._market.funding_rate
+            )
+
+        booking = await self._books.change(order.account_id, decide)
+        assert booking is not None
+        assert booking.answer is not None
+        return booking.answer
+
+    async def _wait_for_book(self, symbol: str) -> str | None:
+        """Wait for the first book at or after now + latency. Gives the reason when there is none to trade on.
+
+        Without latency an order meets the book of the moment.
+        """
+        now = self._clock.now()
+        try:
+            if self._settings.latency_ms:
+                await self._market.quote_after(symbol, now + timedelta(milliseconds=self._settings.latency_ms))
+                return None
+        except MarketUnavailable as error:
+            return str(error)
+        return refusal_of_price(self._market, symbol, now)
+
+    def _refuse_unless_trading(self) -> None:
+        if self.term is None:
+            raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
+
+    def _refusal_in_gap(self) -> str | None:
+        """Why nothing is decided between a gap of the feed and the news of what happened in it."""
+        since = self._reviews.gap_since
+        return None if since is None else f"what the market did since {iso(since)} is not known yet; ask again"
+
+    async def _open_within_limit(self, account_id: str) -> Account:
+        """Open an account that somebody asked for; one at a time, so that the limit holds."""
+        async with self._opening:
+            limit = self._settings.max_accounts
+            if account_id not in self.accounts and len(self.accounts) >= limit:
+                why = f"{account_id!r} does not exist, and no more than {limit} accounts can be opened"
+                raise InvalidInput(Issue(("accountId",), why))
+            return await self.open_account(account_id)
+
+    def _first_run(self, account_id: str, initial_capital: Decimal) -> Run:
+        return Run(
+            id=row_id(account_id, 1),
+            number=1,
+            initial_capital=initial_capital,
+            quote_currency=self._settings.quote_currency,
+            started_at=self._clock.now(),
+        )

@@ -1,0 +1,1 @@
+"""Live trading: accounts at a venue, their outbox and their reconciliation."""

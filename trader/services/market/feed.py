@@ -1,0 +1,298 @@
+"""The markets as the service sees them now: the feed loop, the latest quotes, and candles.
+
+Everybody who trades waits here for the book an order meets; everybody who shows prices reads here.
+"""
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from decimal import Decimal
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final
+
+from trader.clock import SET_BACK_LEAST, Clock, Parking, ScaledClock, SystemClock, iso
+from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote, Tick, untimely
+from trader.errors import MarketDataError, MarketUnavailable, Unavailable
+from trader.gateways.market.candles import floor_time
+from trader.gateways.market.source import MarketSource
+
+logger = logging.getLogger(__name__)
+
+_FEED_ERRORS: Final = (MarketDataError, MarketUnavailable, OSError, EOFError)
+_BACKOFF_FIRST: Final = timedelta(seconds=1)
+_BACKOFF_MAX: Final = timedelta(seconds=60)
+_PATIENCE: Final = timedelta(seconds=5)
+_PRIMED_WITH: Final = timedelta(seconds=2)
+_WAITERS_MAX: Final = 10_000
+_CANDLES_MAX: Final = 1000
+_RECENT_MAX: Final = 64
+
+OnTick = Callable[[Tick], Awaitable[None]]
+
+
+class _Waiter:
+    """One who waits for the first quote of a market at or after a moment."""
+
+    __slots__ = ("moment", "parking", "symbol")
+
+    def __init__(self, symbol: str, moment: datetime, parking: Parking[Quote | MarketUnavailable]) -> None:
+        self.symbol = symbol
+        self.moment = moment
+        self.parking = parking
+
+
+class _Series:
+    """The candles of one market and interval that were asked for before."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.count = 0
+        self.start: datetime | None = None
+        self.end: datetime | None = None
+        self.candles: list[Candle] = []
+
+
+class MarketData:
+    """Follows a source. `patience` is how long after its moment an order may wait for a book."""
+
+    def __init__(self, source: MarketSource, clock: Clock, *, patience: timedelta = _PATIENCE) -> None:
+        self._source = source
+        self._clock = clock
+        self._patience = patience
+        self.markets: Mapping[str, Market] = source.markets
+        self.source_name = source.name
+        self.identity = source.identity
+        self.last_update_at: datetime | None = None
+        self.last_error: str | None = None
+        self._is_down = False
+        self._quotes: dict[str, Quote] = {}
+        self._recent: deque[Tick] = deque(maxlen=_RECENT_MAX)
+        self._waiters: list[_Waiter] = []
+        self._series: dict[tuple[str, Interval], _Series] = {}
+
+    # What is known now
+
+    def quote(self, symbol: str) -> Quote | None:
+        """The latest quote, however old; None before the first."""
+        return self._quotes.get(symbol)
+
+    def quotes(self) -> Mapping[str, Quote]:
+        """The latest quote of every market that had one."""
+        return MappingProxyType(self._quotes)
+
+    def recent(self) -> tuple[Tick, ...]:
+        """The latest updates, ascending: more than come while an order waits for its answer."""
+        return tuple(self._recent)
+
+    def is_stale(self) -> bool:
+        """Whether the last update is missing or not of this time, and so not to be traded on."""
+        return self.last_update_at is None or untimely(self.last_update_at, self._clock.now()) is not None
+
+    def trouble(self, symbol: str) -> str | None:
+        """Why a market is not to be traded on now, whatever its last quote; None when nothing speaks against it."""
+        return self._source.trouble(symbol)
+
+    def troubles(self) -> str | None:
+        """All that keeps prices away now, for people; None when nothing does."""
+        if self._is_down:
+            return self.last_error
+        found = ((symbol, self.trouble(symbol)) for symbol in self.markets)
+        return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in found if trouble is not None) or None
+
+    def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
+        """The hourly rate due at a whole hour."""
+        return self._source.funding_rate(symbol, boundary)
+
+    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        """The ticks of (after, until], for what was missed. Raises `MarketUnavailable` when the source fails."""
+        try:
+            async for tick in self._source.history(after, until):
+                yield tick
+        except _FEED_ERRORS as error:
+            raise MarketUnavailable(f"{self.source_name} has no history now: {_told(error)}") from error
+
+    async def prime(self) -> None:
+        """Take the prices of this moment from a source that can be asked, so that nobody starts blind."""
+        now = self._clock.now()
+        try:
+            async for tick in self.history(now - _PRIMED_WITH, now):
+                self._quotes.update(tick.quotes)
+                self.last_update_at = tick.at
+        except MarketUnavailable as error:
+            logger.warning("No prices yet: %s", error)
+
+    # Waiting for a book
+
+    async def quote_after(self, symbol: str, moment: datetime) -> Quote:
+        """The first quote at or after `moment`, once everything that the tick triggers is done.
+
+        Raises `MarketUnavailable` when none comes within the patience, and at once when none can come.
+        """
+        quote = self._quotes.get(symbol)
+        if quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
+            return quote
+        self._refuse_hopeless(symbol, moment)
+        waiter = _Waiter(symbol, moment, self._clock.parking())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(self._real_bound_s(moment)):
+                answer = await waiter.parking.wait()
+        except TimeoutError:
+            answer = self._too_late(symbol)
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(waiter)
+        if isinstance(answer, MarketUnavailable):
+            raise answer
+        return answer
+
+    def _too_late(self, symbol: str) -> MarketUnavailable:
+        trouble = self.trouble(symbol)
+        return MarketUnavailable(f"No price of {symbol} came in time{'' if trouble is None else f': {trouble}'}")
+
+    def _refuse_hopeless(self, symbol: str, moment: datetime) -> None:
+        ends_at = self._source.ends_at
+        if symbol not in self.markets:
+            raise MarketUnavailable(f"{symbol} is not traded here")
+        if ends_at is not None and (moment > ends_at or self.last_update_at == ends_at):
+            raise MarketUnavailable(f"The {self.source_name} ended at {iso(ends_at)}; there are no more prices")
+        if self._is_down:
+            raise MarketUnavailable(f"The market source is down: {self.last_error}")
+        if self.last_update_at is not None and (why := untimely(self.last_update_at, self._clock.now())) is not None:
+            raise MarketUnavailable(f"The last price is of {iso(self.last_update_at)}, {why}")
+        if len(self._waiters) >= _WAITERS_MAX:
+            raise MarketUnavailable(f"{_WAITERS_MAX} orders wait for a price already")
+
+    def _real_bound_s(self, moment: datetime) -> float | None:
+        """Real seconds to wait at most; None for a clock that stands still until the market moves it."""
+        if not isinstance(self._clock, SystemClock | ScaledClock):
+            return None
+        ahead = max(timedelta(0), moment - self._clock.now())
+        return self._clock.real_seconds(ahead) + self._patience.total_seconds()
+
+    def _release(self, tick: Tick) -> None:
+        """Answer whoever waited for this tick, or has waited too long in the market's own time, in order of arrival."""
+        waiting: list[_Waiter] = []
+        for waiter in self._waiters:
+            quote = tick.quotes.get(waiter.symbol)
+            if tick.at - waiter.moment > self._patience:
+                waiter.parking.open(self._too_late(waiter.symbol))
+            elif quote is not None and quote.at >= waiter.moment:
+                waiter.parking.open(quote)
+            else:
+                waiting.append(waiter)
+        self._waiters = waiting
+
+    def _refuse_all(self, reason: str) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.parking.open(MarketUnavailable(reason))
+
+    # The feed
+
+    async def run(self, on_tick: OnTick, after: datetime) -> None:
+        """Follow the source from `after` on, for ever: `on_tick` is done before anybody meets the tick's book.
+
+        A source that fails is asked again, after 1 s at first and 60 s at most.
+        """
+        backoff = _BACKOFF_FIRST
+        try:
+            while True:
+                if after - (now := self._clock.now()) > SET_BACK_LEAST:
+                    after = now
+                ticks = self._source.ticks(self._clock, after)
+                try:
+                    while (tick := await self._next(ticks)) is not None:
+                        after, backoff = tick.at, _BACKOFF_FIRST
+                        await self._take(tick, on_tick)
+                finally:
+                    if isinstance(ticks, AsyncGenerator):
+                        await ticks.aclose()
+                await self._clock.sleep_until(self._clock.now() + backoff)
+                backoff = min(2 * backoff, _BACKOFF_MAX)
+        finally:
+            self._is_down, self.last_error = True, "the feed was stopped"
+            self._refuse_all("The market feed was stopped")
+
+    async def _next(self, ticks: AsyncIterator[Tick]) -> Tick | None:
+        """The next tick; None when the source has failed, which is noted and told to those who wait."""
+        try:
+            return await anext(ticks)
+        except StopAsyncIteration:
+            self.last_error = "the feed ended"
+        except _FEED_ERRORS as error:
+            self.last_error = _told(error)
+        self._is_down = True
+        logger.warning("The market source %s failed: %s", self.source_name, self.last_error)
+        self._refuse_all(f"The market source is down: {self.last_error}")
+        return None
+
+    async def _take(self, tick: Tick, on_tick: OnTick) -> None:
+        if self._is_down:
+            logger.info("The market source %s is back", self.source_name)
+        self._is_down, self.last_error = False, None
+        if self.last_update_at is not None and self.last_update_at - tick.at > SET_BACK_LEAST:
+            self._follow_back(self.last_update_at - tick.at)
+        self._quotes.update(tick.quotes)
+        self._recent.append(tick)
+        self.last_update_at = tick.at
+        try:
+            await on_tick(tick)
+        except Unavailable as error:
+            logger.warning("The tick of %s was not worked through: %s", iso(tick.at), error)
+        self._release(tick)
+        if tick.at == self._source.ends_at:
+            self.last_error = f"the {self.source_name} ended at {iso(tick.at)}"
+            logger.info("The %s ended at %s; there are no more prices", self.source_name, iso(tick.at))
+            self._refuse_all(f"The {self.source_name} ended at {iso(tick.at)}; there are no more prices")
+
+    def _follow_back(self, span: timedelta) -> None:
+        """The clock was set back, and the feed has followed it: what was kept is of a time to come."""
+        logger.warning("The clock was set back: the market's time is %s behind its last update", span)
+        self._recent.clear()
+        self._series.clear()
+
+    # Candles
+
+    async def candles(self, symbol: str, interval: Interval, count: int) -> list[Candle]:
+        """The last `count` (1000 at most) closed candles, ascending; fewer when the source has fewer.
+
+        Asked by many at once they are fetched once. Raises `MarketUnavailable` when the source cannot give them.
+        """
+        if symbol not in self.markets:
+            raise MarketUnavailable(f"{symbol} is not traded here")
+        span = INTERVALS[interval]
+        series = self._series.setdefault((symbol, interval), _Series())
+        async with series.lock:
+            series.count = max(series.count, min(count, _CANDLES_MAX))
+            end = floor_time(self._clock.now(), span)
+            try:
+                await self._refresh(series, symbol, interval, end)
+            except _FEED_ERRORS as error:
+                raise MarketUnavailable(f"No candles of {symbol}: {error}") from error
+            first = bisect_left(series.candles, end - count * span, key=attrgetter("open_time"))
+            return series.candles[first:]
+
+    async def _refresh(self, series: _Series, symbol: str, interval: Interval, end: datetime) -> None:
+        """Bring a series up to `end`: by what has closed since it was asked for last, or whole."""
+        span = INTERVALS[interval]
+        start = end - series.count * span
+        if series.start is None or series.end is None or start < series.start or start > series.end:
+            candles = await self._source.candles(symbol, interval, start, end)
+        elif series.end < end:
+            kept = [candle for candle in series.candles if candle.open_time >= start]
+            candles = kept + await self._source.candles(symbol, interval, series.end, end)
+        else:
+            return
+        series.start, series.candles = start, candles
+        # A venue may show the latest candle a little late: ask again from the first that is missing.
+        series.end = candles[-1].open_time + span if candles else start
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__

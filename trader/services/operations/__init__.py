@@ -1,0 +1,1 @@
+"""Loss limits and the commands of operators."""

@@ -1,0 +1,1 @@
+"""Snapshots, histories and statistics of accounts."""

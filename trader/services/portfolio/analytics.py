@@ -1,0 +1,351 @@
+"""Statistics of models and variants: how they do in their current run."""
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import Clock
+from trader.domain.agents.invocations import Invocation, Step, ToolCall
+from trader.domain.models import Model, VariantId
+from trader.domain.money import ZERO, divide
+from trader.domain.portfolio import statistics
+from trader.domain.portfolio.statistics import Confidence95, EquityPoint
+from trader.services.agents.recorder import answers_of
+from trader.services.exchange.protocol import Venue
+from trader.services.portfolio.run_statistics import RunRecord, RunRecords
+from trader.services.portfolio.snapshots import WINDOWS, Window, value_account
+from trader.store.agents import invocations as agents_store
+from trader.store.database.pool import Database
+from trader.store.portfolio import analytics as store
+from trader.store.portfolio.analytics import CurrentRun
+
+SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
+
+
+INTERVAL_LAG: Final = timedelta(minutes=1)
+"""How long after the end of an hour the intervals take it in: meanwhile they are made."""
+
+RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
+ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How long the raw answers of one failure, and of all that are listed at once, may be."""
+
+_HOUR: Final = timedelta(hours=1)
+
+
+class FailureCounts(NamedTuple):
+    """How the invocations of a model's run ended. `tool_calls` are completed ones in which a tool call failed."""
+
+    model: Model
+    workflows: int
+    tool_calls: int
+    invocations: int
+
+    @property
+    def failed(self) -> int:
+        """Each failed invocation once, whatever failed in it."""
+        return self.workflows + self.tool_calls
+
+    @property
+    def rate_percent(self) -> float | None:
+        return statistics.percent(self.failed, self.invocations)
+
+
+class ModelStats(NamedTuple):
+    """A model in its current run. `account_value` is live, None when its markets have no price yet."""
+
+    model: Model
+    account_value: Decimal | None
+    return_percent: float | None
+    record: RunRecord
+    failures: FailureCounts
+
+    @property
+    def cost_usd(self) -> Decimal | None:
+        """What its providers took in the run; nothing of a rule agent, None when no provider told."""
+        return ZERO if self.model.provider == "rules" else self.record.run.cost_usd
+
+    @property
+    def net_after_cost(self) -> Decimal | None:
+        """What it gained in the run, open positions included, less that cost; a USD counts as one of quote currency."""
+        if self.account_value is None or self.cost_usd is None:
+            return None
+        return self.account_value - self.record.run.initial_capital - self.cost_usd
+
+
+class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model within the window. Values are equity; the drawdown is in percent, and positive.
+
+    `tie`: a neighbour in the order has the same figure. `certain`: it stands apart from its neighbours, since the
+    intervals do not overlap; not without an interval, and None in an order that the intervals say nothing about.
+    """
+
+    model: Model
+    pnl_percent: float | None
+    pnl_absolute: Decimal
+    max_drawdown: float
+    start_value: Decimal
+    end_value: Decimal
+    trades_count: int
+    ci95: Confidence95 | None
+    tie: bool = False
+    certain: bool | None = None
+
+
+class Failures(NamedTuple):
+    """The latest failures with all that is kept of them, and the counts of every model.
+
+    `answers` are the provider's raw answers, JSON, of the invocations that have any left that are not too long.
+    """
+
+    invocations: Sequence[Invocation]
+    tool_calls: Mapping[UUID, Sequence[ToolCall]]
+    steps: Mapping[UUID, Sequence[Step]]
+    answers: Mapping[UUID, msgspec.Raw]
+    models: Mapping[str, Model]
+    counts: Sequence[FailureCounts]
+
+
+class RunInfo(NamedTuple):
+    """The current runs of all models together. `started_at` is that of the first; None without any."""
+
+    started_at: datetime | None
+    models: int
+    invocations: int
+    trades: int
+
+
+class VariantStats(NamedTuple):
+    """The completed trades of a variant's models in their current runs. `win_rate` is in percent."""
+
+    variant: VariantId
+    model_count: int
+    trades: int
+    win_rate: float | None
+    total_pnl: Decimal
+    average_pnl: Decimal | None
+
+
+class Analytics:
+    """Statistics of models and variants."""
+
+    def __init__(self, database: Database, exchange: Venue, clock: Clock) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._clock = clock
+        self._runs = RunRecords(database)
+        self._interval_lock = asyncio.Lock()
+        self.intervals_made = 0
+        """How often an interval was bootstrapped."""
+
+    async def refresh(self) -> None:
+        """Read what is new in the current runs; make their figures, and the intervals of the hours that are over.
+
+        Done after every writing of snapshots, no request has to read a whole season or to draw thousands of samples.
+        """
+        records, now = await self._runs.refresh(), self._clock.now()
+        for record in records.values():
+            _ = record.recovery_factor  # and with it the figures of equity and trades, which are kept
+            for span in WINDOWS.values():
+                before = _hours_before(record, now - span)
+                record.window_drawdown(before, float(_start(record, before)), float(record.run.initial_capital))
+            await asyncio.sleep(0)
+        for window in WINDOWS:
+            # Just after the end of an hour answers still have the intervals of the one before.
+            for hours in sorted({_whole_hours(window, now - INTERVAL_LAG), _whole_hours(window, now)}):
+                for model_id, record in records.items():
+                    await self._intervals({model_id: record}, hours)
+
+    async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
+        async with self._database.connection() as conn:
+            models = await agents_store.select_models(conn)
+        return {model.id: model for model in models if variant in (None, model.variant)}
+
+    def _record(self, records: Mapping[str, RunRecord], model: Model) -> RunRecord:
+        """The record of the model's run; an empty one for an account as it would open."""
+        if model.id in records:
+            return records[model.id]
+        run = self._exchange.account(model.id).run
+        return RunRecord(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now(), 0, 0, 0))
+
+    def _equity(self, model: Model) -> Decimal | None:
+        account = self._exchange.account(model.id)
+        value = value_account(account, self._exchange.marks(), self._clock.now())
+        return None if value is None else value.net_portfolio
+
+    async def model_stats(self, variant: VariantId | None = None) -> list[ModelStats]:
+        """Every model, or those of a variant, the oldest first."""
+        models, records = await self._models(variant), await self._runs.refresh()
+        found = []
+        for model in models.values():
+            record, equity = self._record(records, model), self._equity(model)
+            capital = record.run.initial_capital
+            gain = None if equity is None else statistics.return_percent(float(capital), float(equity))
+            found.append(ModelStats(model, equity, gain, record, _counts(model, record.run)))
+        return found
+
+    async def leaderboard(
+        self, window: Window, sort_by: SortKey, variant: VariantId | None = None
+    ) -> list[LeaderboardEntry]:
+        """Every model (or those of a variant) that has a value, best first: highest pnl, smallest drawdown."""
+        models, records = await self._models(variant), await self._runs.refresh()
+        now = self._clock.now()
+        since = now - WINDOWS[window]
+        chosen = {model.id: self._record(records, model) for model in models.values()}
+        intervals = await self._intervals(chosen, _whole_hours(window, now - INTERVAL_LAG))
+        entries = [
+            _entry(model, chosen[model.id], equity, since, intervals[model.id])
+            for model in models.values()
+            if (equity := self._equity(model)) is not None
+        ]
+        return _marked(sorted(entries, key=lambda entry: _sort_key(entry, sort_by)), sort_by)
+
+    async def _intervals(
+        self, records: Mapping[str, RunRecord], hours: tuple[datetime, datetime]
+    ) -> dict[str, Confidence95 | None]:
+        """The interval of each model's return. Those not at hand are bootstrapped, in a thread: once an hour each."""
+        async with self._interval_lock:
+            missing = [record for record in records.values() if hours not in record.intervals]
+            if not missing:
+                return {model_id: record.intervals[hours] for model_id, record in records.items()}
+            self.intervals_made += len(missing)
+            series = [_within(record.series, *hours) for record in missing]
+            found = await asyncio.to_thread(lambda: [statistics.return_confidence(each) for each in series])
+            for record, interval in zip(missing, found, strict=True):
+                record.intervals = {key: kept for key, kept in record.intervals.items() if hours[1] - key[1] <= _HOUR}
+                record.intervals[hours] = interval
+            return {model_id: record.intervals[hours] for model_id, record in records.items()}
+
+    async def failures(self, limit: int, variant: VariantId | None = None) -> Failures:
+        """The latest invocations that failed or in which a tool call failed, the newest first."""
+        models = await self._models(variant)
+        async with self._database.connection() as conn:
+            runs = await store.select_current_runs(conn)
+            if variant is None:
+                found = await store.select_failures(conn, limit)
+            else:
+                found = await store.select_model_failures(conn, list(models), limit)
+            ids = [invocation.id for invocation in found]
+            tool_calls = await agents_store.select_tool_calls(conn, ids)
+            steps = await agents_store.select_steps(conn, ids)
+            payloads = await store.select_payloads(conn, found)
+        counts = [_counts(model, runs.get(model.id)) for model in models.values()]
+        answers = await asyncio.to_thread(answers_of, found, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
+        return Failures(found, tool_calls, steps, answers, models, counts)
+
+    async def run_info(self) -> RunInfo:
+        """What happened in the current runs of all models."""
+        models, records = await self._models(), await self._runs.refresh()
+        return RunInfo(
+            started_at=min((record.run.started_at for record in records.values()), default=None),
+            models=len(models),
+            invocations=sum(record.run.finished for record in records.values()),
+            trades=sum(len(record.trades) for record in records.values()),
+        )
+
+    async def variant_stats(self) -> list[VariantStats]:
+        """Every variant, those without models too."""
+        models, records = await self._models(), await self._runs.refresh()
+        return [
+            _variant_stats(variant, [self._record(records, m) for m in models.values() if m.variant is variant])
+            for variant in VariantId
+        ]
+
+
+def _entry(
+    model: Model, record: RunRecord, equity: Decimal, since: datetime, interval: Confidence95 | None
+) -> LeaderboardEntry:
+    before = _hours_before(record, since)
+    start = _start(record, before)
+    return LeaderboardEntry(
+        model=model,
+        pnl_percent=statistics.return_percent(float(start), float(equity)),
+        pnl_absolute=equity - start,
+        max_drawdown=record.window_drawdown(before, float(start), float(equity)),
+        start_value=start,
+        end_value=equity,
+        trades_count=len(record.trades) - bisect_left(record.trades, since, key=lambda trade: trade.closed_at),
+        ci95=interval,
+    )
+
+
+def _hours_before(record: RunRecord, since: datetime) -> int:
+    return bisect_right(record.hours, since, key=lambda value: value.last_at)
+
+
+def _start(record: RunRecord, before: int) -> Decimal:
+    """What the account was worth at the start of a window, which so many of its hours lie before."""
+    return record.hours[before - 1].last if before else record.run.initial_capital
+
+
+def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:
+    return FailureCounts(model, run.failed, run.tool_failed, run.finished) if run else FailureCounts(model, 0, 0, 0)
+
+
+def _variant_stats(variant: VariantId, records: Sequence[RunRecord]) -> VariantStats:
+    figures = [record.trade_figures for record in records]
+    trades = sum(each.trades for each in figures)
+    total = sum((each.total_net for each in figures), ZERO)
+    return VariantStats(
+        variant=variant,
+        model_count=len(records),
+        trades=trades,
+        win_rate=statistics.percent(sum(each.wins for each in figures), trades),
+        total_pnl=total,
+        average_pnl=divide(total, Decimal(trades)) if trades else None,
+    )
+
+
+def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decimal, Decimal, str]:
+    """Best first; equal ones by pnl and then by id, so that the order is the same in every answer."""
+    if sort_by == "maxDrawdown":
+        first: float | Decimal = entry.max_drawdown
+    elif sort_by == "pnlAbsolute":
+        first = -entry.pnl_absolute
+    else:
+        first = float("inf") if entry.pnl_percent is None else -entry.pnl_percent
+    return first, -entry.pnl_absolute, entry.model.id
+
+
+def _whole_hours(window: Window, now: datetime) -> tuple[datetime, datetime]:
+    """The whole hours of a window: from the first of them to the one that is running, which is not in it."""
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    return hour - WINDOWS[window], hour
+
+
+def _marked(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
+    """The ordered entries with what is to be known of their order."""
+    figures = [_sort_key(entry, sort_by)[0] for entry in entries]
+    bounds = [None if sort_by == "maxDrawdown" else _bounds(entry, sort_by) for entry in entries]
+    marked = []
+    for place, entry in enumerate(entries):
+        neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(entries)]
+        certain = None
+        if sort_by != "maxDrawdown":
+            certain = bounds[place] is not None and all(_is_apart(bounds[place], bounds[n]) for n in neighbours)
+        tie = any(figures[other] == figures[place] for other in neighbours)
+        marked.append(msgspec.structs.replace(entry, tie=tie, certain=certain))
+    return marked
+
+
+def _bounds(entry: LeaderboardEntry, sort_by: SortKey) -> Confidence95 | None:
+    """The interval of an entry in the unit of the order."""
+    if entry.ci95 is None or sort_by == "pnlPercent":
+        return entry.ci95
+    unit = float(entry.start_value) / 100
+    return Confidence95(entry.ci95.low * unit, entry.ci95.high * unit)
+
+
+def _is_apart(one: Confidence95 | None, other: Confidence95 | None) -> bool:
+    return one is not None and other is not None and (one.low > other.high or other.low > one.high)
+
+
+def _within(series: Sequence[EquityPoint], first: datetime, end: datetime) -> Sequence[EquityPoint]:
+    """The points of an ascending series with first <= hour < end."""
+    start = bisect_left(series, first, key=lambda point: point.hour)
+    return series[start : bisect_left(series, end, key=lambda point: point.hour)]

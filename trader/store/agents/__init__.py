@@ -1,0 +1,1 @@
+"""SQL of models, invocations and what agents see."""

@@ -1,0 +1,135 @@
+"""What an agent is shown of its own past: trades, statistics, actions and the equity of its day."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+from trader.domain.agents.view import StatsView, TradeView
+from trader.domain.exchange.orders import OrderSide, Side
+from trader.domain.money import divide
+from trader.store.database.pool import Connection
+
+SELECT_LATEST_TRADES = """
+SELECT symbol, side, quantity, entry_notional, exit_notional, net_pnl, fees, funding, close_reason, confidence,
+       opened_at, closed_at
+FROM orders
+WHERE account_id = $1 AND run_id = $2 AND status = 'CLOSED'
+ORDER BY closed_at DESC, id
+LIMIT $3
+"""
+
+
+async def select_latest_trades(conn: Connection, account_id: str, run_id: UUID, limit: int) -> tuple[TradeView, ...]:
+    """The last completed trades of a run, newest first."""
+    return tuple(
+        TradeView(
+            symbol=row["symbol"],
+            side=Side(row["side"]),
+            quantity=row["quantity"],
+            entry_price=divide(row["entry_notional"], row["quantity"]),
+            exit_price=divide(row["exit_notional"], row["quantity"]),
+            net_pnl=row["net_pnl"],
+            fees=row["fees"],
+            funding=row["funding"],
+            close_reason=row["close_reason"],
+            confidence=row["confidence"],
+            opened_at=row["opened_at"],
+            closed_at=row["closed_at"],
+        )
+        for row in await conn.fetch(SELECT_LATEST_TRADES, account_id, run_id, limit)
+    )
+
+
+SELECT_OWN_STATISTICS = """
+SELECT count(*) AS trade_count,
+       count(*) FILTER (WHERE net_pnl > 0) AS win_count,
+       avg(net_pnl) FILTER (WHERE net_pnl > 0) AS average_win,
+       -avg(net_pnl) FILTER (WHERE net_pnl < 0) AS average_loss,
+       avg(net_pnl) AS expectancy,
+       coalesce(sum(net_pnl), 0) AS net_pnl
+FROM orders
+WHERE run_id = $1 AND status = 'CLOSED'
+"""
+
+
+async def select_own_statistics(conn: Connection, run_id: UUID) -> StatsView:
+    """The trade statistics of a run; the ratios that need the equity curve are left out."""
+    row = await conn.fetchrow(SELECT_OWN_STATISTICS, run_id)
+    assert row is not None  # an aggregate without GROUP BY has one row
+    count = row["trade_count"]
+    return StatsView(
+        trade_count=count,
+        win_rate_percent=100 * row["win_count"] / count if count else None,
+        average_win=row["average_win"],
+        average_loss=row["average_loss"],
+        expectancy=row["expectancy"],
+        net_pnl=row["net_pnl"],
+    )
+
+
+class Action(NamedTuple):
+    """The last trade an agent's orders made in a market: the side of the position, and whether it closed."""
+
+    side: Side
+    closed: bool
+    at: datetime
+
+
+SELECT_LAST_ACTIONS = """
+SELECT f.symbol, f.side AS fill_side, o.side, f.created_at
+FROM unnest($3::text[]) AS market (symbol)
+CROSS JOIN LATERAL (
+    SELECT symbol, side, order_id, created_at
+    FROM fills
+    WHERE account_id = $1 AND run_id = $2 AND symbol = market.symbol AND cause IN ('order', 'limit')
+    ORDER BY sequence DESC
+    LIMIT 1
+) f
+JOIN orders o ON o.id = f.order_id
+"""
+
+
+async def select_last_actions(
+    conn: Connection, account_id: str, run_id: UUID, symbols: Sequence[str]
+) -> dict[str, Action]:
+    """The last fill of an order in each market; a market never traded in this run is absent."""
+    rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
+    found: dict[str, Action] = {}
+    for row in rows:
+        side = Side(row["side"])
+        found[row["symbol"]] = Action(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
+    return found
+
+
+class EquityMark(NamedTuple):
+    """The last equity recorded in an hour."""
+
+    hour: datetime
+    equity: Decimal
+
+
+SELECT_EQUITY_CURVE = """
+SELECT hour, last
+FROM portfolio_hourly
+WHERE account_id = $1 AND run_id = $2
+ORDER BY hour
+"""
+
+
+async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[EquityMark]:
+    """The last equity of every recorded hour of a run, ascending."""
+    rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
+    return [EquityMark(row["hour"], row["last"]) for row in rows]
+
+
+SELECT_LOWEST_EQUITY = """
+SELECT min(net_portfolio) FROM portfolio_snapshots WHERE account_id = $1 AND run_id = $2 AND created_at >= $3
+"""
+
+
+async def select_lowest_equity(conn: Connection, account_id: str, run_id: UUID, since: datetime) -> Decimal | None:
+    """The lowest equity of a run recorded since a moment; None when nothing was."""
+    lowest: Decimal | None = await conn.fetchval(SELECT_LOWEST_EQUITY, account_id, run_id, since)
+    return lowest

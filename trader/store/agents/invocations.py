@@ -1,0 +1,310 @@
+"""The record of the trading workflow: models, invocations, their steps, tool calls and payloads."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.agents.invocations import Invocation, Step, ToolCall
+from trader.domain.exchange.orders import OrderAnswer
+from trader.domain.models import Model, VariantId
+from trader.store.database.pool import Connection
+
+SELECT_MODELS = """
+SELECT id, name, variant::text, provider, router_model_name, logo, active, created_at, venue_account_index
+FROM models
+ORDER BY created_at, id
+"""
+
+
+async def select_models(conn: Connection) -> list[Model]:
+    """Every model, the oldest first."""
+    return [_model(row) for row in await conn.fetch(SELECT_MODELS)]
+
+
+def _model(row: Any) -> Model:
+    return Model(
+        id=row["id"],
+        name=row["name"],
+        variant=VariantId(row["variant"]),
+        provider=row["provider"],
+        router_model_name=row["router_model_name"],
+        logo=row["logo"],
+        active=row["active"],
+        created_at=row["created_at"],
+        venue_account_index=row["venue_account_index"],
+    )
+
+
+UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
+
+
+async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
+    """Say which account of the venue a model trades; None for VENUE_ACCOUNT_INDEX."""
+    await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
+
+
+UPSERT_MODEL = """
+INSERT INTO models (id, name, variant, provider, router_model_name, logo, active, created_at)
+VALUES ($1, $2, $3::text::variant_id, $4, $5, $6, $7, $8)
+ON CONFLICT (id) DO UPDATE
+SET name = excluded.name, variant = excluded.variant, provider = excluded.provider,
+    router_model_name = excluded.router_model_name, logo = excluded.logo, active = excluded.active
+"""
+
+
+async def upsert_model(conn: Connection, model: Model) -> None:
+    """Add a model, or bring an existing one to these values; its `created_at` and its account at the venue stay."""
+    await conn.execute(
+        UPSERT_MODEL,
+        model.id,
+        model.name,
+        model.variant.value,
+        model.provider,
+        model.router_model_name,
+        model.logo,
+        model.active,
+        model.created_at,
+    )
+
+
+SELECT_MODEL_ACTIVITY = """
+SELECT m.id,
+       coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
+       (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at
+FROM models m
+"""
+
+
+async def select_model_activity(conn: Connection) -> dict[str, tuple[int, datetime | None]]:
+    """How many runs of each model have ended, and when its last one started."""
+    rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
+    return {row["id"]: (row["invocation_count"], row["last_invoked_at"]) for row in rows}
+
+
+INSERT_INVOCATION = """
+INSERT INTO invocations (id, model_id, status, started_at)
+VALUES ($1, $2, 'running', $3)
+ON CONFLICT (id) DO NOTHING
+"""
+
+
+async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
+    """Open the record of a run. False: there is one already that the model started at this moment."""
+    done: str = await conn.execute(INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at)
+    return done == "INSERT 0 1"
+
+
+UPDATE_INVOCATION = """
+UPDATE invocations
+SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
+    cost_usd = $8, finished_at = $9
+WHERE id = $1 AND status = 'running'
+"""
+
+
+async def update_invocation(conn: Connection, invocation: Invocation) -> None:
+    """Bring the record of a running run up to date, or close it; a closed one is never changed again."""
+    await conn.execute(
+        UPDATE_INVOCATION,
+        invocation.id,
+        invocation.status,
+        invocation.failure_reason,
+        invocation.response,
+        invocation.step_count,
+        invocation.input_tokens,
+        invocation.output_tokens,
+        invocation.cost_usd,
+        invocation.finished_at,
+    )
+
+
+UPDATE_INTERRUPTED = """
+UPDATE invocations
+SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2)
+WHERE status = 'running'
+RETURNING id, model_id
+"""
+
+
+async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
+    """Close every run that was left open, as failed for `reason`: their ids and their models'."""
+    rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
+    return [(row["id"], row["model_id"]) for row in rows]
+
+
+class UnrecordedOrder(NamedTuple):
+    """An order of a run whose tool call is not recorded. `number` is that of the call."""
+
+    number: int
+    answer: OrderAnswer
+    opened: bool
+    at: datetime
+
+
+SELECT_UNRECORDED_ORDERS = """
+SELECT q.answer, q.created_at, substr(q.client_order_id, length($1::text) + 2)::integer AS number,
+       EXISTS (
+           SELECT FROM fills f JOIN orders o ON o.id = f.order_id
+           WHERE f.request_id = q.id AND (f.side = 'buy') = (o.side = 'LONG')
+       ) AS opened
+FROM order_requests q
+WHERE q.account_id = $2 AND starts_with(q.client_order_id, $1::text || ':')
+  AND NOT EXISTS (
+      SELECT FROM tool_calls c
+      WHERE c.invocation_id = $1::text::uuid AND c.number = substr(q.client_order_id, length($1::text) + 2)::integer
+  )
+ORDER BY number
+"""
+
+
+async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, account_id: str) -> list[UnrecordedOrder]:
+    """Orders that a run placed right before its process died, before it could record the call."""
+    rows = await conn.fetch(SELECT_UNRECORDED_ORDERS, str(invocation_id), account_id)
+    return [
+        UnrecordedOrder(row["number"], msgspec.convert(row["answer"], OrderAnswer), row["opened"], row["created_at"])
+        for row in rows
+    ]
+
+
+INSERT_STEP = """
+INSERT INTO invocation_steps (invocation_id, number, provider, key_number, model, tool_names, input_tokens,
+                              output_tokens, cost_usd, duration_ms, created_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_step(conn: Connection, step: Step) -> None:
+    """Add a step; one that is there already stays as it is."""
+    await conn.execute(
+        INSERT_STEP,
+        step.invocation_id,
+        step.number,
+        step.provider,
+        step.key_number,
+        step.model,
+        step.tool_names,
+        step.input_tokens,
+        step.output_tokens,
+        step.cost_usd,
+        step.duration_ms,
+        step.created_at,
+    )
+
+
+INSERT_TOOL_CALL = """
+INSERT INTO tool_calls (invocation_id, number, id, type, status, metadata, created_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
+    """Add a tool call; one that is there already stays as it is."""
+    await conn.execute(
+        INSERT_TOOL_CALL,
+        call.invocation_id,
+        call.number,
+        call.id,
+        call.type,
+        call.status,
+        call.metadata,
+        call.created_at,
+    )
+
+
+INSERT_PAYLOAD = """
+INSERT INTO invocation_payloads (invocation_id, payload, created_at)
+VALUES ($1, $2, $3)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_payload(conn: Connection, invocation_id: UUID, payload: bytes, at: datetime) -> None:
+    """Keep the compressed messages and raw answers of a run. The partition of `at` must exist."""
+    await conn.execute(INSERT_PAYLOAD, invocation_id, payload, at)
+
+
+SELECT_PAYLOAD = """
+SELECT payload FROM invocation_payloads WHERE invocation_id = $1
+"""
+
+
+async def select_payload(conn: Connection, invocation_id: UUID) -> bytes | None:
+    """The compressed messages and raw answers of a run, unless they were never kept or are dropped by now."""
+    payload: bytes | None = await conn.fetchval(SELECT_PAYLOAD, invocation_id)
+    return payload
+
+
+SELECT_INVOCATIONS = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at
+FROM invocations
+WHERE status <> 'running'
+ORDER BY started_at DESC, model_id
+LIMIT $1
+"""
+
+
+async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
+    """Finished runs of all models, the latest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, limit)]
+
+
+# The latest of each model, then the latest of those: models that ran long ago cost no long scan.
+SELECT_CHOSEN_INVOCATIONS = """
+SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
+       i.cost_usd, i.started_at, i.finished_at
+FROM models m
+CROSS JOIN LATERAL (
+    SELECT * FROM invocations WHERE model_id = m.id AND status <> 'running' ORDER BY started_at DESC LIMIT $3
+) i
+WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant::text = $2)
+ORDER BY i.started_at DESC, i.model_id
+LIMIT $3
+"""
+
+
+async def select_chosen_invocations(
+    conn: Connection, model_id: str | None, variant: VariantId | None, limit: int
+) -> list[Invocation]:
+    """The same of one model, or of the models of a variant."""
+    asked = None if variant is None else variant.value
+    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, asked, limit)
+    return [Invocation(**row) for row in rows]
+
+
+SELECT_TOOL_CALLS = """
+SELECT id, invocation_id, number, type, status, metadata, created_at
+FROM tool_calls
+WHERE invocation_id = ANY($1::uuid[])
+ORDER BY invocation_id, number
+"""
+
+
+async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[ToolCall]]:
+    """The tool calls of runs, in their order. A run without any is absent."""
+    found: dict[UUID, list[ToolCall]] = {}
+    for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids):
+        found.setdefault(row["invocation_id"], []).append(ToolCall(**row))
+    return found
+
+
+SELECT_STEPS = """
+SELECT invocation_id, number, provider, key_number, model, tool_names, input_tokens, output_tokens, cost_usd,
+       duration_ms, created_at
+FROM invocation_steps
+WHERE invocation_id = ANY($1::uuid[])
+ORDER BY invocation_id, number
+"""
+
+
+async def select_steps(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[Step]]:
+    """The steps of runs, in their order. A run without any is absent."""
+    found: dict[UUID, list[Step]] = {}
+    for row in await conn.fetch(SELECT_STEPS, invocation_ids):
+        found.setdefault(row["invocation_id"], []).append(Step(**row))
+    return found

@@ -1,0 +1,1 @@
+"""The connection pool, schema migrations, partitions and leadership."""

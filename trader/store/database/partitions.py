@@ -1,0 +1,99 @@
+"""The weekly partitions of raw snapshots and invocation payloads.
+
+Partitions are made before they are needed and attached, and dropped after they were detached, so that neither waits
+for, nor holds up, the readers and writers of the table. A week begins on Monday, 00:00 UTC; a partition is named for
+its first day.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+
+from trader.store.database.pool import Connection
+
+PARTITIONED_TABLES = ("portfolio_snapshots", "invocation_payloads")
+WEEK = timedelta(days=7)
+
+# "partitio" in ASCII: two processes make the same partition one after the other.
+PARTITION_LOCK = 0x706172746974696F
+LOCK_PARTITIONS = "SELECT pg_advisory_xact_lock($1)"
+
+# `inhdetachpending` is null for a partition that was detached, but not dropped before its process ended.
+SELECT_PARTITIONS = """
+SELECT c.relname, i.inhdetachpending
+FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass($1::text))
+  AND c.relkind = 'r' AND c.relname ~ ('^' || $1 || '_[0-9]{8}$')
+ORDER BY c.relname
+"""
+
+
+def week_of(moment: datetime) -> datetime:
+    """The Monday, 00:00 UTC, of the moment's week."""
+    day = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return day - timedelta(days=day.weekday())
+
+
+def _name(table: str, week: datetime) -> str:
+    return f"{table}_{week:%Y%m%d}"
+
+
+def _week(table: str, partition: str) -> datetime:
+    return datetime.strptime(partition.removeprefix(f"{table}_"), "%Y%m%d").replace(tzinfo=UTC)
+
+
+async def ensure_partitions(conn: Connection, around: datetime, until: datetime | None = None) -> None:
+    """Make the partitions of this week and the next, and of all weeks up to `until`, where they are missing.
+
+    Safe to repeat, and for two processes at once.
+    """
+    last = week_of(until or around) + WEEK
+    weeks = [week_of(around)]
+    while weeks[-1] < last:
+        weeks.append(weeks[-1] + WEEK)
+    for table in PARTITIONED_TABLES:
+        if await _missing(conn, table, weeks):
+            async with conn.transaction():
+                await conn.execute(LOCK_PARTITIONS, PARTITION_LOCK)
+                for week in await _missing(conn, table, weeks):
+                    await _attach(conn, table, week)
+
+
+async def _missing(conn: Connection, table: str, weeks: list[datetime]) -> list[datetime]:
+    rows = await conn.fetch(SELECT_PARTITIONS, table)
+    present = {row["relname"] for row in rows if row["inhdetachpending"] is not None}
+    return [week for week in weeks if _name(table, week) not in present]
+
+
+async def _attach(conn: Connection, table: str, week: datetime) -> None:
+    # CREATE TABLE … PARTITION OF would lock the whole table against its readers; ATTACH does not.
+    name = _name(table, week)
+    bounds = f"FROM ('{week:%Y-%m-%dT%H:%MZ}') TO ('{week + WEEK:%Y-%m-%dT%H:%MZ}')"
+    await conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (LIKE {table} INCLUDING ALL)")
+    await conn.execute(f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES {bounds}")
+
+
+async def drop_partitions_before(conn: Connection, cutoff: datetime) -> list[str]:
+    """Drop the partitions all of whose rows are older than `cutoff`; their names.
+
+    `conn` must not be inside a transaction. What was interrupted before is brought to its end.
+    """
+    dropped = []
+    for table in PARTITIONED_TABLES:
+        for name, is_pending in await conn.fetch(SELECT_PARTITIONS, table):
+            if _week(table, name) + WEEK <= cutoff and await _drop(conn, table, name, is_pending):
+                dropped.append(name)
+    return dropped
+
+
+async def _drop(conn: Connection, table: str, name: str, is_pending: bool | None) -> bool:
+    try:
+        if is_pending is not None:
+            how = "FINALIZE" if is_pending else "CONCURRENTLY"
+            await conn.execute(f"ALTER TABLE {table} DETACH PARTITION {name} {how}")
+        await conn.execute(f"DROP TABLE {name}")
+    except (
+        asyncpg.UndefinedTableError, asyncpg.ObjectNotInPrerequisiteStateError, asyncpg.DeadlockDetectedError
+    ):  # fmt: skip
+        return False  # another process is dropping it at this moment; what that one leaves is dropped next time
+    return True

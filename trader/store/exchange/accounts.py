@@ -1,0 +1,278 @@
+"""Reading the books: accounts as the rows hold them, answers given, and what this database is of."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.domain.exchange.account import Account, Position, RestingOrder, Run
+from trader.domain.exchange.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide, Side
+from trader.store.database.pool import Connection
+
+INSERT_ACCOUNT = """
+WITH opened AS (
+    INSERT INTO accounts (id, sequence, created_at, changed_at) VALUES ($1, 1, $2, $2)
+    ON CONFLICT DO NOTHING RETURNING id
+)
+INSERT INTO runs (id, account_id, number, initial_capital, quote_currency, started_at)
+SELECT $3, id, 1, $4, $5, $2 FROM opened
+"""
+
+
+async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
+    """Open an account with its first run; without effect when it exists."""
+    await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
+
+
+# The sums that cash is made of come from `orders` alone; `scripts/audit` compares them with the ledger.
+SELECT_ACCOUNTS = """
+SELECT a.id, a.sequence, a.changed_at, a.last_order_at,
+       r.id AS run_id, r.number, r.initial_capital, r.quote_currency, r.started_at,
+       coalesce(s.realized, 0) AS realized, coalesce(s.fees, 0) AS fees,
+       coalesce(s.funding, 0) AS funding, coalesce(s.insurance, 0) AS insurance
+FROM accounts a
+JOIN runs r ON r.account_id = a.id AND r.ended_at IS NULL
+LEFT JOIN LATERAL (
+    SELECT sum(o.gross_pnl) AS realized, sum(o.fees) AS fees, sum(o.funding) AS funding, sum(o.insurance) AS insurance
+    FROM orders o WHERE o.run_id = r.id
+) s ON true
+WHERE $1::text IS NULL OR a.id = $1
+"""
+
+SELECT_POSITIONS = """
+SELECT o.*, coalesce((SELECT sum(p.gross_pnl) FROM orders p WHERE p.parent_id = o.id), 0) AS realized
+FROM orders o
+WHERE o.status = 'OPEN' AND ($1::text IS NULL OR o.account_id = $1)
+ORDER BY o.opened_at, o.id
+"""
+
+SELECT_RESTING = """
+SELECT l.*, q.client_order_id
+FROM limit_orders l JOIN order_requests q ON q.id = l.id
+WHERE l.status = 'RESTING' AND ($1::text IS NULL OR l.account_id = $1)
+ORDER BY l.account_id, l.sequence
+"""
+
+
+async def select_accounts(conn: Connection, account_id: str | None = None) -> dict[str, Account]:
+    """Every account (or the one named) in its present run, rebuilt from the rows alone."""
+    positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
+    for record in await conn.fetch(SELECT_POSITIONS, account_id):
+        positions[record["account_id"]][record["symbol"]] = _position(record)
+    resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
+    for record in await conn.fetch(SELECT_RESTING, account_id):
+        resting[record["account_id"]].append(_resting(record))
+    return {
+        record["id"]: Account(
+            id=record["id"],
+            run=_run(record),
+            sequence=record["sequence"],
+            changed_at=record["changed_at"],
+            realized=record["realized"],
+            fees=record["fees"],
+            funding=record["funding"],
+            insurance=record["insurance"],
+            positions=positions[record["id"]],
+            resting=tuple(resting[record["id"]]),
+            last_order_at=record["last_order_at"],
+        )
+        for record in await conn.fetch(SELECT_ACCOUNTS, account_id)
+    }
+
+
+def _run(record: asyncpg.Record) -> Run:
+    return Run(
+        id=record["run_id"],
+        number=record["number"],
+        initial_capital=record["initial_capital"],
+        quote_currency=record["quote_currency"],
+        started_at=record["started_at"],
+    )
+
+
+def _exit_plan(record: asyncpg.Record) -> ExitPlan:
+    return ExitPlan(
+        stop=record["stop"],
+        target=record["target"],
+        invalidation=record["invalidation"],
+        invalidation_price=record["invalidation_price"],
+        time_exit=record["time_exit"],
+    )
+
+
+def _position(record: asyncpg.Record) -> Position:
+    return Position(
+        id=record["id"],
+        symbol=record["symbol"],
+        side=Side(record["side"]),
+        quantity=record["quantity"],
+        entry_notional=record["entry_notional"],
+        margin=record["margin"],
+        opened_at=record["opened_at"],
+        funded_until=record["funded_until"],
+        leveraged=record["leveraged"],
+        fees=record["fees"],
+        funding=record["funding"],
+        realized=record["realized"],
+        exit_plan=_exit_plan(record),
+        confidence=record["confidence"],
+        invocation_id=record["invocation_id"],
+        closing=record["closing"],
+    )
+
+
+def _resting(record: asyncpg.Record) -> RestingOrder:
+    return RestingOrder(
+        id=record["id"],
+        symbol=record["symbol"],
+        side=OrderSide(record["side"]),
+        quantity=record["quantity"],
+        remaining=record["remaining"],
+        limit_price=record["limit_price"],
+        created_at=record["created_at"],
+        leverage=record["leverage"],
+        reduce_only=record["reduce_only"],
+        exit_plan=_exit_plan(record) if record["has_exit_plan"] else None,
+        confidence=record["confidence"],
+        client_order_id=record["client_order_id"],
+        invocation_id=record["invocation_id"],
+    )
+
+
+SELECT_ANSWER_OF_CLIENT = "SELECT answer FROM order_requests WHERE account_id = $1 AND client_order_id = $2"
+
+
+async def select_answer_of_client(conn: Connection, account_id: str, client_order_id: str) -> OrderAnswer | None:
+    """The first answer that this client order id got, or None."""
+    answer = await conn.fetchval(SELECT_ANSWER_OF_CLIENT, account_id, client_order_id)
+    return None if answer is None else msgspec.convert(answer, OrderAnswer)
+
+
+SELECT_ANSWER = "SELECT answer FROM order_requests WHERE account_id = $1 AND id = $2"
+
+
+async def select_answer(conn: Connection, account_id: str, order_id: UUID) -> OrderAnswer | None:
+    """The first answer that this order got, or None."""
+    answer = await conn.fetchval(SELECT_ANSWER, account_id, order_id)
+    return None if answer is None else msgspec.convert(answer, OrderAnswer)
+
+
+SELECT_LIMIT_ORDER_STATUS = "SELECT status, cancel_reason FROM limit_orders WHERE account_id = $1 AND id = $2"
+
+
+async def select_limit_order_status(conn: Connection, account_id: str, order_id: UUID) -> tuple[str, str | None] | None:
+    """(RESTING | FILLED | CANCELLED, why it was cancelled) of an order that has rested, else None."""
+    record = await conn.fetchrow(SELECT_LIMIT_ORDER_STATUS, account_id, order_id)
+    return None if record is None else (record["status"], record["cancel_reason"])
+
+
+SELECT_FILLS_OF_REQUEST = """
+SELECT quantity, price, fee, maker, created_at FROM fills WHERE request_id = $1 ORDER BY sequence
+"""
+
+
+async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[AnswerFill]:
+    """Every fill of a placed order, in the order in which they happened."""
+    return [
+        AnswerFill(r["quantity"], r["price"], r["fee"], r["maker"], r["created_at"])
+        for r in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)
+    ]
+
+
+# A trade is closed by fills of one order; those on its closing side name it.
+SELECT_REALIZED_OF_REQUEST = """
+SELECT coalesce(sum(o.gross_pnl), 0)
+FROM (SELECT DISTINCT order_id, side FROM fills WHERE request_id = $1) f
+JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
+    AND f.side = CASE o.side WHEN 'LONG' THEN 'sell' ELSE 'buy' END
+"""
+
+
+async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decimal:
+    """The gross profit that the fills of a placed order have realized."""
+    realized: Decimal = await conn.fetchval(SELECT_REALIZED_OF_REQUEST, order_id)
+    return realized
+
+
+# --- the service itself -----------------------------------------------------------------------------------------------
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """Whose books a database holds: of which market, in which mode, and of a live one at which venue and account."""
+
+    market_identity: str
+    trading_mode: str
+    venue_url: str | None = None
+    venue_account_index: int | None = None
+
+
+class ServiceState(msgspec.Struct, frozen=True):
+    """What the database is of, and up to which tick every account has been reviewed."""
+
+    holding: Holding
+    processed_until: datetime | None
+
+
+UPSERT_SERVICE_STATE = """
+INSERT INTO service_state (market_identity, trading_mode, venue_url, venue_account_index) VALUES ($1, $2, $3, $4)
+ON CONFLICT (only_row) DO UPDATE SET only_row = true
+RETURNING market_identity, trading_mode, venue_url, venue_account_index, processed_until
+"""
+
+
+async def upsert_service_state(conn: Connection, holding: Holding) -> ServiceState:
+    """The state of the database; a new one becomes of this market, mode, venue and account."""
+    record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(holding))
+    assert record is not None
+    *found, processed_until = record
+    return ServiceState(Holding(*found), processed_until)
+
+
+SELECT_PROCESSED_UNTIL = "SELECT processed_until FROM service_state"
+
+
+async def select_processed_until(conn: Connection) -> datetime | None:
+    """Up to which tick every account has been reviewed; None in a new database."""
+    moment: datetime | None = await conn.fetchval(SELECT_PROCESSED_UNTIL)
+    return moment
+
+
+UPDATE_PROCESSED_UNTIL = """
+WITH marked AS (
+    INSERT INTO last_marks (symbol, mark, marked_at)
+    SELECT symbol, mark, $1 FROM unnest($2::text[], $3::numeric[]) AS m (symbol, mark)
+    WHERE (SELECT term FROM service_state) = $4
+    ON CONFLICT (symbol) DO UPDATE SET mark = excluded.mark, marked_at = excluded.marked_at
+)
+UPDATE service_state SET processed_until = $1
+WHERE term = $4 AND (processed_until IS NULL OR processed_until < $1)
+"""
+
+
+async def update_processed_until(conn: Connection, term: int, moment: datetime, marks: Mapping[str, Decimal]) -> None:
+    """Note that every account has been reviewed up to `moment`, and the marks seen then; in an earlier term, nothing.
+
+    One that has lost its lock without knowing looks at accounts that others have changed: its word would let the leader
+    after the next leave out what those have missed.
+    """
+    await conn.execute(UPDATE_PROCESSED_UNTIL, moment, list(marks), list(marks.values()), term)
+
+
+# A market in which somebody traded before its first mark was noted has at least the price of its last fill.
+SELECT_LAST_MARKS = """
+SELECT symbol, mark FROM last_marks
+UNION ALL
+(SELECT DISTINCT ON (f.symbol) f.symbol, f.price
+ FROM orders o JOIN fills f ON f.account_id = o.account_id AND f.order_id = o.id
+ WHERE o.status = 'OPEN' AND o.symbol NOT IN (SELECT symbol FROM last_marks)
+ ORDER BY f.symbol, f.created_at DESC)
+"""
+
+
+async def select_last_marks(conn: Connection) -> dict[str, Decimal]:
+    """The last mark noted of each market."""
+    return {record["symbol"]: record["mark"] for record in await conn.fetch(SELECT_LAST_MARKS)}

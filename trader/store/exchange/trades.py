@@ -1,0 +1,110 @@
+"""Completed trades: the rows of `orders` with status CLOSED."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.domain.exchange.orders import Side, Trade
+from trader.domain.models import VariantId
+from trader.domain.money import divide
+from trader.store.database.pool import Connection
+
+SELECT_TRADES = """
+SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
+FROM orders o LEFT JOIN models m ON m.id = o.account_id
+WHERE o.status = 'CLOSED'
+ORDER BY o.closed_at DESC, o.id
+LIMIT $1
+"""
+
+
+async def select_trades(conn: Connection, limit: int) -> list[Trade]:
+    """The latest trades of all accounts and runs, the newest first."""
+    return [_trade(row) for row in await conn.fetch(SELECT_TRADES, limit)]
+
+
+# The latest of each account, then the latest of those: an account that traded long ago costs no long scan.
+SELECT_ACCOUNT_TRADES = """
+SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
+FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
+CROSS JOIN LATERAL (
+    SELECT * FROM orders WHERE account_id = a.id AND status = 'CLOSED' ORDER BY closed_at DESC, id LIMIT $2
+) o
+LEFT JOIN models m ON m.id = o.account_id
+ORDER BY o.closed_at DESC, o.id
+LIMIT $2
+"""
+
+
+async def select_account_trades(conn: Connection, account_ids: Sequence[str], limit: int) -> list[Trade]:
+    """The latest trades of these accounts in all their runs, the newest first."""
+    return [_trade(row) for row in await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, limit)]
+
+
+def _trade(row: asyncpg.Record) -> Trade:
+    quantity, entry_notional, exit_notional = row["quantity"], row["entry_notional"], row["exit_notional"]
+    variant = row["model_variant"]
+    return Trade(
+        id=row["id"],
+        account_id=row["account_id"],
+        run_id=row["run_id"],
+        symbol=row["symbol"],
+        side=Side(row["side"]),
+        quantity=quantity,
+        entry_notional=entry_notional,
+        exit_notional=exit_notional,
+        entry_price=divide(entry_notional, quantity),
+        exit_price=divide(exit_notional, quantity),
+        leverage=divide(entry_notional, row["margin"]) if row["leveraged"] else None,
+        gross_pnl=row["gross_pnl"],
+        fees=row["fees"],
+        liquidation_fees=row["liquidation_fees"],
+        funding=row["funding"],
+        net_pnl=row["net_pnl"],
+        insurance=row["insurance"],
+        close_reason=row["close_reason"],
+        confidence=row["confidence"],
+        invocation_id=row["invocation_id"],
+        opened_at=row["opened_at"],
+        closed_at=row["closed_at"],
+        model_name=row["model_name"],
+        model_variant=None if variant is None else VariantId(variant),
+        model_router_name=row["model_router_name"],
+    )
+
+
+class RunTrade(msgspec.Struct, frozen=True, gc=False):
+    """What the statistics of a run need of one of its trades."""
+
+    id: UUID
+    net_pnl: Decimal
+    entry_notional: Decimal
+    is_long: bool
+    confidence: Decimal | None
+    opened_at: datetime
+    closed_at: datetime
+
+
+# OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every trade there is.
+SELECT_RUN_TRADES = """
+SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG', o.confidence, o.opened_at, o.closed_at
+FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since)
+CROSS JOIN LATERAL (
+    SELECT * FROM orders
+    WHERE account_id = w.account_id AND status = 'CLOSED' AND closed_at >= w.since AND run_id = w.run_id
+    ORDER BY closed_at, id
+    OFFSET 0
+) o
+"""
+
+
+async def select_run_trades(
+    conn: Connection, since: Sequence[tuple[str, UUID, datetime]]
+) -> list[tuple[str, RunTrade]]:
+    """The trades of (account, run, earliest closing) triples with their account, each account's in order of closing."""
+    columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
+    return [(account_id, RunTrade(*rest)) for account_id, *rest in await conn.fetch(SELECT_RUN_TRADES, *columns)]

@@ -1,0 +1,1 @@
+"""SQL of venue orders and of the drift between paper and venue."""

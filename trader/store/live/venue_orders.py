@@ -1,0 +1,131 @@
+"""Live trading beside the books: which account of the venue is whose, and what was sent there."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.exchange.orders import Cause, Order, OrderSide
+from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueOrder, VenueOrderType
+from trader.store.database.pool import Connection
+from trader.store.exchange.ledger_rows import venue_order_row
+
+INSERT_VENUE_ACCOUNT = """
+INSERT INTO venue_accounts (account_id, account_index, agreed_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_venue_account(conn: Connection, account_id: str, account_index: int, at: datetime) -> None:
+    """Bind an account of ours to one of the venue; without effect when one of them is bound."""
+    await conn.execute(INSERT_VENUE_ACCOUNT, account_id, account_index, at)
+
+
+SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_accounts"
+
+
+async def select_venue_accounts(conn: Connection) -> dict[str, tuple[int, datetime]]:
+    """By account of ours: the venue's account, and when the two last agreed."""
+    return {
+        record["account_id"]: (record["account_index"], record["agreed_at"])
+        for record in await conn.fetch(SELECT_VENUE_ACCOUNTS)
+    }
+
+
+UPDATE_AGREED_AT = "UPDATE venue_accounts SET agreed_at = $2 WHERE account_id = $1"
+
+
+async def update_agreed_at(conn: Connection, account_id: str, at: datetime) -> None:
+    """Note that the books of the account and the venue said the same."""
+    await conn.execute(UPDATE_AGREED_AT, account_id, at)
+
+
+INSERT_VENUE_ORDER = """
+INSERT INTO venue_orders
+SELECT r.* FROM json_populate_record(NULL::venue_orders, $1) r WHERE (SELECT term FROM service_state) = $2
+RETURNING client_index
+"""
+
+
+async def insert_venue_order(conn: Connection, sent: SentOrder, term: int) -> bool:
+    """Note an order that is about to be sent. False, and nothing is noted, when `term` is over.
+
+    :raises asyncpg.UniqueViolationError: an order with this client index is there, or an unknown one in its market
+    """
+    row = msgspec.json.encode(venue_order_row(sent)).decode()
+    return await conn.fetchval(INSERT_VENUE_ORDER, row, term) is not None
+
+
+UPDATE_VENUE_ORDER_NONCE = """
+UPDATE venue_orders SET nonce = $3, expires_at = $4 WHERE account_id = $1 AND client_index = $2
+"""
+
+
+async def update_venue_order_nonce(conn: Connection, sent: SentOrder) -> None:
+    """Note which transaction's answer was lost, and until when the venue may still take it."""
+    await conn.execute(UPDATE_VENUE_ORDER_NONCE, sent.account_id, sent.client_index, sent.nonce, sent.expires_at)
+
+
+SELECT_OPEN_VENUE_ORDERS = """
+SELECT * FROM venue_orders WHERE account_id = $1 AND status IN ('SENT', 'STANDING') ORDER BY created_at, client_index
+"""
+
+
+async def select_open_venue_orders(conn: Connection, account_id: str) -> list[SentOrder]:
+    """What is not final, or not wholly booked, in the order in which it was sent."""
+    return [_sent(record) for record in await conn.fetch(SELECT_OPEN_VENUE_ORDERS, account_id)]
+
+
+SELECT_VENUE_INDEXES = """
+SELECT client_index FROM venue_orders WHERE account_id = $1 AND client_index = ANY($2::bigint[])
+"""
+
+
+async def select_venue_indexes(conn: Connection, account_id: str, indexes: Iterable[int]) -> set[int]:
+    """Those of the client indexes that are orders of ours."""
+    return {record["client_index"] for record in await conn.fetch(SELECT_VENUE_INDEXES, account_id, list(indexes))}
+
+
+SELECT_VENUE_TRADES = "SELECT trade_id FROM venue_trades WHERE account_id = $1 AND trade_id = ANY($2::bigint[])"
+
+
+async def select_venue_trades(conn: Connection, account_id: str, trade_ids: Iterable[int]) -> set[int]:
+    """Those of the venue's trades that are booked already."""
+    return {record["trade_id"] for record in await conn.fetch(SELECT_VENUE_TRADES, account_id, list(trade_ids))}
+
+
+SELECT_FUNDED_HOURS = "SELECT symbol, boundary FROM funding_payments WHERE run_id = $1 AND boundary >= $2"
+
+
+async def select_funded_hours(conn: Connection, run_id: UUID, since: datetime) -> set[tuple[str, datetime]]:
+    """The markets and whole hours from `since` on for which funding is booked."""
+    return {(r["symbol"], r["boundary"]) for r in await conn.fetch(SELECT_FUNDED_HOURS, run_id, since)}
+
+
+def _sent(record: Any) -> SentOrder:
+    return SentOrder(
+        account_id=record["account_id"],
+        run_id=record["run_id"],
+        order=VenueOrder(
+            client_index=record["client_index"],
+            symbol=record["symbol"],
+            side=OrderSide(record["side"]),
+            type=VenueOrderType(record["type"]),
+            quantity=record["quantity"],
+            price=record["price"],
+            trigger=record["trigger_price"],
+            reduce_only=record["reduce_only"],
+        ),
+        cause=Cause(record["cause"]),
+        status=SentStatus(record["status"]),
+        expires_at=record["expires_at"],
+        created_at=record["created_at"],
+        changed_at=record["changed_at"],
+        request_id=record["request_id"],
+        request=None if record["request"] is None else msgspec.convert(record["request"], Order),
+        nonce=record["nonce"],
+        venue_index=record["venue_index"],
+        filled=record["filled"],
+        reason=record["reason"],
+    )

@@ -1,0 +1,1 @@
+"""SQL of snapshots, rollups and analytics."""

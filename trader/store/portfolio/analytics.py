@@ -1,0 +1,93 @@
+"""Current runs of the models, and their failures."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+from trader.domain.agents.invocations import Invocation
+from trader.store.database.pool import Connection
+
+
+class CurrentRun(NamedTuple):
+    """A model's run, how its invocations in it ended, and what they cost (None: no provider told a cost).
+
+    `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
+    """
+
+    model_id: str
+    run_id: UUID
+    initial_capital: Decimal
+    started_at: datetime
+    finished: int
+    failed: int
+    tool_failed: int
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: Decimal | None = None
+
+
+SELECT_CURRENT_RUNS = """
+SELECT m.id, r.id, r.initial_capital, r.started_at,
+       coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0),
+       coalesce(c.input_tokens, 0), coalesce(c.output_tokens, 0), c.cost_usd
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number
+"""
+
+
+async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
+    """The current run of every model whose account was opened."""
+    return {row[0]: CurrentRun(*row) for row in await conn.fetch(SELECT_CURRENT_RUNS)}
+
+
+SELECT_FAILURES = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at
+FROM invocations
+WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0)
+ORDER BY started_at DESC, id
+LIMIT $1
+"""
+
+
+async def select_failures(conn: Connection, limit: int) -> list[Invocation]:
+    """The latest invocations that failed, or in which a tool call failed, the newest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_FAILURES, limit)]
+
+
+SELECT_MODEL_FAILURES = """
+SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
+       i.cost_usd, i.started_at, i.finished_at
+FROM unnest($1::text[]) AS m (id)
+CROSS JOIN LATERAL (
+    SELECT * FROM invocations
+    WHERE model_id = m.id
+      AND (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
+    ORDER BY started_at DESC, id
+    LIMIT $2
+) i
+ORDER BY i.started_at DESC, i.id
+LIMIT $2
+"""
+
+
+async def select_model_failures(conn: Connection, model_ids: Sequence[str], limit: int) -> list[Invocation]:
+    """The same for these models only."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, limit)]
+
+
+SELECT_PAYLOADS = """
+SELECT p.invocation_id, p.payload
+FROM unnest($1::uuid[], $2::timestamptz[]) AS w (id, at)
+JOIN invocation_payloads p ON p.invocation_id = w.id AND p.created_at = w.at
+"""
+
+
+async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -> dict[UUID, bytes]:
+    """The compressed messages and raw answers of these invocations, where they are still kept."""
+    ids, times = [one.id for one in invocations], [one.started_at for one in invocations]
+    rows = await conn.fetch(SELECT_PAYLOADS, ids, times)
+    return {row["invocation_id"]: row["payload"] for row in rows}

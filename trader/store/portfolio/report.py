@@ -1,0 +1,138 @@
+"""What a season report is made of: the current runs of the models, as of each one's last snapshot."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from trader.store.database.pool import Connection
+
+REPORT_TIMEOUT_S: Final = 300.0
+
+
+class Account(NamedTuple):
+    """A model's run by its books, up to its last snapshot, and that snapshot.
+
+    `equity = initial_capital + gross + unrealized − fees − liquidation_fees + funding + insurance`, when books and
+    snapshot agree.
+    """
+
+    model_id: str
+    name: str
+    variant: str
+    initial_capital: Decimal
+    started_at: datetime
+    at: datetime
+    equity: Decimal
+    unrealized: Decimal
+    gross: Decimal
+    fees: Decimal
+    liquidation_fees: Decimal
+    funding: Decimal
+    insurance: Decimal
+    model_cost: Decimal | None
+    invocations: int
+
+    @property
+    def explained(self) -> Decimal:
+        """The change of equity by its parts."""
+        costs = self.fees + self.liquidation_fees
+        return self.gross + self.unrealized - costs + self.funding + self.insurance
+
+    @property
+    def change(self) -> Decimal:
+        """The change of equity by the snapshot."""
+        return self.equity - self.initial_capital
+
+
+# Snapshots are taken when a minute's bookings are done, so the ledger up to its time is what it was made of.
+SELECT_REPORT_ACCOUNTS = """
+SELECT m.id, m.name, m.variant::text, r.initial_capital, r.started_at, h.last_at, h.last, s.unrealized_pnl,
+       coalesce((SELECT sum(gross_pnl) FROM orders WHERE run_id = r.id AND closed_at <= h.last_at), 0),
+       coalesce(f.fees, 0), coalesce(f.liquidation_fees, 0),
+       coalesce((SELECT sum(amount) FROM funding_payments WHERE run_id = r.id AND created_at <= h.last_at), 0),
+       coalesce((SELECT sum(amount) FROM insurance_payments WHERE run_id = r.id AND created_at <= h.last_at), 0),
+       c.cost_usd, coalesce(c.finished, 0)
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+CROSS JOIN LATERAL (
+    SELECT last, last_at FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id ORDER BY hour DESC LIMIT 1
+) h
+JOIN portfolio_snapshots s ON s.account_id = m.id AND s.created_at = h.last_at
+LEFT JOIN LATERAL (
+    SELECT sum(fee) AS fees, sum(liquidation_fee) AS liquidation_fees
+    FROM fills WHERE run_id = r.id AND created_at <= h.last_at
+) f ON true
+LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number
+ORDER BY m.variant, m.id
+"""
+
+
+async def select_report_accounts(conn: Connection) -> list[Account]:
+    """Every model that has a snapshot in its current run."""
+    return [Account(*row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=REPORT_TIMEOUT_S)]
+
+
+class Unseen(NamedTuple):
+    """A model whose current run has no snapshot yet, as after a reset: what it is worth is in no row."""
+
+    model_id: str
+    name: str
+    variant: str
+    initial_capital: Decimal
+    started_at: datetime
+
+
+SELECT_REPORT_UNSEEN = """
+SELECT m.id, m.name, m.variant::text, r.initial_capital, r.started_at
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+WHERE NOT EXISTS (SELECT FROM portfolio_hourly WHERE account_id = m.id AND run_id = r.id)
+ORDER BY m.variant, m.id
+"""
+
+
+async def select_report_unseen(conn: Connection) -> list[Unseen]:
+    """Every model that has no snapshot in its current run."""
+    return [Unseen(*row) for row in await conn.fetch(SELECT_REPORT_UNSEEN, timeout=REPORT_TIMEOUT_S)]
+
+
+SELECT_REPORT_HOURS = """
+SELECT h.account_id, h.hour, h.last::float8
+FROM portfolio_hourly h JOIN runs r ON r.id = h.run_id AND r.ended_at IS NULL
+WHERE h.account_id = ANY($1::text[])
+ORDER BY h.account_id, h.hour
+"""
+
+
+async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[tuple[datetime, float]]]:
+    """The last equity of every hour of each model's current run."""
+    found: dict[str, list[tuple[datetime, float]]] = {}
+    for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=REPORT_TIMEOUT_S):
+        found.setdefault(account_id, []).append((hour, value))
+    return found
+
+
+class TradeShape(NamedTuple):
+    """A completed trade, for distributions: its net pnl in percent of its entry notional, and how long it was held."""
+
+    variant: str
+    symbol: str
+    close_reason: str
+    net_percent: float
+    held: timedelta
+
+
+SELECT_REPORT_TRADES = """
+SELECT m.variant::text, o.symbol, o.close_reason, (100 * o.net_pnl / o.entry_notional)::float8,
+       o.closed_at - o.opened_at
+FROM orders o
+JOIN runs r ON r.id = o.run_id AND r.ended_at IS NULL
+JOIN models m ON m.id = o.account_id
+WHERE o.status = 'CLOSED'
+"""
+
+
+async def select_report_trades(conn: Connection) -> list[TradeShape]:
+    """The completed trades of the current runs."""
+    return [TradeShape(*row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=REPORT_TIMEOUT_S)]
