@@ -18,7 +18,7 @@ from season_records import RunNotes, SeasonRows
 
 from trader.domain.agents.tools import ClosePosition, CreatePosition, FetchIndicators, Holding, UpdateExitPlan
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Booking, ClosedTrade, Rules
+from trader.domain.exchange.ledger import ClosedTrade, Posting, Rules
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
 from trader.domain.exchange.rules import place, review, set_exit_plan
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
@@ -162,29 +162,29 @@ class Trader:
 
     # -- the books
 
-    def _book(self, booking: Booking | None, minute: int) -> OrderAnswer | None:
+    def _book(self, posting: Posting | None, minute: int) -> OrderAnswer | None:
         """Take a booking over into the rows."""
-        if booking is None:
+        if posting is None:
             return None
         rows = self.rows
-        self.account = booking.account
-        rows.closed += [copy_line(msgspec.structs.astuple(closed_row(booking, trade))) for trade in booking.trades]
-        rows.fills += [copy_line(msgspec.structs.astuple(fill_row(booking, fill))) for fill in booking.fills]
-        rows.funding += [copy_line(msgspec.structs.astuple(funding_row(booking, each))) for each in booking.funding]
+        self.account = posting.account
+        rows.closed += [copy_line(msgspec.structs.astuple(closed_row(posting, trade))) for trade in posting.trades]
+        rows.fills += [copy_line(msgspec.structs.astuple(fill_row(posting, fill))) for fill in posting.fills]
+        rows.funding += [copy_line(msgspec.structs.astuple(funding_row(posting, each))) for each in posting.funding]
         rows.insurance += [
-            copy_line(msgspec.structs.astuple(insurance_row(booking, each))) for each in booking.insurance
+            copy_line(msgspec.structs.astuple(insurance_row(posting, each))) for each in posting.insurance
         ]
-        for change in booking.resting:
-            rows.limits[change.order.id] = copy_line(msgspec.structs.astuple(limit_order_row(booking, change)))
-        for position in booking.positions:
-            rows.open[position.id] = copy_line(msgspec.structs.astuple(open_row(booking, position)))
-        for trade in booking.trades:
+        for change in posting.resting:
+            rows.limits[change.order.id] = copy_line(msgspec.structs.astuple(limit_order_row(posting, change)))
+        for position in posting.positions:
+            rows.open[position.id] = copy_line(msgspec.structs.astuple(open_row(posting, position)))
+        for trade in posting.trades:
             self._forget(trade, minute)
-        if booking.answer is not None:
-            rows.requests.append(copy_line(msgspec.structs.astuple(request_row(booking, booking.answer))))
+        if posting.answer is not None:
+            rows.requests.append(copy_line(msgspec.structs.astuple(request_row(posting, posting.answer))))
             self._active_until = minute + ACTIVE_MINUTES
         self._refresh()
-        return booking.answer
+        return posting.answer
 
     def _forget(self, trade: ClosedTrade, minute: int) -> None:
         if trade.parent_id is None:
@@ -301,8 +301,8 @@ class Trader:
             mark = self._market.marks[symbol][minute]
             plan = self._plan(symbol, OrderSide.BUY if position.side is Side.LONG else OrderSide.SELL, mark, minute)
             tried = set_exit_plan(self.account, symbol, plan, self._market.moment(minute), self._rules)
-            done = isinstance(tried, Booking)
-            if isinstance(tried, Booking):
+            done = isinstance(tried, Posting)
+            if isinstance(tried, Posting):
                 self._book(tried, minute)
             notes.add(UpdateExitPlan(symbol=symbol, stop=float(plan.stop or 0)), {"set": done}, rejected=not done)
 

@@ -58,7 +58,7 @@ from trader.clock import SystemClock
 from trader.domain.exchange.account import Run
 from trader.domain.exchange.ledger import row_id
 from trader.domain.models import Model, VariantId
-from trader.domain.money import from_number, text
+from trader.domain.money import format_decimal, from_number
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError, StartError, TraderError
 from trader.gateways.sources import make_source
@@ -349,7 +349,7 @@ async def create(conn: Connection, entries: Sequence[Entry], at: datetime, setti
         await insert_account(conn, entry.id, _first_run(entry.id, capital, settings.quote_currency, at))
         account = accounts.get(entry.id)
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
-            print(f"{entry.id} is open with {text(account.run.initial_capital)} already; its capital stays.")
+            print(f"{entry.id} is open with {format_decimal(account.run.initial_capital)} already; its capital stays.")
     opened = 0 if _is_live(settings) else sum(entry.id not in accounts for entry in entries)
     return sum(entry.id not in known for entry in entries), opened
 

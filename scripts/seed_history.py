@@ -22,8 +22,8 @@ from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.agents.invocations import select_models
@@ -128,8 +128,8 @@ async def refuse_history(conn: Connection, start: datetime) -> None:
 
 async def _run(database: Database, settings: Settings, source: PastMarket, pace: Pace) -> None:
     clock, events = source.clock(None), EventBus()
-    market = MarketData(source, clock, patience=2 * pace.step + timedelta(milliseconds=settings.latency_ms))
-    exchange = Exchange(database, market, clock, events, settings)
+    market = MarketFeed(source, clock, patience=2 * pace.step + timedelta(milliseconds=settings.latency_ms))
+    exchange = PaperExchange(database, market, clock, events, settings)
     portfolio = Portfolio(database, exchange, clock, settings)
     agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
     progress = Progress(source.start, source.end)
@@ -154,7 +154,7 @@ async def _run(database: Database, settings: Settings, source: PastMarket, pace:
         progress.show(source.end, len(exchange.accounts))
 
 
-async def _follow(market: MarketData, exchange: Exchange, source: PastMarket) -> None:
+async def _follow(market: MarketFeed, exchange: PaperExchange, source: PastMarket) -> None:
     """Feed the market to the exchange until the past is over."""
     feed = asyncio.create_task(market.run(exchange.on_tick, source.start))
     end = asyncio.create_task(source.finished.wait())

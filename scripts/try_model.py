@@ -34,18 +34,18 @@ import orjson
 from trader.clock import Clock, LockstepClock
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.domain.models import Model, VariantId
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import TraderError
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import Packer, RunRecord
+from trader.services.agents.recorder import InvocationRecorder, Packer
 from trader.services.agents.workflow import Bounds, Workflow
 from trader.services.events import EventBus
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.settings import PROVIDERS, Settings
 from trader.store.agents.invocations import select_payload, select_steps, select_tool_calls, upsert_model
 from trader.store.database.partitions import ensure_partitions
@@ -55,12 +55,12 @@ QUOTES_WAIT_S = 15.0
 NOT_PLACED = "a dry run: the guard let it through, and nothing was placed"
 
 
-class DryExchange(Exchange):
+class DryExchange(PaperExchange):
     """The exchange as it is, but no order and no exit plan reaches an account."""
 
     async def place_order(self, order: Order) -> OrderAnswer:
-        leverage = "" if order.leverage is None else f" at {text(order.leverage)}x"
-        print(f"    would place: {order.side.value} {text(order.quantity)} {order.symbol}{leverage}")
+        leverage = "" if order.leverage is None else f" at {format_decimal(order.leverage)}x"
+        print(f"    would place: {order.side.value} {format_decimal(order.quantity)} {order.symbol}{leverage}")
         return OrderAnswer(
             id=self.account(order.account_id).run.id,
             account_id=order.account_id,
@@ -106,7 +106,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         stack.push_async_callback(database.close)
         await apply_schema(database)
         clock, events = source.clock(None), EventBus()
-        market = MarketData(source, clock)
+        market = MarketFeed(source, clock)
         exchange = DryExchange(database, market, clock, events, settings)
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
@@ -130,7 +130,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
             created_at=clock.now(),
         )
         workflow = Workflow(
-            RunRecord(database, EventBus(), Packer(), model, clock.now()),
+            InvocationRecorder(database, EventBus(), Packer(), model, clock.now()),
             providers,
             exchange,
             observer,
@@ -141,7 +141,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         return await _run(database, clock, model, workflow)
 
 
-async def _first_quotes(market: MarketData, clock: Clock) -> None:
+async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
     """Wait until every market has a price, or for as long as one may wait for that."""
     if isinstance(clock, LockstepClock):
         return
@@ -174,7 +174,7 @@ async def _run(database: Database, clock: Clock, model: Model, workflow: Workflo
     print(f"\n=== {ended.status}{f': {ended.failure_reason}' if ended.failure_reason else ''}")
     for step in steps:
         key = "" if step.key_number is None else f" with key {step.key_number}"
-        cost = "not told" if step.cost_usd is None else f"{text(step.cost_usd)} USD"
+        cost = "not told" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
         print(
             f"step {step.number}: {step.model}{key}, {step.input_tokens} + {step.output_tokens} tokens, "
             f"{step.duration_ms} ms, cost {cost}"

@@ -10,7 +10,7 @@ import pytest
 from trader.api import rpc, streams
 from trader.clock import SystemClock
 from trader.domain.market.markets import MARKETS
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 from trader.schedulers import jobs
 from trader.services.events import EventBus
 from trader.settings import DEFINITIONS, PROVIDERS
@@ -77,7 +77,14 @@ def test_every_error_code_is_in_the_table() -> None:
 def test_the_markets_are_those_of_the_exchange() -> None:
     listed = [row for row in rows("### Orders") if len(row) == 6]
     assert listed == [
-        [m.symbol, text(m.tick), text(m.lot), text(m.min_notional), str(m.leverage_max), text(m.maintenance_rate)]
+        [
+            m.symbol,
+            format_decimal(m.tick),
+            format_decimal(m.lot),
+            format_decimal(m.min_notional),
+            str(m.leverage_max),
+            format_decimal(m.maintenance_rate),
+        ]
         for m in MARKETS.values()
     ]
 

@@ -12,7 +12,7 @@ from support.settable_clock import SettableClock
 from trader import schedulers
 from trader.clock import Clock, ManualClock, ScaledClock, SystemClock
 from trader.errors import Unavailable
-from trader.schedulers import EPOCH, Job, JobStatus, Schedulers, jobs, next_due, told
+from trader.schedulers import EPOCH, Job, JobStatus, Schedulers, describe_error, jobs, next_due
 from trader.services.events import Event, EventBus, MarketChecked
 
 START = datetime(2025, 1, 1, 12, 0, 17, 300_000, tzinfo=UTC)
@@ -274,7 +274,7 @@ async def test_the_three_jobs_run_in_their_order() -> None:
     ],
 )
 def test_errors_are_told_without_secrets(error: Exception, text: str) -> None:
-    assert told(error) == text
+    assert describe_error(error) == text
 
 
 async def test_a_clock_set_back_an_hour_puts_no_run_off() -> None:

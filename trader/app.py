@@ -29,11 +29,11 @@ from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.halts import Safety
-from trader.services.exchange.paper import Exchange
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.paper import PaperExchange
+from trader.services.exchange.protocol import Exchange
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import Operations
 from trader.services.portfolio.analytics import Analytics
@@ -221,11 +221,11 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
         clock = source.clock(resume_at=await select_processed_until(conn))
         await ensure_partitions(conn, clock.now())
     events = EventBus()
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     safety = Safety(database, clock, events)
-    exchange: Venue
+    exchange: Exchange
     if outside.accounts is None:
-        exchange = Exchange(database, market, clock, events, settings, safety)
+        exchange = PaperExchange(database, market, clock, events, settings, safety)
         silence_s = SILENCE_S
     else:
         drift = DriftRecorder(database)
@@ -307,7 +307,7 @@ def build_app(service: Service) -> web.Application:
 
 async def _listen(service: Service, settings: Settings, sockets: Iterable[socket.socket], stack: AsyncExitStack) -> int:
     """Serve HTTP; the port listened on (PORT 0 takes any free one)."""
-    limits = connections.Limits.of(settings)
+    limits = connections.ConnectionLimits.of(settings)
     connections.raise_file_limit(limits.connections_max)
     runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_REQUESTS_END_S)
     await runner.setup()

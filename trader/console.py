@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from trader.domain.exchange.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.settings import read_database_url
@@ -197,11 +197,13 @@ def _say_asked(asked: Asked) -> None:
 def _say_outcome(outcome: Outcome, verb: Verb) -> bool:
     """Say what was done. Whether nothing was left."""
     lines = [
-        f"  cancelled: {one.account_id}: {one.side} {text(one.quantity)} {one.symbol} at {text(one.limit_price)}"
+        f"  cancelled: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
+        f"at {format_decimal(one.limit_price)}"
         for one in outcome.cancelled
     ]
     lines += [
-        f"  closed: {one.account_id}: {one.side} {text(one.quantity)} {one.symbol} at {text(round(one.price, 8))}, "
+        f"  closed: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
+        f"at {format_decimal(round(one.price, 8))}, "
         f"gross {one.gross_pnl:+.2f}"
         for one in outcome.closed
     ]
@@ -229,8 +231,8 @@ async def _say_unserved(database: Database, command: Command) -> bool:
     positions = [one for one in holdings if one.limit_price is None]
     print("No service runs. The halt holds from its next start on; resting orders that could open are cancelled then.")
     for one in holdings[:_LINES_MAX]:
-        limit = "" if one.limit_price is None else f", resting at {text(one.limit_price)}"
-        print(f"  remains: {one.account_id}: {one.side} {text(one.quantity)} {one.symbol}{limit}")
+        limit = "" if one.limit_price is None else f", resting at {format_decimal(one.limit_price)}"
+        print(f"  remains: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol}{limit}")
     if len(holdings) > _LINES_MAX:
         print(f"  and {len(holdings) - _LINES_MAX} more")
     if command.verb is Verb.FLATTEN and holdings:

@@ -93,11 +93,11 @@ async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
     status.runs += 1
     status.last_finished_at = clock.now()
     status.last_duration_ms = round((time.monotonic() - started_s) * 1000)
-    status.last_error = None if error is None else told(error)
+    status.last_error = None if error is None else describe_error(error)
     if error is not None:
         status.failures += 1
         expected = isinstance(error, TraderError)
-        log.error("scheduler %s: run failed: %s", job.name, told(error), exc_info=None if expected else error)
+        log.error("scheduler %s: run failed: %s", job.name, describe_error(error), exc_info=None if expected else error)
 
 
 async def _error_of(job: Job, clock: Clock, now: datetime) -> BaseException | None:
@@ -121,7 +121,7 @@ async def _error_of(job: Job, clock: Clock, now: datetime) -> BaseException | No
 _SECRETS = re.compile(r"(?<=//)[^/\s@]+@|(?i:bearer|basic)\s+\S+|[A-Za-z0-9_\-+/=.]{24,}")
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Kind and first line of an error, for people and without secrets.
 
     Our own errors hold none. In the text of others, what may be a credential is left out: user and password of an

@@ -13,7 +13,7 @@ import msgspec
 
 from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
 from trader.domain.agents.rules.common import RuleAgent
-from trader.domain.agents.view import Limits
+from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import Interval
 from trader.domain.models import VariantId
 
@@ -31,7 +31,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     color: str
     prompt: str
-    limits: Limits
+    limits: VariantLimits
     intervals: tuple[Interval, ...]
     agent: RuleAgent
 
@@ -67,7 +67,7 @@ VARIANTS: Final = _by_id(
         temperature=0.7,
         color="#a855f7",
         prompt=_prompt(VariantId.APEX),
-        limits=Limits(leverage_max=10),
+        limits=VariantLimits(leverage_max=10),
         intervals=(apex.INTERVAL, "5m"),
         agent=apex.decide,
     ),
@@ -78,7 +78,7 @@ VARIANTS: Final = _by_id(
         temperature=0.5,
         color="#06b6d4",
         prompt=_prompt(VariantId.TRENDSURFER),
-        limits=Limits(leverage_max=5),
+        limits=VariantLimits(leverage_max=5),
         intervals=(trendsurfer.INTERVAL, "1h"),
         agent=trendsurfer.decide,
     ),
@@ -89,7 +89,7 @@ VARIANTS: Final = _by_id(
         temperature=0.6,
         color="#e11d48",
         prompt=_prompt(VariantId.CONTRARIAN),
-        limits=Limits(leverage_max=3),
+        limits=VariantLimits(leverage_max=3),
         intervals=(contrarian.INTERVAL, "5m"),
         agent=contrarian.decide,
     ),
@@ -100,7 +100,7 @@ VARIANTS: Final = _by_id(
         temperature=0.8,
         color="#eab308",
         prompt=_prompt(VariantId.SOVEREIGN),
-        limits=Limits(leverage_max=5),
+        limits=VariantLimits(leverage_max=5),
         intervals=(sovereign.INTERVAL, "4h"),
         agent=sovereign.decide,
     ),

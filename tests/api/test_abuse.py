@@ -12,14 +12,14 @@ import pytest
 from aiohttp import ClientSession, web
 
 from trader.api import cors, rpc
-from trader.api.connections import Limits, Runner
+from trader.api.connections import ConnectionLimits, Runner
 from trader.api.routes import add_read_only
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
 
 CALL = b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-FAST = Limits(connections_max=40, idle_s=0.4, head_s=0.2, answer_s=0.3)
+FAST = ConnectionLimits(connections_max=40, idle_s=0.4, head_s=0.2, answer_s=0.3)
 
 registry = Registry()
 
@@ -93,7 +93,7 @@ def request_id_of(answer: bytes) -> str:
 
 
 @asynccontextmanager
-async def running(limits: Limits) -> AsyncIterator[Service]:
+async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
     settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
     app = web.Application()
     untyped: Any = Context(settings)
@@ -304,7 +304,7 @@ async def test_the_oldest_idle_connection_makes_room(service: Service) -> None:
 
 async def test_the_connection_that_is_idle_longest_makes_room_whichever_is_oldest() -> None:
     one = CALL + b"Content-Length: 0\r\n\r\n"
-    async with running(Limits(connections_max=8)) as service, asyncio.timeout(10):
+    async with running(ConnectionLimits(connections_max=8)) as service, asyncio.timeout(10):
         first = await service.connect()
         silent = [(await service.connect())[0] for _ in range(7)]
         await service.until(lambda count: count == 8)
@@ -324,7 +324,7 @@ async def test_the_connection_that_is_idle_longest_makes_room_whichever_is_oldes
 
 
 async def test_two_thousand_idle_connections_change_nothing_for_others() -> None:
-    async with running(Limits()) as service:
+    async with running(ConnectionLimits()) as service:
         for number in range(2000):
             await service.connect(CALL if number % 2 else b"")
         await service.until(lambda count: count == 2000)

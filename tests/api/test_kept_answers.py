@@ -26,8 +26,8 @@ from trader.gateways.agents.providers import Providers
 from trader.gateways.agents.rules import RuleProvider
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
 from trader.services.portfolio.trades import TradingRecords
@@ -44,7 +44,7 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
 ]
 
 
-class Desk:
+class PaperBench:
     """A service with kept answers, what changes it, and what its answers must be."""
 
     def __init__(self, context: Context, database: Database, client: TestClient[web.Request, web.Application]) -> None:
@@ -122,10 +122,10 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Desk]:
+async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[PaperBench]:
     clock, source, settings, events = ManualClock(START), ScriptedSource(), make_settings(), EventBus()
-    market = MarketData(source, clock)
-    exchange = Exchange(database, market, clock, events, settings)
+    market = MarketFeed(source, clock)
+    exchange = PaperExchange(database, market, clock, events, settings)
     await exchange.lead()
     async with database.connection() as conn:
         for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):
@@ -144,12 +144,12 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
     )
     app = web.Application()
     rpc.setup(app, context)
-    yield Desk(context, database, await aiohttp_client(app))
+    yield PaperBench(context, database, await aiohttp_client(app))
     await exchange.resign()
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_who_reads_after_a_write_gets_what_it_left(desk: Desk, seed: int) -> None:
+async def test_who_reads_after_a_write_gets_what_it_left(desk: PaperBench, seed: int) -> None:
     chance = random.Random(seed)
     await desk.see(chance)
     await desk.snapshot(chance)
@@ -167,7 +167,7 @@ async def test_who_reads_after_a_write_gets_what_it_left(desk: Desk, seed: int) 
             await desk.read(chance)
 
 
-async def test_what_is_asked_twice_is_made_once(desk: Desk) -> None:
+async def test_what_is_asked_twice_is_made_once(desk: PaperBench) -> None:
     await desk.see(random.Random(0))
     made = 0
     original = desk.context.trading.trades

@@ -28,8 +28,8 @@ from trader.gateways.sources import make_source
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.agents.invocations import upsert_model
@@ -54,8 +54,8 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float) -> N
         await _add_models(database, models)
         clock, events, source = SystemClock(), EventBus(), make_source(settings)
         await source.open()
-        market = MarketData(source, clock)
-        exchange = Exchange(database, market, clock, events, settings)
+        market = MarketFeed(source, clock)
+        exchange = PaperExchange(database, market, clock, events, settings)
         await exchange.lead()
         feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()))
         providers = make_providers(settings)

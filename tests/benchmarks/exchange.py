@@ -25,8 +25,8 @@ from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatu
 from trader.domain.market.markets import MARKETS, Tick
 from trader.embedded.server import EmbeddedPostgres
 from trader.services.events import EventBus
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database, apply_schema
 
 POSITIONS, REFRESHED_ACCOUNTS, UPDATES = 10_000, 1_000, 50
@@ -35,10 +35,10 @@ SIZES = {"BTC": "0.001", "ETH": "0.01", "SOL": "0.5"}
 
 
 @asynccontextmanager
-async def trading(database: Database, clock: ManualClock) -> AsyncIterator[tuple[Exchange, MarketData]]:
-    market = MarketData(ScriptedSource(), clock)
+async def trading(database: Database, clock: ManualClock) -> AsyncIterator[tuple[PaperExchange, MarketFeed]]:
+    market = MarketFeed(ScriptedSource(), clock)
     settings = make_settings(SIM_MAX_ACCOUNTS="10000")
-    exchange = Exchange(database, market, clock, EventBus(), settings)
+    exchange = PaperExchange(database, market, clock, EventBus(), settings)
     await exchange.lead()
     try:
         yield exchange, market
@@ -46,7 +46,7 @@ async def trading(database: Database, clock: ManualClock) -> AsyncIterator[tuple
         await exchange.resign()
 
 
-async def open_positions(exchange: Exchange, accounts: int) -> None:
+async def open_positions(exchange: PaperExchange, accounts: int) -> None:
     """Three positions with exit plans that do not fire for each account."""
 
     async def one(number: int) -> None:
@@ -78,7 +78,7 @@ async def longest_hold_ms(until: asyncio.Event) -> float:
     return longest * 1000
 
 
-async def measure_refresh(exchange: Exchange, market: MarketData) -> None:
+async def measure_refresh(exchange: PaperExchange, market: MarketFeed) -> None:
     ticks = [make_tick(START + timedelta(seconds=n), QUIET) for n in range(10, 10 + UPDATES)]
     done = asyncio.Event()
     watch = asyncio.create_task(longest_hold_ms(done))
@@ -99,7 +99,7 @@ async def measure_refresh(exchange: Exchange, market: MarketData) -> None:
     )
 
 
-def plain_refresh_ms(exchange: Exchange, tick: Tick) -> float:
+def plain_refresh_ms(exchange: PaperExchange, tick: Tick) -> float:
     """The figures without which no refresh can decide: equity and maintenance of every account."""
     marks = {symbol: quote.mark for symbol, quote in tick.quotes.items()}
     started_s = time.perf_counter()

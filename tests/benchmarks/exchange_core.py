@@ -56,9 +56,9 @@ def place_orders() -> int:
     account, fills = open_account("speed"), 0
     orders = market_order(OrderSide.BUY), market_order(OrderSide.SELL)
     for number, moment in enumerate(MOMENTS):
-        booking = exchange.place(account, orders[number % 2], moment, RULES, rate_of_hour)
-        account = booking.account
-        fills += len(booking.fills)
+        posting = exchange.place(account, orders[number % 2], moment, RULES, rate_of_hour)
+        account = posting.account
+        fills += len(posting.fills)
     return fills
 
 

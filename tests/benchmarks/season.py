@@ -44,7 +44,7 @@ from trader.gateways.sources import make_source
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.audit import audit
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import WINDOWS, Portfolio, Window
 from trader.services.portfolio.trades import TradingRecords
@@ -137,7 +137,7 @@ async def make_dispatcher(dsn: str, stack: AsyncExitStack) -> tuple[Dispatcher, 
     async with database.connection() as conn:
         clock = SeasonClock(await end_of_season(conn))
         books: Any = Books(await select_accounts(conn), dict(await select_last_marks(conn)))
-    market = MarketData(make_source(settings), clock)
+    market = MarketFeed(make_source(settings), clock)
     portfolio = Portfolio(database, books, clock, settings)
     context = Context(
         settings=settings,

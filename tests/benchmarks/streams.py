@@ -25,7 +25,7 @@ from benchmarks.arrivals import STREAMS, Arrivals, Readers, pin_server, resident
 from trader.__main__ import loop_factory
 from trader.api import streams
 from trader.api.broadcast import frame
-from trader.api.connections import WAITING_MAX, Limits, Runner, Server
+from trader.api.connections import WAITING_MAX, ConnectionLimits, Runner, Server
 from trader.api.requests import REQUESTS, RequestLog
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
@@ -60,7 +60,7 @@ class Service:
         app = web.Application()
         app[REQUESTS] = self.requests
         streams.setup(app, self.hubs, self._timing)
-        self._runner = Runner(app, Limits(), access_log=None)
+        self._runner = Runner(app, ConnectionLimits(), access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=WAITING_MAX).start()
         await self.hubs.start()

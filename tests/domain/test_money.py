@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.domain.money import QUANTUM, ceil_to, divide, floor_to, from_number, round_to, share, text
+from trader.domain.money import QUANTUM, ceil_to, divide, floor_to, format_decimal, from_number, round_to, share
 
 amounts = st.decimals(min_value=-(10**9), max_value=10**9, places=8)
 positive = st.decimals(min_value=Decimal("1e-8"), max_value=10**9, places=8)
@@ -53,7 +53,7 @@ def test_a_number_keeps_the_digits_that_were_written(number: float) -> None:
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**20), max_value=10**20))
 def test_text_is_plain_and_exact(value: Decimal) -> None:
-    written = text(value)
+    written = format_decimal(value)
     assert Decimal(written) == value
     assert "E" not in written.upper()
     assert written != "-0"
@@ -61,4 +61,9 @@ def test_text_is_plain_and_exact(value: Decimal) -> None:
 
 
 def test_text_of_whole_numbers_keeps_their_zeros() -> None:
-    assert [text(Decimal(value)) for value in ("100", "1E+2", "100.50", "-0.0")] == ["100", "100", "100.5", "0"]
+    assert [format_decimal(Decimal(value)) for value in ("100", "1E+2", "100.50", "-0.0")] == [
+        "100",
+        "100",
+        "100.5",
+        "0",
+    ]

@@ -18,8 +18,8 @@ from trader.domain.market.markets import Tick
 from trader.gateways.market.replay import ReplaySource
 from trader.services.events import EventBus
 from trader.services.exchange.audit import audit
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 
 BEGIN = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
@@ -37,8 +37,8 @@ class Crash:
         assert isinstance(clock, LockstepClock)
         self.clock = clock
         self.source = source
-        self.market = MarketData(source, clock)
-        self.exchange = Exchange(database, self.market, clock, EventBus(), make_settings(SIM_LATENCY_MS="200"))
+        self.market = MarketFeed(source, clock)
+        self.exchange = PaperExchange(database, self.market, clock, EventBus(), make_settings(SIM_LATENCY_MS="200"))
         self.worst: dict[str, Decimal] = {}
         self.ended = asyncio.Event()
 

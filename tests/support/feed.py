@@ -21,7 +21,7 @@ from trader.domain.market.markets import (
     Quote,
     Tick,
 )
-from trader.services.market.feed import MarketData, OnTick
+from trader.services.market.feed import MarketFeed, OnTick
 
 START = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -98,11 +98,11 @@ class ScriptedSource:
 
 
 class Feed:
-    """A `MarketData` whose loop runs on a scripted source."""
+    """A `MarketFeed` whose loop runs on a scripted source."""
 
     def __init__(self, source: ScriptedSource, clock: Clock, patience: timedelta = 5 * SECOND) -> None:
         self.source = source
-        self.market = MarketData(source, clock, patience=patience)
+        self.market = MarketFeed(source, clock, patience=patience)
         self.seen: list[Tick] = []
 
     async def on_tick(self, given: Tick) -> None:

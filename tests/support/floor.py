@@ -16,8 +16,8 @@ from trader.gateways.agents.providers import Provider, Providers
 from trader.services.agents.schedule import Agents, InvocationRecord
 from trader.services.events import Event, EventBus, WorkflowProgress
 from trader.services.exchange.halts import Safety
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
 
@@ -92,7 +92,12 @@ class Floor:
     """The parts, and what the tests do with them."""
 
     def __init__(
-        self, database: Database, *, exchange_type: type[Exchange] = Exchange, limit_s: float = 20, **settings: str
+        self,
+        database: Database,
+        *,
+        exchange_type: type[PaperExchange] = PaperExchange,
+        limit_s: float = 20,
+        **settings: str,
     ) -> None:
         self.database = database
         self.clock = ManualClock(START)
@@ -101,7 +106,7 @@ class Floor:
         bus = EventBus()
         bus.subscribe(self.events.append)
         self.settings = make_settings(**settings)
-        self.market = MarketData(self.source, self.clock)
+        self.market = MarketFeed(self.source, self.clock)
         self.safety = Safety(database, self.clock, bus)
         self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings, self.safety)
         self.provider = ScriptedProvider()

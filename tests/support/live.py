@@ -30,7 +30,7 @@ from trader.services.exchange.audit import audit
 from trader.services.exchange.halts import Safety
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.setting_forms import Secret
 from trader.settings import Settings
 from trader.store.agents.invocations import update_venue_account_index, upsert_model
@@ -110,7 +110,7 @@ class Bench:
         self.database, self.venue, self.clock, self.source = database, venue, clock, source
         self.events: list[Event] = []
         self.funding_rate: str | None = None
-        self.market = MarketData(source, clock)
+        self.market = MarketFeed(source, clock)
         self.accounts: LighterAccounts
         self.exchange: LiveExchange
         self.safety: Safety

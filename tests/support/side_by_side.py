@@ -15,7 +15,7 @@ from support.reference_orders import Answer
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange import rules as exchange
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
 from trader.domain.exchange.rules import Moment
 from trader.domain.market.markets import Market
@@ -33,38 +33,38 @@ class SideBySide:
         self.rate = rate
         self.numbers: dict[UUID, int] = {}
         self.ids: set[UUID] = set()
-        self.rows: list[Booking] = []
+        self.rows: list[Posting] = []
         self.seen: dict[str, int] = defaultdict(int)
         self.quiet = 0
         self.checked = 0
         self.lines = 0
 
     def place(self, order: Order, moment: Moment) -> OrderAnswer:
-        booking = exchange.place(self.account, order, moment, self.rules, self.rate)
+        posting = exchange.place(self.account, order, moment, self.rules, self.rate)
         expected = self.model.place(order, moment, self.rate)
-        answer = booking.answer
+        answer = posting.answer
         assert answer is not None
         assert answer.id not in self.ids
         self.ids.add(answer.id)
         if answer.status is OrderStatus.RESTING:
             self.numbers[answer.id] = self.model.resting[-1].number if self.model.resting else -1
         self._check_answer(order, answer, expected)
-        self._apply(booking, moment)
-        self._check_fills(order, moment, [fill for fill in booking.fills if fill.request_id == answer.id])
+        self._apply(posting, moment)
+        self._check_fills(order, moment, [fill for fill in posting.fills if fill.request_id == answer.id])
         self.seen[answer.status] += 1
         return answer
 
     def refuse(self, order: Order, at: datetime) -> None:
         """What the service does with an order that it does not let in: there is an answer, and nothing else."""
-        booking = exchange.refuse(self.account, order, "halted", at)
-        assert booking.answer is not None
-        assert booking.answer.status is OrderStatus.REJECTED
-        assert replace(booking.account, sequence=0, last_order_at=None) == replace(
+        posting = exchange.refuse(self.account, order, "halted", at)
+        assert posting.answer is not None
+        assert posting.answer.status is OrderStatus.REJECTED
+        assert replace(posting.account, sequence=0, last_order_at=None) == replace(
             self.account, sequence=0, last_order_at=None
         )
-        self.ids.add(booking.answer.id)
-        self.rows.append(booking)
-        self.account = booking.account
+        self.ids.add(posting.answer.id)
+        self.rows.append(posting)
+        self.account = posting.account
 
     def change_rules(self, market: Market) -> None:
         """The venue changes what holds in a market."""
@@ -72,30 +72,30 @@ class SideBySide:
 
     def cancel(self, index: int, moment: Moment) -> None:
         order = self.account.resting[index]
-        booking = exchange.cancel(self.account, order.id, moment.at)
-        assert booking is not None
+        posting = exchange.cancel(self.account, order.id, moment.at)
+        assert posting is not None
         self.model.cancel(self.numbers[order.id], moment.at)
-        self._apply(booking, moment)
+        self._apply(posting, moment)
         self.seen["cancelled"] += 1
 
     def set_exit_plan(self, symbol: str, plan: ExitPlan, moment: Moment) -> None:
-        booking = exchange.set_exit_plan(self.account, symbol, plan, moment, self.rules)
-        assert self.model.set_exit_plan(symbol, plan, moment) is not isinstance(booking, str), booking
-        if not isinstance(booking, str):
-            self._apply(booking, moment)
+        posting = exchange.set_exit_plan(self.account, symbol, plan, moment, self.rules)
+        assert self.model.set_exit_plan(symbol, plan, moment) is not isinstance(posting, str), posting
+        if not isinstance(posting, str):
+            self._apply(posting, moment)
 
     def update(self, moment: Moment) -> None:
         resting = {order.id: order for order in self.account.resting}
-        booking = exchange.review(self.account, moment, self.rules, self.rate)
+        posting = exchange.review(self.account, moment, self.rules, self.rate)
         self.model.update(moment, self.rate)
-        if booking is None:
+        if posting is None:
             self.quiet += 1
             assert self.account.changed_at == self.model.changed_at
             assert len(self.model.ledger) == self.lines
             if self.quiet % 25 == 1:
                 self._compare(moment)
             return
-        for fill in booking.fills:
+        for fill in posting.fills:
             if fill.cause is Cause.LIMIT:
                 assert fill.request_id is not None
                 assert fill.maker
@@ -103,42 +103,42 @@ class SideBySide:
             else:
                 self._check_in_book(fill, moment)
             self.seen[fill.cause] += 1
-        self._apply(booking, moment)
-        if any(fill.cause is Cause.LIQUIDATION for fill in booking.fills):
+        self._apply(posting, moment)
+        if any(fill.cause is Cause.LIQUIDATION for fill in posting.fills):
             assert figures.equity(self.account, moment.marks) >= 0
-        self.seen["funding"] += len(booking.funding)
-        self.seen["insurance"] += len(booking.insurance)
+        self.seen["funding"] += len(posting.funding)
+        self.seen["insurance"] += len(posting.insurance)
 
     def reset(self, capital: Decimal, moment: Moment) -> None:
-        booking = exchange.reset(self.account, capital, "USDT", moment, self.rules, self.rate)
+        posting = exchange.reset(self.account, capital, "USDT", moment, self.rules, self.rate)
         ended = self.model.reset(capital, moment, self.rate)
-        self._note_ids(booking)
-        self.rows.append(booking)
+        self._note_ids(posting)
+        self.rows.append(posting)
         self._check_trades(ended)
-        assert booking.starts_run
-        assert not booking.account.positions
-        self.account, self.rows, self.checked = booking.account, [], 0
+        assert posting.starts_run
+        assert not posting.account.positions
+        self.account, self.rows, self.checked = posting.account, [], 0
         self._compare(moment)
 
     # --- comparisons --------------------------------------------------------------------------------------------------
 
-    def _apply(self, booking: Booking, moment: Moment) -> None:
-        assert booking.sequence_before == self.account.sequence
-        assert booking.account.sequence > self.account.sequence
-        self._note_ids(booking)
-        self.rows.append(booking)
-        self.account = booking.account
+    def _apply(self, posting: Posting, moment: Moment) -> None:
+        assert posting.sequence_before == self.account.sequence
+        assert posting.account.sequence > self.account.sequence
+        self._note_ids(posting)
+        self.rows.append(posting)
+        self.account = posting.account
         self._compare(moment)
 
-    def _note_ids(self, booking: Booking) -> None:
+    def _note_ids(self, posting: Posting) -> None:
         sequences = [
-            *(fill.sequence for fill in booking.fills),
-            *(payment.sequence for payment in booking.funding),
-            *(payment.sequence for payment in booking.insurance),
+            *(fill.sequence for fill in posting.fills),
+            *(payment.sequence for payment in posting.funding),
+            *(payment.sequence for payment in posting.insurance),
         ]
         assert len(set(sequences)) == len(sequences)
-        assert all(booking.sequence_before < s <= booking.account.sequence for s in sequences)
-        for trade in booking.trades:
+        assert all(posting.sequence_before < s <= posting.account.sequence for s in sequences)
+        for trade in posting.trades:
             if trade.parent_id is not None:
                 assert trade.part.id not in self.ids
                 self.ids.add(trade.part.id)
@@ -211,7 +211,7 @@ class SideBySide:
         self.checked, self.lines = len(self.rows), len(model.ledger)
 
     def _check_trades(self, books: Books) -> None:
-        trades = [trade for booking in self.rows for trade in booking.trades]
+        trades = [trade for posting in self.rows for trade in posting.trades]
         assert [
             (
                 t.part.symbol,
@@ -237,10 +237,10 @@ class SideBySide:
     def _check_rows(self) -> None:
         """The account is the sum of its rows: of trades and open positions, and of fills, funding and insurance."""
         account = self.account
-        fills = [fill for booking in self.rows for fill in booking.fills]
-        trades = [trade for booking in self.rows for trade in booking.trades]
-        received = sum(payment.amount for booking in self.rows for payment in booking.funding)
-        insured = sum(payment.amount for booking in self.rows for payment in booking.insurance)
+        fills = [fill for posting in self.rows for fill in posting.fills]
+        trades = [trade for posting in self.rows for trade in posting.trades]
+        received = sum(payment.amount for posting in self.rows for payment in posting.funding)
+        insured = sum(payment.amount for posting in self.rows for payment in posting.insurance)
         held = account.positions.values()
         of_trades = sum(trade.gross_pnl - trade.part.fees + trade.part.funding for trade in trades)
         of_open = sum(position.funding - position.fees for position in held)

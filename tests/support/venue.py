@@ -13,8 +13,8 @@ from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.services.events import Event, EventBus
 from trader.services.exchange.audit import audit
 from trader.services.exchange.halts import Safety
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_accounts
 
@@ -29,10 +29,10 @@ class Venue:
         self.events: list[Event] = []
         bus = EventBus()
         bus.subscribe(self.events.append)
-        self.market = MarketData(source, clock)
+        self.market = MarketFeed(source, clock)
         self.settings = make_settings(**settings)
         self.safety = Safety(database, clock, bus)
-        self.exchange = Exchange(database, self.market, clock, bus, self.settings, self.safety)
+        self.exchange = PaperExchange(database, self.market, clock, bus, self.settings, self.safety)
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the markets."""

@@ -48,7 +48,7 @@ _TOO_SLOW: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """Of connections. Times are seconds of real time, sizes bytes."""
 
     connections_max: int = 4096
@@ -58,7 +58,7 @@ class Limits:
     line_bytes_max: int = 8190
 
     @classmethod
-    def of(cls, settings: Settings) -> "Limits":
+    def of(cls, settings: Settings) -> "ConnectionLimits":
         return cls(
             connections_max=settings.http_connections_max,
             idle_s=settings.http_idle_timeout_s,
@@ -73,7 +73,7 @@ class Connection(RequestHandler):
 
     __slots__ = ("_held_up", "_late", "_limits", "_server", "_stuck")
 
-    def __init__(self, server: "Server", limits: Limits, **options: Any) -> None:
+    def __init__(self, server: "Server", limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._limits = limits
@@ -208,7 +208,7 @@ class Server(web.Server):
     The framework's table of them is kept in the order in which they were made, or answered last.
     """
 
-    def __init__(self, handler: Any, limits: Limits, requests: RequestLog, **options: Any) -> None:
+    def __init__(self, handler: Any, limits: ConnectionLimits, requests: RequestLog, **options: Any) -> None:
         super().__init__(handler, **options)
         self._limits = limits
         self.requests = requests
@@ -235,7 +235,7 @@ class Server(web.Server):
 class Runner(web.AppRunner):
     """Runs an application on connections with limits."""
 
-    def __init__(self, app: web.Application, limits: Limits, **options: Any) -> None:
+    def __init__(self, app: web.Application, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(
             app,
             keepalive_timeout=limits.idle_s,

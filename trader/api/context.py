@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trader.clock import Clock
 from trader.services.agents.schedule import Agents
-from trader.services.exchange.protocol import Venue
-from trader.services.market.feed import MarketData
+from trader.services.exchange.protocol import Exchange
+from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
 from trader.services.portfolio.trades import TradingRecords
@@ -16,8 +16,8 @@ from trader.settings import Settings
 class Context:
     settings: Settings
     clock: Clock
-    market: MarketData
-    exchange: Venue
+    market: MarketFeed
+    exchange: Exchange
     trading: TradingRecords
     portfolio: Portfolio
     analytics: Analytics

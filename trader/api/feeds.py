@@ -12,7 +12,7 @@ from trader.api.schemas.streams import PositionEventData
 from trader.api.schemas.trades import TradeView
 from trader.domain.exchange.account import Account
 from trader.domain.models import Model
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.protocol import Exchange
 
 TRADES_MAX = 100
 CONVERSATIONS_MAX = 50
@@ -40,7 +40,7 @@ def loads(context: Context) -> dict[str, Load]:
     return {"positions": positions, "trades": trades, "conversations": conversations, "portfolio": portfolio}
 
 
-async def position_entries(exchange: Venue, models: Mapping[str, Model]) -> list[PositionEventData]:
+async def position_entries(exchange: Exchange, models: Mapping[str, Model]) -> list[PositionEventData]:
     """One entry per active model, whatever it holds, in the order of the models; then of all others that hold some."""
     marks, markets = exchange.marks(), exchange.markets
     entries = []
@@ -51,7 +51,7 @@ async def position_entries(exchange: Venue, models: Mapping[str, Model]) -> list
     return entries
 
 
-def _shown(exchange: Venue, models: Mapping[str, Model]) -> Iterator[Account]:
+def _shown(exchange: Exchange, models: Mapping[str, Model]) -> Iterator[Account]:
     active = [model.id for model in models.values() if model.active]
     yield from map(exchange.account, active)
     listed = frozenset(active)

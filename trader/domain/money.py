@@ -46,7 +46,7 @@ def from_number(value: int | float) -> Decimal:
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
-def text(value: Decimal) -> str:
+def format_decimal(value: Decimal) -> str:
     """Plain decimal text: no exponent, no trailing zeros, no negative zero."""
     if not value:
         return "0"

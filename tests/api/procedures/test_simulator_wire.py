@@ -16,8 +16,8 @@ from trader.api import cors, rpc
 from trader.clock import ManualClock
 from trader.domain.models import Model, VariantId
 from trader.services.events import EventBus
-from trader.services.exchange.paper import Exchange
-from trader.services.market.feed import MarketData
+from trader.services.exchange.paper import PaperExchange
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.database.pool import Database
 
@@ -37,12 +37,12 @@ class ExchangeContext:
 
     settings: Settings
     clock: ManualClock
-    market: MarketData
-    exchange: Exchange
+    market: MarketFeed
+    exchange: PaperExchange
     agents: Models
 
 
-class Desk:
+class PaperBench:
     """A service, its market, and a caller."""
 
     def __init__(self, context: ExchangeContext, client: TestClient[web.Request, web.Application]) -> None:
@@ -77,23 +77,23 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Desk]:
+async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[PaperBench]:
     clock, source, settings = ManualClock(START), ScriptedSource(), make_settings()
-    market = MarketData(source, clock)
-    exchange = Exchange(database, market, clock, EventBus(), settings)
+    market = MarketFeed(source, clock)
+    exchange = PaperExchange(database, market, clock, EventBus(), settings)
     await exchange.lead()
     context = ExchangeContext(settings, clock, market, exchange, Models())
     app = web.Application()
     untyped: Any = context
     rpc.setup(app, untyped)
     cors.setup(app, settings)
-    desk = Desk(context, await aiohttp_client(app))
+    desk = PaperBench(context, await aiohttp_client(app))
     await desk.see(MIDS)
     yield desk
     await exchange.resign()
 
 
-async def test_a_market_order_is_answered_whole(desk: Desk) -> None:
+async def test_a_market_order_is_answered_whole(desk: PaperBench) -> None:
     order = await desk.order(leverage=5, clientOrderId="one", confidence=80)
     assert UUID(order.pop("id"))
     assert order == {
@@ -121,7 +121,7 @@ async def test_a_market_order_is_answered_whole(desk: Desk) -> None:
     }
 
 
-async def test_an_account_shows_its_books(desk: Desk) -> None:
+async def test_an_account_shows_its_books(desk: PaperBench) -> None:
     plan = {"stop": 93000, "target": None, "timeExit": "2025-01-02T12:00:00+01:00", "invalidation": "trend breaks"}
     await desk.order(leverage=5, exitPlan=plan)
     resting = await desk.order(type="limit", limitPrice=90000, quantity=0.01)
@@ -175,7 +175,7 @@ async def test_an_account_shows_its_books(desk: Desk) -> None:
     }
 
 
-async def test_an_exit_plan_that_was_read_can_be_given_back(desk: Desk) -> None:
+async def test_an_exit_plan_that_was_read_can_be_given_back(desk: PaperBench) -> None:
     await desk.order(leverage=5, exitPlan={"stop": 93000.5, "timeExit": "2025-01-02T12:00:00Z"})
     (position,) = (await desk.account())["positions"]
     await desk.order(accountId="copy", leverage=5, exitPlan=position["exitPlan"])
@@ -183,14 +183,14 @@ async def test_an_exit_plan_that_was_read_can_be_given_back(desk: Desk) -> None:
     assert copied["exitPlan"] == position["exitPlan"]
 
 
-async def test_an_account_nobody_opened_is_shown_and_not_stored(desk: Desk) -> None:
+async def test_an_account_nobody_opened_is_shown_and_not_stored(desk: PaperBench) -> None:
     account = await desk.account("nobody")
     assert account["runId"] is None
     assert (account["equity"], account["availableCash"], account["positions"]) == (10000, 10000, [])
     assert "nobody" not in desk.context.exchange.accounts
 
 
-async def test_a_refused_order_is_an_answer(desk: Desk) -> None:
+async def test_a_refused_order_is_an_answer(desk: PaperBench) -> None:
     order = await desk.order(quantity=100)
     assert (order["status"], order["averagePrice"], order["fills"]) == ("rejected", None, [])
     assert order["reason"]
@@ -201,17 +201,17 @@ async def test_a_refused_order_is_an_answer(desk: Desk) -> None:
     assert (await desk.order(leverage=5, exitPlan={"stop": 99000}))["status"] == "rejected"
 
 
-async def test_the_four_sides_are_two(desk: Desk) -> None:
+async def test_the_four_sides_are_two(desk: PaperBench) -> None:
     for side, shown in (("buy", "buy"), ("long", "buy"), ("sell", "sell"), ("short", "sell")):
         assert (await desk.order(side=side, quantity=0.01))["side"] == shown
 
 
 @pytest.mark.parametrize("symbol", ["btc", "BTCUSDT", "BTC/USDT"])
-async def test_any_spelling_of_a_market_will_do(desk: Desk, symbol: str) -> None:
+async def test_any_spelling_of_a_market_will_do(desk: PaperBench, symbol: str) -> None:
     assert (await desk.order(symbol=symbol, quantity=0.01))["symbol"] == "BTC"
 
 
-async def test_what_an_order_may_not_be(desk: Desk) -> None:
+async def test_what_an_order_may_not_be(desk: PaperBench) -> None:
     assert await desk.refused(symbol="DOGE") == [["symbol"]]
     assert await desk.refused(leverage=41) == [["leverage"]]
     assert await desk.refused(leverage=0.5) == [["leverage"]]
@@ -244,13 +244,13 @@ async def test_what_an_order_may_not_be(desk: Desk) -> None:
     assert desk.context.exchange.accounts == {}
 
 
-async def test_the_same_client_order_id_trades_once(desk: Desk) -> None:
+async def test_the_same_client_order_id_trades_once(desk: PaperBench) -> None:
     first = await desk.order(clientOrderId="once", leverage=5)
     assert await desk.order(clientOrderId="once", leverage=5) == first
     assert (await desk.account())["positions"][0]["quantity"] == 0.1
 
 
-async def test_a_resting_order_is_cancelled(desk: Desk) -> None:
+async def test_a_resting_order_is_cancelled(desk: PaperBench) -> None:
     resting = await desk.order(type="limit", limitPrice=90000, quantity=0.01)
     assert resting["status"] == "resting"
     answer = await desk.call("simulator.cancelOrder", {"orderId": resting["id"]})
@@ -259,14 +259,14 @@ async def test_a_resting_order_is_cancelled(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("order_id", ["nothing", "00000000-0000-0000-0000-000000000000", "x" * 64])
-async def test_an_unknown_order_is_not_found(desk: Desk, order_id: str) -> None:
+async def test_an_unknown_order_is_not_found(desk: PaperBench, order_id: str) -> None:
     answer = await desk.call("simulator.cancelOrder", {"orderId": order_id}, status=404)
     assert answer["code"] == "NOT_FOUND"
     answer = await desk.call("simulator.cancelOrder", {"accountId": "nobody", "orderId": order_id}, status=404)
     assert answer["code"] == "NOT_FOUND"
 
 
-async def test_a_reset_starts_a_run(desk: Desk) -> None:
+async def test_a_reset_starts_a_run(desk: PaperBench) -> None:
     await desk.order(leverage=5)
     before = await desk.account()
     after = (await desk.call("simulator.resetAccount"))["account"]
@@ -288,7 +288,7 @@ def make_model(model_id: str, variant: VariantId) -> Model:
     )
 
 
-async def test_positions_are_those_of_every_account_the_oldest_first(desk: Desk) -> None:
+async def test_positions_are_those_of_every_account_the_oldest_first(desk: PaperBench) -> None:
     desk.context.agents.models["m1"] = make_model("m1", VariantId.APEX)
     desk.context.agents.models["m2"] = make_model("m2", VariantId.CONTRARIAN)
     await desk.order(accountId="m1", quantity=0.5, leverage=5, confidence=70, exitPlan={"stop": 93000})
@@ -333,7 +333,7 @@ async def test_positions_are_those_of_every_account_the_oldest_first(desk: Desk)
     assert await ids(variant="Apex", modelId="m2") == []
 
 
-async def test_prices_are_never_invented(desk: Desk) -> None:
+async def test_prices_are_never_invented(desk: PaperBench) -> None:
     btc, eth = {"symbol": "BTC", "price": 94000}, {"symbol": "ETH", "price": 3300}
     assert await desk.call("trading.getCryptoPrices") == {"prices": [btc, eth]}
     asked = ["eth", "BTC/USDT", "DOGE", "SOL", "ETHUSDT", "", "\U0001f600"]
@@ -346,7 +346,7 @@ async def test_prices_are_never_invented(desk: Desk) -> None:
     assert answer["issues"][0]["path"] == ["symbols"]
 
 
-async def test_figures_without_a_price_are_null(desk: Desk) -> None:
+async def test_figures_without_a_price_are_null(desk: PaperBench) -> None:
     await desk.order(leverage=5)
     exchange = desk.context.exchange
     untyped: Any = exchange
@@ -359,7 +359,7 @@ async def test_figures_without_a_price_are_null(desk: Desk) -> None:
     assert account["cashBalance"] == 9995.299995
 
 
-async def test_live_mode_has_no_simulator(database: Database, desk: Desk, aiohttp_client: AiohttpClient) -> None:
+async def test_live_mode_has_no_simulator(database: Database, desk: PaperBench, aiohttp_client: AiohttpClient) -> None:
     live = replace(desk.context.settings, trading_mode="live")
     app = web.Application()
     untyped: Any = ExchangeContext(live, desk.context.clock, desk.context.market, desk.context.exchange, Models())

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp.plugin import AiohttpClient
 
 from trader.api import cors, rpc
-from trader.api.connections import Limits, Runner
+from trader.api.connections import ConnectionLimits, Runner
 from trader.api.routes import add_read_only
 from trader.api.schemas.common import Empty, Input, Number, Pieces, Wire, checked
 from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
@@ -168,7 +168,7 @@ class Server(TestServer):
     """A test server with the connections of the service, and its short way past the router."""
 
     async def _make_runner(self, **options: Any) -> Runner:
-        return Runner(self.app, Limits(), **options)
+        return Runner(self.app, ConnectionLimits(), **options)
 
 
 @pytest.fixture

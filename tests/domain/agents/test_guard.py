@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from trader.domain.agents.conversation import ToolRequest
 from trader.domain.agents.guard import (
     Approved,
-    Footing,
+    LastTrade,
     Refusal,
-    Situation,
+    RiskContext,
     is_halted,
     judge_closing,
     judge_opening,
@@ -32,14 +32,14 @@ from trader.domain.agents.tools import (
     call_type,
     decode,
 )
-from trader.domain.agents.view import Limits
+from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import Account, Position, Run
 from trader.domain.exchange.ledger import row_id
 from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
 from trader.domain.market.markets import MARKETS
 
 NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
-LIMITS = Limits(leverage_max=5)
+LIMITS = VariantLimits(leverage_max=5)
 MARKS = {"BTC": Decimal(100_000), "ETH": Decimal(4_000), "SOL": Decimal(200)}
 
 
@@ -52,7 +52,7 @@ def held(symbol: str, side: Side, quantity: str, entry: str | None = None, **mor
     )  # fmt: skip
 
 
-def situation(*positions: Position, capital: str = "10000", **more: Any) -> Situation:
+def situation(*positions: Position, capital: str = "10000", **more: Any) -> RiskContext:
     run = Run(
         id=row_id("a", 0), number=1, initial_capital=Decimal(capital), quote_currency="USDT", started_at=NOW
     )  # fmt: skip
@@ -64,7 +64,7 @@ def situation(*positions: Position, capital: str = "10000", **more: Any) -> Situ
         "day_lowest_equity": None,
         "last_trades": {},
     } | more
-    return Situation(
+    return RiskContext(
         now=NOW, account=account, leverage_max={s: m.leverage_max for s, m in MARKETS.items()}, **fields
     )  # fmt: skip
 
@@ -77,13 +77,13 @@ def opening(**changes: Any) -> CreatePosition:
     return CreatePosition(**fields)
 
 
-def refused(decision: CreatePosition, now: Situation, limits: Limits = LIMITS) -> Refusal:
+def refused(decision: CreatePosition, now: RiskContext, limits: VariantLimits = LIMITS) -> Refusal:
     verdict = judge_opening(decision, "BTC", now, limits)
     assert isinstance(verdict, Refusal), verdict
     return verdict
 
 
-def approved(decision: CreatePosition, now: Situation, limits: Limits = LIMITS) -> Approved:
+def approved(decision: CreatePosition, now: RiskContext, limits: VariantLimits = LIMITS) -> Approved:
     verdict = judge_opening(decision, "BTC", now, limits)
     assert isinstance(verdict, Approved), verdict
     return verdict
@@ -105,7 +105,7 @@ def test_leverage_of_the_variant_and_of_the_market() -> None:
     assert approved(opening(leverage=5.0), situation()).leverage == 5
     verdict = refused(opening(leverage=5.01), situation())
     assert verdict == Refusal("leverage", "Leverage 5.01 is above the 5 that your variant allows.")
-    wide = Limits(leverage_max=50)
+    wide = VariantLimits(leverage_max=50)
     assert refused(opening(leverage=41.0), situation(), wide).reason == "Leverage 41 is above the 40 that BTC allows."
 
 
@@ -162,7 +162,7 @@ def test_adding_counts_what_is_held() -> None:
 
 
 def test_notional_of_all_positions() -> None:
-    limits = Limits(leverage_max=3)
+    limits = VariantLimits(leverage_max=3)
     now = situation(held("ETH", Side.SHORT, "5"))  # 20,000
     assert approved(opening(quantity=0.1, leverage=3.0), now, limits)
     verdict = refused(opening(quantity=0.101, leverage=3.0), now, limits)
@@ -216,7 +216,7 @@ def test_reversal_closes_and_opens() -> None:
 
 @pytest.mark.parametrize(("age_s", "passes"), [(0, False), (60, False), (180, False), (180.001, True), (240, True)])
 def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
-    last = {"BTC": Footing(Side.SHORT, NOW - timedelta(seconds=age_s))}
+    last = {"BTC": LastTrade(Side.SHORT, NOW - timedelta(seconds=age_s))}
     for positions in ((held("BTC", Side.SHORT, "0.2"),), ()):  # closing first does not help
         verdict = judge_opening(opening(), "BTC", situation(*positions, last_trades=last), LIMITS)
         assert isinstance(verdict, Approved) is passes, (positions, verdict)
@@ -230,7 +230,7 @@ def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
     [(5, 8, 0), (5, 59, 0), (59.9, 60, 1), (5, 70, 1), (5, 190, 3), (5, 239.9, 3), (59.9, 240, 4)],
 )
 def test_slow_runs_let_no_more_cycles_pass(traded_s: float, judged_s: float, cycles: int) -> None:
-    last = {"BTC": Footing(Side.SHORT, NOW + timedelta(seconds=traded_s))}
+    last = {"BTC": LastTrade(Side.SHORT, NOW + timedelta(seconds=traded_s))}
     now = msgspec.structs.replace(situation(last_trades=last), now=NOW + timedelta(seconds=judged_s))
     fresh = msgspec.structs.replace(now, quoted_at=dict.fromkeys(MARKS, now.now))
     assert fresh.cycles_ago("BTC") == cycles
@@ -238,7 +238,7 @@ def test_slow_runs_let_no_more_cycles_pass(traded_s: float, judged_s: float, cyc
 
 
 def test_adding_soon_after_is_no_reversal() -> None:
-    last = {"BTC": Footing(Side.LONG, NOW)}
+    last = {"BTC": LastTrade(Side.LONG, NOW)}
     assert approved(opening(), situation(held("BTC", Side.LONG, "0.1"), last_trades=last))
     assert approved(opening(), situation(last_trades=last))
 
@@ -302,8 +302,8 @@ books = st.lists(
 def test_no_order_leaves_the_limits(
     decision: CreatePosition, positions: list[Position], capital: Decimal, leverage_max: int, age_s: int
 ) -> None:
-    limits = Limits(leverage_max=leverage_max)
-    last = {"BTC": Footing(Side.SHORT, NOW - timedelta(seconds=age_s))}
+    limits = VariantLimits(leverage_max=leverage_max)
+    last = {"BTC": LastTrade(Side.SHORT, NOW - timedelta(seconds=age_s))}
     now = situation(*positions, capital=str(capital), last_trades=last)
     verdict = judge_opening(decision, "BTC", now, limits)
     if isinstance(verdict, Refusal):

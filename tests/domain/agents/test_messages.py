@@ -12,11 +12,11 @@ from trader.domain.agents.messages import opening_messages, plan_json, rules_tex
 from trader.domain.agents.view import (
     AccountView,
     LastAction,
-    Limits,
     MarketView,
     PositionView,
     StatsView,
     TradeView,
+    VariantLimits,
     View,
 )
 from trader.domain.exchange.orders import ExitPlan, Side
@@ -55,7 +55,7 @@ VIEW = View(
 
 
 def shown() -> tuple[str, dict[str, Any]]:
-    user = opening_messages("Be calm.", Limits(leverage_max=7), VIEW)[1]["content"]
+    user = opening_messages("Be calm.", VariantLimits(leverage_max=7), VIEW)[1]["content"]
     text = user.split("\n\n", 1)[1]
     return text, msgspec.json.decode(text)
 
@@ -91,7 +91,7 @@ def test_every_field_of_the_view_is_shown() -> None:
 
 
 def test_rules_carry_the_limits_of_the_variant() -> None:
-    limits = Limits(leverage_max=7, position_notional_max=4, day_loss_max_percent=12, reversal_cycles=6)
+    limits = VariantLimits(leverage_max=7, position_notional_max=4, day_loss_max_percent=12, reversal_cycles=6)
     text = rules_text(limits)
     for part in ("at most 7", "at most 4 × equity", "loss of 12 %", "within 6 cycles"):
         assert part in text

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.candles import FOLDER
 
-from trader.domain.agents.guard import Refusal, Situation, judge_closing, judge_opening, judge_plan
+from trader.domain.agents.guard import Refusal, RiskContext, judge_closing, judge_opening, judge_plan
 from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
 from trader.domain.agents.tools import (
     TOOL_NAMES,
@@ -191,7 +191,7 @@ def record(rng: Random) -> StatsView:
 
 def judged(decision: Decision, account: Account, shown: View, variant: VariantId) -> object:
     """What the guard says."""
-    situation = Situation(
+    situation = RiskContext(
         now=NOW,
         account=account,
         marks={symbol: market.price for symbol, market in shown.markets.items()},

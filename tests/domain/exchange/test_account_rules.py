@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from support.books import RULES, START, deep_quote, make_quote, moment_of
-from support.desk import BUY, SELL, D, Desk, eth, leveraged
+from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.orders import Cause, OrderStatus
@@ -18,7 +18,7 @@ def test_the_mark_is_the_mid_or_the_venues_own() -> None:
 
 
 def test_the_figures_of_an_account() -> None:
-    desk = Desk(10_000, eth([(1999, 50)], [(2001, 50)]))
+    desk = PaperBench(10_000, eth([(1999, 50)], [(2001, 50)]))
     desk.order(BUY, "10", leverage=20)
     desk.order(BUY, "1", limit="1900", leverage=10)
     desk.tick(eth([(2099, 50)], [(2101, 50)]))
@@ -31,7 +31,7 @@ def test_the_figures_of_an_account() -> None:
 
 
 def test_available_and_borrowed_have_a_floor_of_zero_and_borrowed_is_negative_cash() -> None:
-    desk = Desk(1_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
+    desk = PaperBench(1_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
     desk.order(BUY, "1", leverage=10)
     desk.order(BUY, "50", leverage=10, symbol="SOL")
     desk.tick(deep_quote("ETH", 800), deep_quote("SOL", 140))
@@ -41,7 +41,7 @@ def test_available_and_borrowed_have_a_floor_of_zero_and_borrowed_is_negative_ca
 
 
 def test_an_order_that_leaves_available_cash_below_zero_after_its_fees_is_rejected() -> None:
-    desk = Desk(2_000, eth([("2000", 9)], [("2000", 9)]))
+    desk = PaperBench(2_000, eth([("2000", 9)], [("2000", 9)]))
     answer = desk.order(BUY, "1")
     assert (answer.status, answer.fills) == (OrderStatus.REJECTED, ())
     assert "insufficient margin" in str(answer.reason)
@@ -50,7 +50,7 @@ def test_an_order_that_leaves_available_cash_below_zero_after_its_fees_is_reject
 
 
 def test_an_order_that_only_reduces_needs_no_margin() -> None:
-    desk = Desk(2_001, eth([("2000", 9)], [("2000", 9)]))
+    desk = PaperBench(2_001, eth([("2000", 9)], [("2000", 9)]))
     desk.order(BUY, "1")
     desk.tick(eth([("1500", 9)], [("1500", 9)]))
     assert desk.available == 0
@@ -58,13 +58,13 @@ def test_an_order_that_only_reduces_needs_no_margin() -> None:
 
 
 def test_a_resting_fill_that_cannot_be_paid_is_cancelled_instead() -> None:
-    desk = Desk(2_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
+    desk = PaperBench(2_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
     desk.order(BUY, "0.5", limit="1900")
     desk.order(BUY, "10", symbol="SOL")
     desk.tick(deep_quote("SOL", 80))
-    booking = desk.eth(1_800)
-    assert booking is not None
-    assert booking.resting[0].cancel_reason == "insufficient margin when the book reached it"
+    posting = desk.eth(1_800)
+    assert posting is not None
+    assert posting.resting[0].cancel_reason == "insufficient margin when the book reached it"
     assert "ETH" not in desk.account.positions
 
 
@@ -77,10 +77,10 @@ def test_liquidation_comes_when_equity_meets_maintenance_and_cancels_resting_ord
     assert price is not None
     desk.order(BUY, "0.01", limit="1000")
     assert desk.tick(eth([("999", 99)], [("3000", 99)], mark=str(price + D("0.01")))) is None
-    booking = desk.tick(eth([("1790", 99)], [("3000", 99)], mark=str(price)))
-    assert booking is not None
-    assert booking.resting[0].cancel_reason == "liquidation"
-    assert {fill.cause for fill in booking.fills} == {Cause.LIQUIDATION}
+    posting = desk.tick(eth([("1790", 99)], [("3000", 99)], mark=str(price)))
+    assert posting is not None
+    assert posting.resting[0].cancel_reason == "liquidation"
+    assert {fill.cause for fill in posting.fills} == {Cause.LIQUIDATION}
 
 
 def test_the_liquidation_price_is_the_mark_where_equity_meets_maintenance() -> None:
@@ -94,7 +94,7 @@ def test_the_liquidation_price_is_the_mark_where_equity_meets_maintenance() -> N
 
 
 def test_a_short_has_its_liquidation_price_above_and_an_unleveraged_long_has_none() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     assert figures.liquidation_price(desk.account, "ETH", desk.moment.marks, RULES.markets) is None
     desk.order(SELL, "5", leverage=5)
@@ -110,38 +110,38 @@ def test_the_largest_loss_is_closed_first_and_no_more_than_is_needed(
     eth_mid: int, sol_mid: int, closed: str, kept: str
 ) -> None:
     desk = leveraged()
-    booking = desk.tick(deep_quote("ETH", eth_mid), deep_quote("SOL", sol_mid))
-    assert booking is not None
-    assert [trade.part.symbol for trade in booking.trades] == [closed]
+    posting = desk.tick(deep_quote("ETH", eth_mid), deep_quote("SOL", sol_mid))
+    assert posting is not None
+    assert [trade.part.symbol for trade in posting.trades] == [closed]
     assert list(desk.account.positions) == [kept]
 
 
 def test_a_liquidation_fill_pays_one_percent_on_top_of_the_taker_fee() -> None:
     desk = leveraged()
-    booking = desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
-    assert booking is not None
-    (fill,) = booking.fills
+    posting = desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
+    assert posting is not None
+    (fill,) = posting.fills
     assert (fill.fee, fill.liquidation_fee) == (fill.notional * D("0.0005"), fill.notional * D("0.01"))
-    (trade,) = booking.trades
+    (trade,) = posting.trades
     assert (trade.close_reason, trade.liquidation_fees) == (Cause.LIQUIDATION, fill.liquidation_fee)
 
 
 def test_the_liquidation_fee_never_takes_equity_below_zero() -> None:
-    desk = Desk(1_050)
+    desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
     desk.eth("1897")
     assert desk.account.cash == 0
-    assert desk.bookings[-1].insurance == []
-    assert 0 < desk.bookings[-1].fills[0].liquidation_fee < desk.bookings[-1].fills[0].notional / 100
+    assert desk.postings[-1].insurance == []
+    assert 0 < desk.postings[-1].fills[0].liquidation_fee < desk.postings[-1].fills[0].notional / 100
 
 
 def test_a_loss_beyond_equity_is_written_off_as_insurance() -> None:
-    desk = Desk(1_050)
+    desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
-    booking = desk.eth("1500")
-    assert booking is not None
-    (payment,) = booking.insurance
-    (trade,) = booking.trades
+    posting = desk.eth("1500")
+    assert posting is not None
+    (payment,) = posting.insurance
+    (trade,) = posting.trades
     assert desk.account.cash == desk.equity == 0
     assert payment.amount == trade.insurance == desk.account.insurance > 3_900
     assert payment.order_id == trade.part.id
@@ -149,7 +149,7 @@ def test_a_loss_beyond_equity_is_written_off_as_insurance() -> None:
 
 
 def test_a_liquidation_that_the_book_cannot_take_goes_on_with_the_next() -> None:
-    desk = Desk(1_050)
+    desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
     desk.tick(eth([(1890, 4)], [(1910, 9)]))
     assert desk.position.quantity == 6
@@ -159,12 +159,12 @@ def test_a_liquidation_that_the_book_cannot_take_goes_on_with_the_next() -> None
 
 def test_a_loss_is_not_written_off_before_the_book_has_taken_anything_of_it() -> None:
     """A liquidation that finds the depth taken waits for the next book, and so does the insurance fund."""
-    desk = Desk(1_050)
+    desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
     desk.moment = moment_of(make_quote("ETH", [(1500, "0.01")], [(1501, 1)], at=START + timedelta(seconds=1)))
     assert desk.order(SELL, "0.01", reduce_only=True).status is OrderStatus.FILLED
     assert desk.equity < 0
-    assert (list(desk.bookings[-1].insurance), len(desk.bookings[-1].trades)) == ([], 1)
+    assert (list(desk.postings[-1].insurance), len(desk.postings[-1].trades)) == ([], 1)
     desk.eth(1_500)
     assert desk.equity == 0
     assert desk.account.insurance > 0
@@ -174,84 +174,84 @@ def test_a_loss_is_not_written_off_before_the_book_has_taken_anything_of_it() ->
 
 
 def test_funding_is_paid_once_per_hour_boundary_by_longs_at_a_positive_rate() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "2")
     assert desk.eth(2_000, timedelta(minutes=29)) is None
-    booking = desk.eth(2_100, timedelta(minutes=1))
-    assert booking is not None
-    (payment,) = booking.funding
+    posting = desk.eth(2_100, timedelta(minutes=1))
+    assert posting is not None
+    (payment,) = posting.funding
     assert (payment.amount, payment.boundary) == (-2 * D(2_100) * D("0.0000125"), START + timedelta(minutes=30))
     assert desk.eth(2_100) is None
     assert desk.account.funding == desk.position.funding == payment.amount
 
 
 def test_shorts_receive_a_positive_rate() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(SELL, "2")
     desk.eth(2_000, timedelta(minutes=30))
     assert desk.account.funding == 4_000 * D("0.0000125")
 
 
 def test_every_missed_boundary_is_booked() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.rate = lambda symbol, boundary: D(boundary.hour)  # tells the boundaries apart
     desk.order(SELL, "0.01")
-    booking = desk.eth(2_000, timedelta(hours=3))
-    assert booking is not None
-    assert [payment.amount for payment in booking.funding] == [D(40), D(60), D(80)]
+    posting = desk.eth(2_000, timedelta(hours=3))
+    assert posting is not None
+    assert [payment.amount for payment in posting.funding] == [D(40), D(60), D(80)]
 
 
 def test_a_position_closed_after_a_boundary_pays_for_it_before_any_update() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.moment = moment_of(deep_quote("ETH", 2_000, at=START + timedelta(minutes=31)))
     desk.order(SELL, "1")
-    assert len(desk.bookings[-1].funding) == 1
-    assert desk.bookings[-1].trades[0].part.funding == D(-2_000) * D("0.0000125")
+    assert len(desk.postings[-1].funding) == 1
+    assert desk.postings[-1].trades[0].part.funding == D(-2_000) * D("0.0000125")
 
 
 def test_a_reset_after_a_boundary_pays_for_it_before_any_update() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.moment = moment_of(deep_quote("ETH", 2_000, at=START + timedelta(minutes=31)))
-    booking = desk.reset()
-    assert len(booking.funding) == 1
-    assert booking.trades[0].part.funding == D(-2_000) * D("0.0000125")
+    posting = desk.reset()
+    assert len(posting.funding) == 1
+    assert posting.trades[0].part.funding == D(-2_000) * D("0.0000125")
 
 
 def test_a_liquidation_after_a_boundary_pays_for_it_in_markets_without_an_update_too() -> None:
     desk = leveraged()
     desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(minutes=29, seconds=59))
-    booking = desk.tick(deep_quote("ETH", 1_500), after=timedelta(seconds=1))
-    assert booking is not None
-    assert {trade.part.symbol: trade.part.funding for trade in booking.trades} == {
+    posting = desk.tick(deep_quote("ETH", 1_500), after=timedelta(seconds=1))
+    assert posting is not None
+    assert {trade.part.symbol: trade.part.funding for trade in posting.trades} == {
         "ETH": D(-15_000) * D("0.0000125"),
         "SOL": D(-10_000) * D("0.0000125"),
     }
 
 
 def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:
-    desk = Desk(1_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
+    desk = PaperBench(1_000, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
     desk.rate = lambda symbol, boundary: D("0.01") if symbol == "SOL" else D(0)
     desk.order(BUY, "1", leverage=20)
     desk.order(SELL, "100", leverage=20, symbol="SOL")
-    booking = desk.eth("1270", timedelta(minutes=30))
-    assert booking is not None
-    assert {payment.symbol: payment.amount for payment in booking.funding} == {"ETH": 0, "SOL": 100}
-    assert booking.trades == []
+    posting = desk.eth("1270", timedelta(minutes=30))
+    assert posting is not None
+    assert {payment.symbol: payment.amount for payment in posting.funding} == {"ETH": 0, "SOL": 100}
+    assert posting.trades == []
 
 
 def test_a_boundary_that_an_account_has_reached_does_not_wait_for_a_clock_that_was_set_back() -> None:
     desk = leveraged()
     desk.tick(deep_quote("ETH", 2_000), after=timedelta(minutes=30))
-    booking = desk.tick(deep_quote("SOL", 100), after=-timedelta(minutes=20))
-    assert booking is not None
-    assert [(payment.symbol, payment.boundary) for payment in booking.funding] == [
+    posting = desk.tick(deep_quote("SOL", 100), after=-timedelta(minutes=20))
+    assert posting is not None
+    assert [(payment.symbol, payment.boundary) for payment in posting.funding] == [
         ("SOL", START + timedelta(minutes=30))
     ]
 
 
 def test_no_funding_for_a_position_opened_at_the_boundary() -> None:
-    desk = Desk(10_000, deep_quote("ETH", 2_000, at=START + timedelta(minutes=30)))
+    desk = PaperBench(10_000, deep_quote("ETH", 2_000, at=START + timedelta(minutes=30)))
     desk.order(BUY, "1")
     assert desk.eth(2_000) is None

@@ -127,4 +127,4 @@ def test_a_leveraged_long_is_liquidated_in_the_crash_at_what_the_book_gives(sour
     assert liquidated is not None
     assert not both.account.positions
     assert both.account.cash >= 0
-    assert sum(trade.insurance for booking in both.rows for trade in booking.trades) == both.account.insurance
+    assert sum(trade.insurance for posting in both.rows for trade in posting.trades) == both.account.insurance

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from support.books import deep_quote
-from support.desk import BUY, SELL, D, Desk, eth, prices
+from support.paper_bench import BUY, SELL, D, PaperBench, eth, prices
 
 from trader.domain.exchange.orders import OrderSide, OrderStatus
 
@@ -12,37 +12,37 @@ from trader.domain.exchange.orders import OrderSide, OrderStatus
 
 
 def test_quantities_are_rounded_down_to_the_lot() -> None:
-    answer = Desk().order(BUY, "1.00019")
+    answer = PaperBench().order(BUY, "1.00019")
     assert (answer.requested_quantity, answer.total_quantity, answer.status) == (D("1.00019"), D("1.0001"), "filled")
 
 
 @pytest.mark.parametrize(("side", "asked", "booked"), [(BUY, "1900.019", "1900.01"), (SELL, "2100.011", "2100.02")])
 def test_limit_prices_are_rounded_to_the_tick_on_the_passive_side(side: OrderSide, asked: str, booked: str) -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(side, "1", limit=asked)
     assert desk.account.resting[0].limit_price == D(booked)
 
 
 def test_less_than_one_lot_is_rejected() -> None:
-    answer = Desk(10_000, deep_quote("BTC", 9_000_000)).order(BUY, "0.0000099", symbol="BTC")
+    answer = PaperBench(10_000, deep_quote("BTC", 9_000_000)).order(BUY, "0.0000099", symbol="BTC")
     assert answer.status is OrderStatus.REJECTED
     assert "below one lot" in str(answer.reason)
 
 
 def test_less_than_the_minimum_notional_is_rejected() -> None:
-    desk = Desk()
+    desk = PaperBench()
     assert "below the minimum" in str(desk.order(BUY, "0.0049").reason)
     assert desk.order(BUY, "0.005").status is OrderStatus.FILLED
 
 
 def test_a_limit_below_one_tick_is_rejected_and_not_taken_for_none() -> None:
-    answer = Desk().order(BUY, "1", limit="0.001")
+    answer = PaperBench().order(BUY, "1", limit="0.001")
     assert answer.status is OrderStatus.REJECTED
     assert "below one tick" in str(answer.reason)
 
 
 def test_a_reduce_only_order_that_closes_the_whole_position_is_allowed_however_small() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "0.005")
     desk.eth(100)
     assert desk.order(SELL, "0.0049", reduce_only=True).status is OrderStatus.REJECTED
@@ -54,20 +54,20 @@ def test_a_reduce_only_order_that_closes_the_whole_position_is_allowed_however_s
 
 
 def test_a_market_order_walks_the_opposite_side_level_by_level() -> None:
-    answer = Desk(10_000, eth([(1999, 5)], [(2001, 1), (2002, 1), (2005, 9)])).order(BUY, "2.5")
+    answer = PaperBench(10_000, eth([(1999, 5)], [(2001, 1), (2002, 1), (2005, 9)])).order(BUY, "2.5")
     assert prices(answer) == [(D(2001), D(1)), (D(2002), D(1)), (D(2005), D("0.5"))]
     assert answer.average_price == D("2002.2")
 
 
 def test_what_the_book_cannot_fill_of_a_market_order_is_cancelled() -> None:
-    desk = Desk(10_000, eth([(1999, 5)], [(2001, 1)]))
+    desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1)]))
     answer = desk.order(BUY, "2")
     assert (answer.status, answer.total_quantity) == (OrderStatus.PARTIAL, D(1))
     assert not desk.account.resting
 
 
 def test_the_crossing_part_of_a_limit_order_is_a_taker_never_worse_than_the_limit_and_the_rest_rests() -> None:
-    desk = Desk(10_000, eth([(1999, 5)], [(2001, 1), (2002, 1), (2003, 9)]))
+    desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1), (2002, 1), (2003, 9)]))
     answer = desk.order(BUY, "3", limit="2002")
     assert prices(answer) == [(D(2001), D(1)), (D(2002), D(1))]
     assert (answer.status, answer.total_fees) == (OrderStatus.RESTING, D(4003) * D("0.0005"))
@@ -75,47 +75,47 @@ def test_the_crossing_part_of_a_limit_order_is_a_taker_never_worse_than_the_limi
 
 
 def test_a_resting_order_fills_as_maker_at_its_limit_only_when_a_later_book_trades_through_it() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", limit="1990")
     assert desk.tick(eth([(1990, 5)], [("1990.01", 5)])) is None
-    booking = desk.tick(eth([(1979, 5)], [(1980, 5)]))
-    assert booking is not None
-    (fill,) = booking.fills
+    posting = desk.tick(eth([(1979, 5)], [(1980, 5)]))
+    assert posting is not None
+    (fill,) = posting.fills
     assert (fill.price, fill.quantity, fill.maker, fill.fee) == (D(1990), D(1), True, D(1990) * D("0.0002"))
-    assert booking.resting[0].status == "FILLED"
+    assert posting.resting[0].status == "FILLED"
 
 
 def test_the_best_opposite_price_at_the_limit_is_enough() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(SELL, "1", limit="2010")
     assert desk.tick(eth([(2010, 5)], [(2011, 5)])) is not None
     assert desk.position.entry_price == 2010
 
 
 def test_a_resting_order_fills_up_to_the_quantity_shown_at_or_beyond_its_limit() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "2", limit="1990")
     desk.tick(eth([(1980, 5)], [(1989, "0.3"), (1990, "0.4"), (1991, 50)]))
     assert (desk.position.quantity, desk.account.resting[0].remaining) == (D("0.7"), D("1.3"))
 
 
 def test_the_best_price_fills_first_then_the_oldest() -> None:
-    desk = Desk()
+    desk = PaperBench()
     worse, first, second = (desk.order(BUY, "1", limit=limit).id for limit in ("1989", "1990", "1990"))
-    booking = desk.tick(eth([(1970, 5)], [(1980, "1.5")]))
-    assert booking is not None
-    assert [(fill.request_id, fill.quantity) for fill in booking.fills] == [(first, D(1)), (second, D("0.5"))]
+    posting = desk.tick(eth([(1970, 5)], [(1980, "1.5")]))
+    assert posting is not None
+    assert [(fill.request_id, fill.quantity) for fill in posting.fills] == [(first, D(1)), (second, D("0.5"))]
     assert worse in {order.id for order in desk.account.resting}
 
 
 def test_a_resting_order_reserves_quantity_times_limit_over_leverage() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", limit="1990", leverage=5)
     assert (desk.reserved, desk.available) == (D(398), D(9_602))
 
 
 def test_what_only_reduces_reserves_nothing() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.order(SELL, "1", limit="2100", reduce_only=True)
     desk.order(SELL, "1.5", limit="2200")
@@ -123,7 +123,7 @@ def test_what_only_reduces_reserves_nothing() -> None:
 
 
 def test_a_position_can_be_reduced_once_by_orders_that_wait() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.order(SELL, "1", limit="2100")
     desk.order(SELL, "1", limit="2200")
@@ -131,7 +131,7 @@ def test_a_position_can_be_reduced_once_by_orders_that_wait() -> None:
 
 
 def test_what_waits_beyond_the_position_needs_margin_though_each_order_alone_would_only_reduce() -> None:
-    desk = Desk(10_000)
+    desk = PaperBench(10_000)
     desk.order(BUY, "4")
     assert desk.order(SELL, "4", limit="2100").status is OrderStatus.RESTING
     refused = desk.order(SELL, "4", limit="2200")  # would open a short of 8,800 on an available 1,996
@@ -143,7 +143,7 @@ def test_what_waits_beyond_the_position_needs_margin_though_each_order_alone_wou
 
 
 def test_depth_taken_is_gone_for_the_account_until_the_next_snapshot() -> None:
-    desk = Desk(10_000, eth([(1999, 5)], [(2001, 1), (2003, 1)]))
+    desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1), (2003, 1)]))
     assert prices(desk.order(BUY, "1")) == [(D(2001), D(1))]
     assert prices(desk.order(BUY, "1")) == [(D(2003), D(1))]
     assert desk.order(BUY, "1").status is OrderStatus.REJECTED
@@ -152,39 +152,42 @@ def test_depth_taken_is_gone_for_the_account_until_the_next_snapshot() -> None:
 
 
 def test_a_reset_does_not_bring_taken_depth_back() -> None:
-    desk = Desk(10_000, eth([(1999, 5)], [(2001, 1)]))
+    desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1)]))
     desk.order(BUY, "1")
     desk.reset()
     assert desk.order(BUY, "1").status is OrderStatus.REJECTED
 
 
 def test_maker_fills_take_depth_too() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", limit="1990")
     desk.tick(eth([(1970, 5)], [(1980, "1.2"), (2100, 5)]))
     assert prices(desk.order(BUY, "1", limit="2000")) == [(D(1980), D("0.2"))]
 
 
 def test_accounts_never_affect_each_other() -> None:
-    first, second = Desk(10_000, eth([(1999, 5)], [(2001, 1)])), Desk(10_000, eth([(1999, 5)], [(2001, 1)]))
+    first, second = (
+        PaperBench(10_000, eth([(1999, 5)], [(2001, 1)])),
+        PaperBench(10_000, eth([(1999, 5)], [(2001, 1)])),
+    )
     second.moment = first.moment
     assert prices(first.order(BUY, "1")) == prices(second.order(BUY, "1"))
 
 
 def test_the_fee_is_charged_per_fill() -> None:
-    desk = Desk(10_000, eth([(1999, 5)], [(2001, 1), (2002, 1)]))
+    desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1), (2002, 1)]))
     answer = desk.order(BUY, "2")
     assert [fill.fee for fill in answer.fills] == [D("1.0005"), D("1.001")]
     assert desk.account.cash == D(10_000) - D("2.0015")
 
 
 def test_reduce_only_never_opens() -> None:
-    answer = Desk().order(BUY, "1", reduce_only=True)
+    answer = PaperBench().order(BUY, "1", reduce_only=True)
     assert (answer.status, answer.fills) == (OrderStatus.REJECTED, ())
 
 
 def test_reduce_only_never_flips_and_is_cut_to_the_position() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     answer = desk.order(SELL, "5", reduce_only=True)
     assert (answer.status, answer.total_quantity, answer.requested_quantity) == (OrderStatus.FILLED, D(1), D(5))
@@ -192,16 +195,16 @@ def test_reduce_only_never_flips_and_is_cut_to_the_position() -> None:
 
 
 def test_a_resting_reduce_only_order_with_nothing_left_to_reduce_is_cancelled() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.order(SELL, "1", limit="2100", reduce_only=True)
     desk.order(SELL, "1")
     assert not desk.account.resting
-    assert desk.bookings[-1].resting[0].cancel_reason == "nothing is left to reduce"
+    assert desk.postings[-1].resting[0].cancel_reason == "nothing is left to reduce"
 
 
 def test_two_reduce_only_orders_close_one_position_once() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     for limit in ("2100", "2101"):
         desk.order(SELL, "1", limit=limit, reduce_only=True)
@@ -210,12 +213,12 @@ def test_two_reduce_only_orders_close_one_position_once() -> None:
 
 
 def test_an_order_in_the_other_direction_closes_first_and_opens_the_rest() -> None:
-    desk = Desk(10_000, eth([(1999, 2), (1998, 2)], [(2001, 1)]))
+    desk = PaperBench(10_000, eth([(1999, 2), (1998, 2)], [(2001, 1)]))
     opened = desk.order(BUY, "1")
     answer = desk.order(SELL, "3", leverage=2)
     assert prices(answer) == [(D(1999), D(1)), (D(1999), D(1)), (D(1998), D(1))]
     assert answer.realized_pnl == -2
-    (trade,) = desk.bookings[-1].trades
+    (trade,) = desk.postings[-1].trades
     assert (trade.gross_pnl, trade.parent_id, trade.part.fees) == (D(-2), None, D("1.0005") + D("0.9995"))
     assert (desk.position.side, desk.position.quantity, desk.position.entry_notional) == ("SHORT", D(2), D(3997))
     assert (desk.position.fees, desk.position.margin) == (D(3997) * D("0.0005"), D("1998.5"))
@@ -223,7 +226,7 @@ def test_an_order_in_the_other_direction_closes_first_and_opens_the_rest() -> No
 
 
 def test_an_addition_averages_the_entry_price_by_quantity() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.eth(1_000)
     desk.order(BUY, "3")
@@ -231,19 +234,19 @@ def test_an_addition_averages_the_entry_price_by_quantity() -> None:
 
 
 def test_leverage_given_with_an_addition_applies_to_the_added_part() -> None:
-    desk = Desk(10_000, eth([(1999, 9)], [(2000, 9)]))
+    desk = PaperBench(10_000, eth([(1999, 9)], [(2000, 9)]))
     desk.order(BUY, "1", leverage=10)
     desk.order(BUY, "1")
     assert (desk.position.margin, desk.position.leverage) == (D(2200), D("1.8181818181818182"))
 
 
 def test_a_partial_close_splits_off_its_share_of_fees_and_funding() -> None:
-    desk = Desk(10_000, eth([(2000, 9)], [(2000, 9)]))
+    desk = PaperBench(10_000, eth([(2000, 9)], [(2000, 9)]))
     desk.order(BUY, "4")
     desk.eth(2_000, timedelta(hours=1))
     desk.tick(eth([(2000, 9)], [(2000, 9)]))
     desk.order(SELL, "1")
-    (trade,) = desk.bookings[-1].trades
+    (trade,) = desk.postings[-1].trades
     assert trade.parent_id == desk.position.id != trade.part.id
     assert trade.part.fees == 1 + 1
     assert trade.part.funding == D(-2000) * D("0.0000125")

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 from support.books import START, deep_quote, moment_of, seconds
-from support.desk import BUY, SELL, D, Desk, eth, leveraged
+from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import Cause, ExitPlan, OrderSide, OrderStatus
 
 # --- exit plans -------------------------------------------------------------------------------------------------------
@@ -28,39 +28,39 @@ LATER = START + timedelta(minutes=10)
     ],
 )
 def test_a_trigger_closes_the_whole_position_at_market(plan: ExitPlan, mark: int, reason: Cause) -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", plan=plan)
-    booking = desk.eth(mark)
-    assert booking is not None
-    assert [(trade.close_reason, trade.part.quantity) for trade in booking.trades] == [(reason, D(1))]
-    assert booking.fills[0].price == mark - D("0.01")
-    assert booking.fills[0].request_id is None
+    posting = desk.eth(mark)
+    assert posting is not None
+    assert [(trade.close_reason, trade.part.quantity) for trade in posting.trades] == [(reason, D(1))]
+    assert posting.fills[0].price == mark - D("0.01")
+    assert posting.fills[0].request_id is None
 
 
 @pytest.mark.parametrize("mark", ["1900.01", "2099.99"])
 def test_nothing_fires_short_of_its_price(mark: str) -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900), target=D(2_100), time_exit=LATER))
     assert desk.eth(mark) is None
 
 
 def test_the_triggers_of_a_short_are_mirrored() -> None:
     for plan, mark in ((ExitPlan(stop=D(2_100)), 2_100), (ExitPlan(target=D(1_900)), 1_900)):
-        desk = Desk()
+        desk = PaperBench()
         desk.order(SELL, "1", plan=plan)
         assert desk.eth(mark) is not None
         assert not desk.account.positions
 
 
 def test_triggers_are_checked_against_the_mark_and_not_the_book() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
     assert desk.tick(eth([(1800, 9)], [(2050, 9)], mark="1900.01")) is None
     assert desk.tick(eth([(1850, 9)], [(2050, 9)], mark="1900")) is not None
 
 
 def test_a_gap_costs_what_a_gap_costs() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
     desk.eth(1_500)
     assert desk.account.realized == D("1499.99") - D("2000.01")
@@ -79,7 +79,7 @@ def test_a_gap_costs_what_a_gap_costs() -> None:
     ],
 )
 def test_a_plan_on_the_wrong_side_of_the_mark_is_refused_when_it_is_set(side: OrderSide, plan: ExitPlan) -> None:
-    desk = Desk()
+    desk = PaperBench()
     assert desk.order(side, "1", plan=plan).status is OrderStatus.REJECTED
     desk.order(side, "1")
     assert desk.set_plan(plan) is not None
@@ -87,7 +87,7 @@ def test_a_plan_on_the_wrong_side_of_the_mark_is_refused_when_it_is_set(side: Or
 
 
 def test_the_stop_of_a_waiting_order_is_held_against_its_limit() -> None:
-    desk = Desk()
+    desk = PaperBench()
     assert desk.order(BUY, "1", limit="1900", plan=ExitPlan(stop=D(1_950))).status is OrderStatus.REJECTED
     assert desk.order(BUY, "1", limit="1900", plan=ExitPlan(stop=D(1_850))).status is OrderStatus.RESTING
     desk.eth(1_899)
@@ -95,7 +95,7 @@ def test_the_stop_of_a_waiting_order_is_held_against_its_limit() -> None:
 
 
 def test_a_plan_can_be_replaced_and_one_given_with_an_addition_replaces() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1", plan=ExitPlan(stop=D(1_900)))
     assert desk.set_plan(ExitPlan(target=D(2_200), invalidation="the trend breaks")) is None
     assert desk.position.exit_plan == ExitPlan(target=D(2_200), invalidation="the trend breaks")
@@ -106,25 +106,25 @@ def test_a_plan_can_be_replaced_and_one_given_with_an_addition_replaces() -> Non
 
 
 def test_a_plan_without_a_position_is_refused() -> None:
-    assert Desk().set_plan(ExitPlan(stop=D(1_900))) == "there is no ETH position"
+    assert PaperBench().set_plan(ExitPlan(stop=D(1_900))) == "there is no ETH position"
 
 
 def test_a_trigger_keeps_closing_what_the_book_could_not_take_though_the_mark_comes_back() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "3", plan=ExitPlan(stop=D(1_900)))
     desk.tick(eth([(1899, 1)], [(1901, 1)], mark="1900"))
     assert (desk.position.quantity, desk.position.closing) == (D(2), "stop")
     desk.eth(2_000)
     assert not desk.account.positions
-    assert [trade.close_reason for b in desk.bookings for trade in b.trades] == [Cause.STOP, Cause.STOP]
+    assert [trade.close_reason for b in desk.postings for trade in b.trades] == [Cause.STOP, Cause.STOP]
 
 
 def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> None:
-    desk = Desk(1_050)
+    desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_990)))
-    booking = desk.eth("1900")
-    assert booking is not None
-    assert [trade.close_reason for trade in booking.trades] == [Cause.LIQUIDATION]
+    posting = desk.eth("1900")
+    assert posting is not None
+    assert [trade.close_reason for trade in posting.trades] == [Cause.LIQUIDATION]
     assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.REJECTED
     assert desk.eth("1900") is None
 
@@ -133,18 +133,18 @@ def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> Non
 
 
 def test_a_reset_cancels_closes_at_the_mark_without_fees_and_starts_a_run() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     desk.order(BUY, "1", limit="1900")
     fees = desk.account.fees
     desk.tick(eth([(2050, "0.1")], [(2150, "0.1")]))
     before = desk.account
-    booking = desk.reset(5_000)
-    (trade,) = booking.trades
-    assert (trade.close_reason, trade.exit_notional, booking.fills[0].fee) == (Cause.RESET, D(2_100), D(0))
-    assert (trade.part.fees, booking.resting[0].cancel_reason) == (fees, "the account was reset")
-    assert booking.run == before.run
-    assert booking.starts_run
+    posting = desk.reset(5_000)
+    (trade,) = posting.trades
+    assert (trade.close_reason, trade.exit_notional, posting.fills[0].fee) == (Cause.RESET, D(2_100), D(0))
+    assert (trade.part.fees, posting.resting[0].cancel_reason) == (fees, "the account was reset")
+    assert posting.run == before.run
+    assert posting.starts_run
     account = desk.account
     assert (account.run.number, account.run.initial_capital, account.cash) == (2, D(5_000), D(5_000))
     assert not account.positions
@@ -154,12 +154,12 @@ def test_a_reset_cancels_closes_at_the_mark_without_fees_and_starts_a_run() -> N
 
 
 def test_the_same_orders_give_the_same_rows() -> None:
-    def rows() -> list[Booking]:
+    def rows() -> list[Posting]:
         desk = leveraged()
         desk.order(BUY, "0.01", limit="1900")
         desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
         desk.reset()
-        return desk.bookings
+        return desk.postings
 
     assert rows() == rows()
 
@@ -175,17 +175,17 @@ def test_the_order_in_which_an_account_holds_its_positions_changes_no_row() -> N
         desk.order(BUY, "0.01", limit="1900")
         desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(hours=1))
         desk.reset()
-        return [(booking.funding, booking.fills, booking.trades) for booking in desk.bookings]
+        return [(posting.funding, posting.fills, posting.trades) for posting in desk.postings]
 
     assert rows(reverse=False) == rows(reverse=True)
 
 
 def test_a_refusal_changes_nothing_but_its_answer() -> None:
-    desk = Desk()
+    desk = PaperBench()
     desk.order(BUY, "1")
     before = desk.account
     desk.moment = moment_of(deep_quote("ETH", 2_000, at=START + seconds(1)))
     desk.order(BUY, "1000")
-    booking = desk.bookings[-1]
-    assert (booking.fills, booking.funding, booking.resting) == ((), (), ())
+    posting = desk.postings[-1]
+    assert (posting.fills, posting.funding, posting.resting) == ((), (), ())
     assert (desk.account.positions, desk.account.cash) == (before.positions, before.cash)

@@ -11,7 +11,7 @@ from support.scripted import START
 from trader.domain.exchange.account import Account, Position, Run
 from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
 from trader.domain.exchange.venue_orders import VenueOrderType
-from trader.domain.live.protective_orders import LegTerms, all_wanted, wanted_legs, worst_price
+from trader.domain.live.protective_orders import ProtectiveTerms, all_wanted, wanted_legs, worst_price
 from trader.domain.market.markets import MARKETS
 
 D = Decimal
@@ -30,8 +30,8 @@ def position(side: Side = Side.LONG, **more: object) -> Position:
 @pytest.mark.parametrize(("side", "closing"), [(Side.LONG, OrderSide.SELL), (Side.SHORT, OrderSide.BUY)])
 def test_stop_and_target_are_for_the_whole_position_on_the_tick(side: Side, closing: OrderSide) -> None:
     assert wanted_legs(position(side), PLAN, BTC) == [
-        LegTerms("BTC", VenueOrderType.STOP, closing, D("0.5"), D("90000.1")),
-        LegTerms("BTC", VenueOrderType.TARGET, closing, D("0.5"), D("99000.0")),
+        ProtectiveTerms("BTC", VenueOrderType.STOP, closing, D("0.5"), D("90000.1")),
+        ProtectiveTerms("BTC", VenueOrderType.TARGET, closing, D("0.5"), D("99000.0")),
     ]
 
 

@@ -15,7 +15,7 @@ from trader.domain.live.reconciliation import (
     Difference,
     Kind,
     Leg,
-    Statement,
+    VenueReport,
     is_stopped,
     reconcile,
 )
@@ -30,18 +30,20 @@ BOOKS = Books(
     unsettled=frozenset(),
     balance=D("10000.00"),
 )
-VENUE = Statement(positions=dict(BOOKS.positions), legs=dict(BOOKS.legs), others=frozenset({9}), balance=D("10000.00"))
+VENUE = VenueReport(
+    positions=dict(BOOKS.positions), legs=dict(BOOKS.legs), others=frozenset({9}), balance=D("10000.00")
+)
 
 
-def found(books: Books = BOOKS, venue: Statement = VENUE) -> list[Difference]:
+def found(books: Books = BOOKS, venue: VenueReport = VENUE) -> list[Difference]:
     return reconcile(books, venue, balance_tolerance=D("0.01"))
 
 
-def kinds(books: Books = BOOKS, venue: Statement = VENUE) -> list[tuple[Kind, str | None]]:
+def kinds(books: Books = BOOKS, venue: VenueReport = VENUE) -> list[tuple[Kind, str | None]]:
     return [(one.kind, one.symbol) for one in found(books, venue)]
 
 
-def held(**quantities: str) -> Statement:
+def held(**quantities: str) -> VenueReport:
     return replace(VENUE, positions={symbol: D(quantity) for symbol, quantity in quantities.items()})
 
 
@@ -140,11 +142,11 @@ books_of = st.builds(
     unsettled=st.frozensets(st.sampled_from(("BTC", "SOL")), max_size=1),
     balance=st.just(D(0)),
 )
-statements = st.builds(Statement, positions=quantities, legs=legs, others=marked, balance=st.just(D(0)))
+statements = st.builds(VenueReport, positions=quantities, legs=legs, others=marked, balance=st.just(D(0)))
 
 
 @given(books_of, statements)
-def test_following_the_rules_ends_in_agreement_or_in_a_stop(books: Books, venue: Statement) -> None:
+def test_following_the_rules_ends_in_agreement_or_in_a_stop(books: Books, venue: VenueReport) -> None:
     for _ in range(4):
         differences = found(books, venue)
         if not differences or is_stopped(differences):
@@ -153,7 +155,7 @@ def test_following_the_rules_ends_in_agreement_or_in_a_stop(books: Books, venue:
     assert found(books, venue) == []
 
 
-def follow(books: Books, venue: Statement, differences: list[Difference]) -> tuple[Books, Statement]:
+def follow(books: Books, venue: VenueReport, differences: list[Difference]) -> tuple[Books, VenueReport]:
     """Do what the rules say, as if the venue did what it is asked and orders under way became final."""
     positions, ours, theirs = dict(books.positions), dict(books.legs), dict(venue.legs)
     gone = {one.client_index for one in differences if one.kind is Kind.RESTING_GONE}

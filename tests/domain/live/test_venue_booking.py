@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.scripted import START
 
 from trader.domain.exchange.account import Account, Run
-from trader.domain.exchange.ledger import Booking, Rules
+from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import Cause, Order, OrderSide, OrderStatus, OrderType, Side
 from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
 from trader.domain.live.ledger import book_fundings, book_strays, refuse_sent, settle
@@ -60,30 +60,30 @@ def state(filled: str, status: str = "filled", *, is_final: bool = True) -> Venu
 
 def settled(
     before: Account, one: SentOrder, shown: VenueOrderState, *fills: VenueFill, at: datetime = START
-) -> Booking:
+) -> Posting:
     return settle(before, one, shown, fills, MARKS, RULES, at)
 
 
 def test_a_market_order_is_one_position_with_the_fees_that_were_charged() -> None:
-    booking = settled(account(), sent(), state("2"), fill(1, "0.5", "100"), fill(2, "1.5", "102", fee_rate=D(0)))
-    position = booking.account.positions["BTC"]
+    posting = settled(account(), sent(), state("2"), fill(1, "0.5", "100"), fill(2, "1.5", "102", fee_rate=D(0)))
+    position = posting.account.positions["BTC"]
     assert (position.quantity, position.entry_notional, position.margin) == (D(2), D(203), D("50.75"))
-    assert booking.account.fees == position.fees == D(50) * D("0.0003")
-    assert booking.answer is not None
-    assert (booking.answer.id, booking.answer.status, booking.answer.average_price) == (
+    assert posting.account.fees == position.fees == D(50) * D("0.0003")
+    assert posting.answer is not None
+    assert (posting.answer.id, posting.answer.status, posting.answer.average_price) == (
         REQUEST_ID, OrderStatus.FILLED, D("101.5"),
     )  # fmt: skip
-    (known,) = booking.sent
+    (known,) = posting.sent
     assert (known.status, known.filled, known.venue_index) == (SentStatus.DONE, D(2), 900)
-    assert [one.trade_id for one in booking.venue_fills] == [1, 2]
+    assert [one.trade_id for one in posting.venue_fills] == [1, 2]
 
 
 def test_what_ended_without_a_fill_is_a_refusal_under_the_id_of_its_request() -> None:
-    booking = settled(account(), sent(), state("0", "canceled-margin-not-allowed"))
-    assert booking.answer is not None
-    assert (booking.answer.id, booking.answer.status) == (REQUEST_ID, OrderStatus.REJECTED)
-    assert booking.answer.reason == "the venue ended the order: canceled-margin-not-allowed"
-    assert (booking.account.positions, booking.sent[0].status) == ({}, SentStatus.DONE)
+    posting = settled(account(), sent(), state("0", "canceled-margin-not-allowed"))
+    assert posting.answer is not None
+    assert (posting.answer.id, posting.answer.status) == (REQUEST_ID, OrderStatus.REJECTED)
+    assert posting.answer.reason == "the venue ended the order: canceled-margin-not-allowed"
+    assert (posting.account.positions, posting.sent[0].status) == ({}, SentStatus.DONE)
     refusal = refuse_sent(account(), sent(), "never taken", START)
     assert refusal.answer is not None
     assert (refusal.answer.reason, refusal.sent[0].status) == ("never taken", SentStatus.REFUSED)
@@ -110,9 +110,9 @@ def test_a_leg_that_fills_in_part_goes_on_closing() -> None:
         trigger=D(90), reduce_only=True,
     )  # fmt: skip
     stop = sent(order=leg, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
-    booking = settled(held, stop, state("0.5", "canceled-too-much-slippage"), fill(2, "0.5", "89", side=OrderSide.SELL))
-    assert (booking.account.positions["BTC"].quantity, booking.account.positions["BTC"].closing) == (D("1.5"), "stop")
-    assert booking.trades[0].close_reason is Cause.STOP
+    posting = settled(held, stop, state("0.5", "canceled-too-much-slippage"), fill(2, "0.5", "89", side=OrderSide.SELL))
+    assert (posting.account.positions["BTC"].quantity, posting.account.positions["BTC"].closing) == (D("1.5"), "stop")
+    assert posting.trades[0].close_reason is Cause.STOP
 
 
 def test_a_leg_that_is_seen_filling_and_ends_later_goes_on_closing() -> None:
@@ -133,27 +133,27 @@ def test_a_leg_that_is_seen_filling_and_ends_later_goes_on_closing() -> None:
 def test_trades_of_nobodys_are_booked_without_an_order(kind: str, cause: Cause) -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account
     fills = [fill(2, "3", "90", side=OrderSide.SELL, kind=kind, client_index=99)]
-    booking = book_strays(held, fills, [], MARKS, RULES, START)
-    position = booking.account.positions["BTC"]
-    assert (position.side, position.quantity, booking.trades[0].close_reason) == (Side.SHORT, D(1), cause)
-    assert booking.account.realized == -20
-    assert booking.fills[0].liquidation_fee == 0, "what the venue charged is the fee"
-    assert booking.venue_fills[0].client_index is None
+    posting = book_strays(held, fills, [], MARKS, RULES, START)
+    position = posting.account.positions["BTC"]
+    assert (position.side, position.quantity, posting.trades[0].close_reason) == (Side.SHORT, D(1), cause)
+    assert posting.account.realized == -20
+    assert posting.fills[0].liquidation_fee == 0, "what the venue charged is the fee"
+    assert posting.venue_fills[0].client_index is None
 
 
 def test_a_round_trip_by_hand_is_booked_with_the_funding_between() -> None:
     fills = [fill(1, "1", at=START), fill(2, "1", "110", side=OrderSide.SELL, at=HOUR + timedelta(minutes=5))]
     payments = [VenueFunding("BTC", HOUR, D(1), D("0.001"), D("-0.1")), VenueFunding("ETH", HOUR, D(1), D(1), D(9))]
-    booking = book_strays(account(), fills, payments, MARKS, RULES, HOUR + timedelta(minutes=6))
-    after = booking.account
+    posting = book_strays(account(), fills, payments, MARKS, RULES, HOUR + timedelta(minutes=6))
+    after = posting.account
     assert (after.positions, after.realized, after.funding) == ({}, D(10), D("-0.1"))
 
 
 def test_a_position_that_is_booked_late_is_funded_from_when_it_was_filled() -> None:
     late = account_changed(HOUR + timedelta(minutes=1))
-    booking = settled(late, sent(), state("2"), fill(1, "2", at=START), at=HOUR + timedelta(minutes=2))
+    posting = settled(late, sent(), state("2"), fill(1, "2", at=START), at=HOUR + timedelta(minutes=2))
     payment = VenueFunding("BTC", HOUR, D(2), D("0.001"), D("-0.2"))
-    funded = book_fundings(booking.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=3))
+    funded = book_fundings(posting.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=3))
     assert funded is not None
     assert funded.account.funding == D("-0.2")
     again = book_fundings(funded.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=4))

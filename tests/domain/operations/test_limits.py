@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from trader.domain.exchange.halts import HaltCause
 from trader.domain.operations.loss_limits import (
-    Limits,
-    Mark,
+    LossBaseline,
+    LossThresholds,
     Worth,
     advance,
     begin,
@@ -51,11 +51,11 @@ def test_a_limit_is_hit_exactly_when_the_loss_reaches_it(
         peak = max(worth for _, worth in seen)
         lost_today = start > 0 and (start - equity) / start * 100 >= daily
         fell = (peak - equity) / peak * 100 >= drawdown
-        hit = breach(mark, Limits(daily, drawdown))
+        hit = breach(mark, LossThresholds(daily, drawdown))
         assert (hit is not None) == (lost_today or fell), (mark, hit)
         if hit is not None:
             assert hit.cause is (HaltCause.DAILY_LOSS if lost_today else HaltCause.DRAWDOWN)
-        assert breach(mark, Limits()) is None
+        assert breach(mark, LossThresholds()) is None
 
 
 @given(st.lists(st.tuples(days, money), min_size=1))
@@ -64,7 +64,7 @@ def test_a_gain_never_hits_a_limit(curve: list[tuple[int, Decimal]]) -> None:
     for day, equity in sorted(steps(curve), key=lambda step: (step[0], step[1])):
         rising = max(mark.last, equity)
         mark = advance(mark, rising, day)
-        assert breach(mark, Limits(D("0.01"), D("0.01"))) is None
+        assert breach(mark, LossThresholds(D("0.01"), D("0.01"))) is None
 
 
 @given(st.lists(st.tuples(days, money), min_size=1), st.integers(min_value=0))
@@ -81,11 +81,11 @@ def test_a_stop_in_between_changes_nothing(curve: list[tuple[int, Decimal]], cut
 
 
 def test_what_happened_during_the_stop_comes_from_snapshots() -> None:
-    mark = Mark(run_id=RUN, day=DAY, day_start=D(9_000), peak=D(11_000), last=D(10_000))
+    mark = LossBaseline(run_id=RUN, day=DAY, day_start=D(9_000), peak=D(11_000), last=D(10_000))
     later = DAY + timedelta(days=1)
     found = recall(mark, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500))
-    assert found == Mark(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
-    assert recall(None, RUN, CAPITAL, DAY, peak_since=D(9_500), first_today=D(9_100)) == Mark(
+    assert found == LossBaseline(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
+    assert recall(None, RUN, CAPITAL, DAY, peak_since=D(9_500), first_today=D(9_100)) == LossBaseline(
         run_id=RUN, day=DAY, day_start=D(9_100), peak=CAPITAL, last=D(9_500)
     )
     assert recall(None, RUN, CAPITAL, DAY, peak_since=None, first_today=None) is None
@@ -97,11 +97,11 @@ def test_what_happened_during_the_stop_comes_from_snapshots() -> None:
 def test_after_a_lifted_halt_losses_count_from_the_next_equity(before: Decimal, after: Decimal, limit: Decimal) -> None:
     mark = advance(begin(RUN, CAPITAL, CAPITAL, DAY), before, DAY)
     mark = advance(renew(mark), after, DAY)
-    assert breach(mark, Limits(limit, limit)) is None
+    assert breach(mark, LossThresholds(limit, limit)) is None
     assert (mark.day_start, mark.peak) == (after, after)
     if after > 0:
         fallen = advance(mark, after * (1 - limit / 100), DAY)
-        assert breach(fallen, Limits(limit, None)) is not None
+        assert breach(fallen, LossThresholds(limit, None)) is not None
 
 
 @given(st.lists(money, min_size=1, max_size=5), st.lists(money, max_size=5), percents)
@@ -109,11 +109,11 @@ def test_capital_that_comes_or_goes_is_no_loss(equities: list[Decimal], new: lis
     """Accounts open, and every old one starts a new run: together nothing was lost by that."""
     marks = {f"a{n}": begin(RUN, CAPITAL, equity, DAY) for n, equity in enumerate(equities)}
     together = sum(equities, D(0))
-    total = Mark(run_id=None, day=DAY, day_start=together, peak=together, last=together)
+    total = LossBaseline(run_id=None, day=DAY, day_start=together, peak=together, last=together)
     worths = {account_id: Worth(NEXT_RUN, CAPITAL, CAPITAL) for account_id in marks}
     worths |= {f"b{n}": Worth(RUN, capital, capital) for n, capital in enumerate(new)}
     after = advance(shift(total, flow(marks, worths)), sum((worth.equity for worth in worths.values()), D(0)), DAY)
-    assert breach(after, Limits(limit, limit)) is None
+    assert breach(after, LossThresholds(limit, limit)) is None
     assert after.day_start == after.peak == after.last
     followed = {account_id: follow(marks.get(account_id), worth, DAY) for account_id, worth in worths.items()}
     assert flow(followed, worths) == 0
@@ -121,20 +121,20 @@ def test_capital_that_comes_or_goes_is_no_loss(equities: list[Decimal], new: lis
 
 def test_the_words_of_a_breach_have_the_figures() -> None:
     mark = advance(begin(RUN, CAPITAL, CAPITAL, DAY), D(9_450), DAY)
-    hit = breach(mark, Limits(D(5), D(50)))
+    hit = breach(mark, LossThresholds(D(5), D(50)))
     assert hit is not None
     assert hit.reason == (
         "equity 9450.00 is 5.50 % below the 10000.00 it began 2025-01-01 (UTC) with; the limit is 5 %"
     )
-    hit = breach(mark, Limits(None, D("5.5")))
+    hit = breach(mark, LossThresholds(None, D("5.5")))
     assert hit is not None
     assert hit.reason == "equity 9450.00 is 5.50 % below the 10000.00 it had at its peak; the limit is 5.5 %"
 
 
 @pytest.mark.parametrize("start", [D(0), D(-5)])
 def test_an_account_that_has_nothing_left_loses_no_percentage(start: Decimal) -> None:
-    mark = Mark(run_id=RUN, day=DAY, day_start=start, peak=None, last=D(-10))
-    assert breach(mark, Limits(D(5), D(5))) is None
+    mark = LossBaseline(run_id=RUN, day=DAY, day_start=start, peak=None, last=D(-10))
+    assert breach(mark, LossThresholds(D(5), D(5))) is None
 
 
 def test_a_clock_that_goes_back_begins_no_day() -> None:

@@ -23,7 +23,7 @@ from trader.domain.live.orders import (
     client_index_of,
     signed_quantity,
 )
-from trader.domain.live.reconciliation import Books, Leg, Statement, reconcile
+from trader.domain.live.reconciliation import Books, Leg, VenueReport, reconcile
 from trader.errors import MarketDataError, StartError
 from trader.gateways.lighter.api import LighterApi
 from trader.gateways.lighter.orders import LighterOrders
@@ -370,7 +370,7 @@ async def test_the_statement_holds_positions_legs_resting_orders_and_the_balance
         order(3).client_index: Leg("BTC", VenueOrderType.TARGET, D(99000)),
     }
     statement = await orders.statement()
-    assert statement == Statement(
+    assert statement == VenueReport(
         positions={"BTC": D("0.25")},
         legs=legs,
         others=frozenset({order(4).client_index}),

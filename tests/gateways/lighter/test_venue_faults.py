@@ -16,7 +16,7 @@ from trader.domain.market.markets import Book, Tick
 from trader.domain.money import ZERO
 from trader.gateways.lighter.api import LighterApi
 from trader.gateways.lighter.source import VenueSource
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 
 D = Decimal
 SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "12"))
@@ -52,7 +52,7 @@ class Watcher:
         self.venue = venue
         self.source = VenueSource(LighterApi(venue.url, pause_s=0.001), ("BTC", "ETH"), pulse_s=0.005)
         self.clock = HastyClock()
-        self.market = MarketData(self.source, self.clock)
+        self.market = MarketFeed(self.source, self.clock)
         self.had: dict[str, set[State]] = {symbol: {state_of(venue.markets[symbol])} for symbol in ("BTC", "ETH")}
         self.absurd: set[State] = set()
         self.shown = 0

@@ -17,7 +17,7 @@ from trader.gateways.lighter import api as lighter_api
 from trader.gateways.lighter.api import LighterApi
 from trader.gateways.lighter.source import VenueSource
 from trader.gateways.sources import make_source
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 
 D = Decimal
@@ -134,7 +134,7 @@ async def test_a_venue_that_says_nothing_is_told_of_by_what_was_waited_for(monke
 
 async def test_a_venue_that_is_down_gives_no_candles_and_says_so(venue: FakeVenue, source: VenueSource) -> None:
     await venue.stop()
-    market = MarketData(source, SystemClock())
+    market = MarketFeed(source, SystemClock())
     with pytest.raises(MarketUnavailable, match=r"No candles of BTC: .*cannot be reached"):
         await market.candles("BTC", "15m", 100)
 
@@ -192,7 +192,7 @@ async def test_history_brings_the_funding_of_its_hours(venue: FakeVenue, source:
 
 async def test_funding_that_nobody_is_said_to_pay_is_not_guessed(venue: FakeVenue, source: VenueSource) -> None:
     venue.funding_rows[BTC] = [{"timestamp": int(START.timestamp()), "value": "1", "rate": "0.1", "direction": ""}]
-    market = MarketData(source, SystemClock())
+    market = MarketFeed(source, SystemClock())
     with pytest.raises(MarketUnavailable, match=r"venue has no history now: /api/v1/fundings: not understood"):
         async for _ in market.history(START - MINUTE, START + MINUTE):
             pass

@@ -28,7 +28,7 @@ from trader.gateways.agents.rules import RuleProvider
 from trader.services.agents import recorder as run_record
 from trader.services.agents.schedule import InvocationRecord
 from trader.services.events import ConversationsChanged
-from trader.services.exchange.paper import Exchange
+from trader.services.exchange.paper import PaperExchange
 from trader.store.agents.invocations import select_payload, select_steps, update_invocation
 from trader.store.database.pool import Connection, Database
 from trader.variants import VARIANTS
@@ -386,7 +386,7 @@ async def test_start_closes_what_a_crash_left_open(floor: Floor) -> None:
 # --- orders that were under way ---------------------------------------------------------------------------------------
 
 
-class SlowAnswers(Exchange):
+class SlowAnswers(PaperExchange):
     """Commits orders and then keeps their answers for itself."""
 
     committed: asyncio.Event
@@ -414,7 +414,7 @@ async def test_cancelled_with_its_order_committed(database: Database) -> None:
         assert "BTC" in floor.exchange.account("ada").positions
 
 
-class Undecided(Exchange):
+class Undecided(PaperExchange):
     """A venue that does not tell what became of an order."""
 
     async def place_order(self, order: Order) -> OrderAnswer:

@@ -8,7 +8,7 @@ from support.records import HOUR, START, FakeExchange, add_model, add_run, id_of
 from trader.clock import ManualClock
 from trader.domain.agents.invocations import Invocation, InvocationStatus
 from trader.domain.models import Model, VariantId
-from trader.services.exchange.paper import Exchange
+from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import Analytics, ModelStats
 from trader.store.agents import invocations as store
 from trader.store.database.pool import Database
@@ -20,7 +20,7 @@ class Bench:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.exchange = FakeExchange()
-        served: Exchange = self.exchange  # type: ignore[assignment]
+        served: PaperExchange = self.exchange  # type: ignore[assignment]
         self.analytics = Analytics(database, served, ManualClock(START))
 
     async def invoke(

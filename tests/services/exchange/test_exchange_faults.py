@@ -11,7 +11,7 @@ from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, running
 
 from trader.clock import ManualClock
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable
 from trader.services.exchange import accounts as books
@@ -93,10 +93,10 @@ async def test_a_bug_in_the_writing_of_a_booking_is_told_and_holds_up_nobody(
     """Written together with others, it is theirs no more than it is a reason to write nothing from then on."""
     await venue.exchange.open_account("b")
 
-    async def broken(conn: Connection, bookings: list[Booking], term: int) -> set[str]:
-        if any(booking.account.id == "a" for booking in bookings):
+    async def broken(conn: Connection, postings: list[Posting], term: int) -> set[str]:
+        if any(posting.account.id == "a" for posting in postings):
             raise KeyError("no such thing")
-        return await write_bookings(conn, bookings, term)
+        return await write_bookings(conn, postings, term)
 
     with monkeypatch.context() as patch:
         patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)

@@ -12,7 +12,7 @@ from support.live import Bench, PlainSigner, add_model, live_settings, prepared,
 from support.records import add_run, make_run
 
 from trader.domain.exchange.halts import HaltCause, Verb
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
 from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
@@ -259,7 +259,7 @@ async def test_a_booking_that_the_database_does_not_confirm_leaves_the_order_und
 ) -> None:
     writer = bench.exchange._books._writer
 
-    async def write(_: Booking) -> None:
+    async def write(_: Posting) -> None:
         raise Unavailable("The database did not confirm it.")
 
     with monkeypatch.context() as patch:

@@ -18,7 +18,7 @@ from support.fake_exchange import ACCOUNT
 from support.fake_venue import IDS
 from support.live import SYMBOLS, Bench, add_model, prepared
 
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.errors import TraderError, Unavailable
@@ -193,10 +193,10 @@ class Schedule:
         writer, random = self.bench.exchange._books._writer, self.random
         honest = writer.write
 
-        async def write(booking: Booking) -> None:
+        async def write(posting: Posting) -> None:
             fate = random.choice(("confirmed", "made", "lost"))
             if fate != "lost":
-                await honest(booking)
+                await honest(posting)
             if fate != "confirmed":
                 raise Unavailable("The database did not confirm it.")
 

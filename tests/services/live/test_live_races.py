@@ -11,7 +11,7 @@ from support.live import Bench, live_settings, trading
 
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
-from trader.domain.live.reconciliation import Statement
+from trader.domain.live.reconciliation import VenueReport
 from trader.errors import OrderUndecided, Unavailable
 from trader.gateways.lighter.orders import LighterOrders
 from trader.services.events import VenueDiffers
@@ -109,7 +109,7 @@ async def test_what_an_order_fills_just_before_the_venue_is_compared_is_no_diffe
     bench.venue.fill_share = D("0.25")
     statement = LighterOrders.statement
 
-    async def filled_first(orders: LighterOrders) -> Statement:
+    async def filled_first(orders: LighterOrders) -> VenueReport:
         if bench.venue.markets["BTC"].mid != 93000:
             bench.venue.reach("BTC", "93000.0")
         return await statement(orders)

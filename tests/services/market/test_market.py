@@ -13,7 +13,7 @@ from trader.domain.market.markets import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.synthetic import SyntheticSource
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 
 
 async def test_the_latest_quote_of_every_market_is_kept() -> None:
@@ -126,7 +126,7 @@ async def test_a_stale_market_is_not_waited_for() -> None:
 
 async def test_after_the_clock_was_set_back_the_old_price_is_not_traded_on_and_the_feed_follows() -> None:
     clock = SettableClock()
-    market = MarketData(SyntheticSource(7, ("BTC",)), clock)
+    market = MarketFeed(SyntheticSource(7, ("BTC",)), clock)
     ticks: asyncio.Queue[Tick] = asyncio.Queue()
     feed = asyncio.create_task(market.run(ticks.put, clock.now()))
     try:
@@ -148,7 +148,7 @@ async def test_after_the_clock_was_set_back_the_old_price_is_not_traded_on_and_t
 
 async def test_a_feed_that_begins_after_the_clock_was_set_back_begins_now() -> None:
     clock, source = SettableClock(), ScriptedSource()
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
 
     async def on_tick(tick: Tick) -> None: ...
 
@@ -272,7 +272,7 @@ async def test_a_feed_that_stops_refuses_who_waits() -> None:
 
 
 async def test_history_and_funding_are_the_source_s_own() -> None:
-    market = MarketData(ScriptedSource(), ManualClock(START))
+    market = MarketFeed(ScriptedSource(), ManualClock(START))
     assert [found.at async for found in market.history(after(1), after(3))] == [after(2), after(3)]
     assert market.funding_rate("BTC", START) == PLAIN_FUNDING_RATE
     assert (market.source_name, set(market.markets)) == ("scripted", {"BTC", "ETH", "SOL"})
@@ -283,7 +283,7 @@ async def test_history_and_funding_are_the_source_s_own() -> None:
 
 async def test_a_primed_market_has_the_prices_of_this_moment() -> None:
     source = SyntheticSource(0, ("BTC", "ETH"))
-    market = MarketData(source, ManualClock(START))
+    market = MarketFeed(source, ManualClock(START))
     await market.prime()
     assert {symbol: quote.at for symbol, quote in market.quotes().items()} == {"BTC": START, "ETH": START}
     assert not market.is_stale()
@@ -292,7 +292,7 @@ async def test_a_primed_market_has_the_prices_of_this_moment() -> None:
 async def test_the_synthetic_market_is_followed_from_the_first_second() -> None:
     clock = ManualClock(START)
     source = SyntheticSource(0, ("BTC", "ETH", "SOL"))
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     ticks: list[Tick] = []
     enough = asyncio.Event()
 
@@ -318,7 +318,7 @@ async def replayed(place: Path) -> list[str]:
     await source.open()
     clock = source.clock(None)
     assert isinstance(clock, LockstepClock)
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     story: list[str] = []
 
     async def on_tick(given: Tick) -> None:

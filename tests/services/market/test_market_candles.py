@@ -8,13 +8,13 @@ from support.feed import START, ScriptedSource
 
 from trader.clock import ManualClock
 from trader.errors import MarketUnavailable
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 
 
 async def test_candles_asked_for_by_many_at_once_are_fetched_once() -> None:
     clock = ManualClock(START)
     source = ScriptedSource()
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     answers = await asyncio.gather(*(market.candles("BTC", "15m", 20) for _ in range(8)))
     end = datetime(2026, 3, 4, 5, 0, tzinfo=UTC)
     assert source.asked_candles == [("BTC", "15m", end - timedelta(hours=5), end)]
@@ -27,7 +27,7 @@ async def test_candles_asked_for_by_many_at_once_are_fetched_once() -> None:
 async def test_candles_are_asked_for_again_when_one_has_closed() -> None:
     clock = ManualClock(START)
     source = ScriptedSource()
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     await market.candles("BTC", "1m", 10)
     await clock.advance(timedelta(seconds=52))
     assert await market.candles("BTC", "1m", 10)
@@ -45,7 +45,7 @@ async def test_candles_are_asked_for_again_when_one_has_closed() -> None:
 async def test_more_candles_than_before_are_fetched_whole_and_kept() -> None:
     clock = ManualClock(START)
     source = ScriptedSource()
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     assert [len(await market.candles("BTC", "5m", count)) for count in (3, 30, 3)] == [3, 30, 3]
     await clock.advance(timedelta(minutes=5))
     assert [len(await market.candles("BTC", "5m", count)) for count in (3, 30)] == [3, 30]
@@ -58,7 +58,7 @@ async def test_a_candle_that_a_venue_shows_late_is_not_missed() -> None:
     clock = ManualClock(START)
     source = ScriptedSource()
     source.late = timedelta(seconds=1)
-    market = MarketData(source, clock)
+    market = MarketFeed(source, clock)
     assert len(await market.candles("BTC", "1m", 10)) == 9
     source.late = timedelta(0)
     found = await market.candles("BTC", "1m", 10)
@@ -68,7 +68,7 @@ async def test_a_candle_that_a_venue_shows_late_is_not_missed() -> None:
 
 async def test_candles_that_cannot_be_had_are_unavailable_and_asked_for_again() -> None:
     source = ScriptedSource()
-    market = MarketData(source, ManualClock(START))
+    market = MarketFeed(source, ManualClock(START))
     source.candle_error = OSError("no route")
     with pytest.raises(MarketUnavailable, match="No candles of BTC: no route"):
         await market.candles("BTC", "1h", 10)
@@ -80,7 +80,7 @@ async def test_candles_that_cannot_be_had_are_unavailable_and_asked_for_again() 
 
 async def test_one_who_gives_up_does_not_spoil_the_candles_of_others() -> None:
     source = ScriptedSource()
-    market = MarketData(source, ManualClock(START))
+    market = MarketFeed(source, ManualClock(START))
     first = asyncio.create_task(market.candles("BTC", "1h", 10))
     second = asyncio.create_task(market.candles("BTC", "1h", 10))
     await asyncio.sleep(0)

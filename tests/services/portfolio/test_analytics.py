@@ -29,7 +29,7 @@ from support.records import (
 from trader.clock import ManualClock
 from trader.domain.models import VariantId
 from trader.domain.portfolio.statistics import Drawdown, EquityPoint, return_confidence
-from trader.services.exchange.paper import Exchange
+from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics, LeaderboardEntry
 from trader.services.portfolio.run_statistics import RunRecords, figures_of_trades
 from trader.services.portfolio.snapshots import WINDOWS
@@ -49,7 +49,7 @@ class Bench:
         self.database = database
         self.exchange = exchange
         self.clock = ManualClock(START)
-        served: Exchange = exchange  # type: ignore[assignment]
+        served: PaperExchange = exchange  # type: ignore[assignment]
         self.analytics = Analytics(database, served, self.clock)
 
     async def hours(self, account_id: str, *values: str, number: int = 1, first: int = 0) -> None:

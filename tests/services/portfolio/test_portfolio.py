@@ -24,7 +24,7 @@ from support.scripted import make_settings
 
 from trader.clock import ManualClock
 from trader.domain.models import VariantId
-from trader.services.exchange.paper import Exchange
+from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.histories import floor_to_bucket
 from trader.services.portfolio.snapshots import (
     RESOLUTIONS,
@@ -41,7 +41,7 @@ from trader.store.portfolio import snapshots as store
 DAY = timedelta(days=1)
 
 
-class Desk:
+class PaperBench:
     """A portfolio service over accounts in the test's hand."""
 
     def __init__(self, database: Database, exchange: FakeExchange, **settings: str) -> None:
@@ -52,7 +52,7 @@ class Desk:
 
     def start(self, **settings: str) -> Portfolio:
         """A service as a new process would have it."""
-        exchange: Exchange = self.exchange  # type: ignore[assignment]
+        exchange: PaperExchange = self.exchange  # type: ignore[assignment]
         return Portfolio(self.database, exchange, self.clock, make_settings(**settings))
 
     async def snapshots(self) -> list[tuple[str, datetime, Decimal]]:
@@ -67,12 +67,12 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(database: Database) -> Desk:
+async def desk(database: Database) -> PaperBench:
     async with database.connection() as conn:
         for name in ("idle", "busy"):
             await add_model(conn, name, VariantId.APEX)
         await add_run(conn, "manual", make_run("manual"))
-    return Desk(
+    return PaperBench(
         database,
         FakeExchange(
             make_account("idle"),
@@ -83,7 +83,7 @@ async def desk(database: Database) -> Desk:
     )
 
 
-async def test_active_accounts_every_minute_idle_ones_once_an_hour(desk: Desk) -> None:
+async def test_active_accounts_every_minute_idle_ones_once_an_hour(desk: PaperBench) -> None:
     for minute in range(63):
         await desk.portfolio.take_snapshots(START + minute * MINUTE)
     taken = await desk.snapshots()
@@ -95,7 +95,7 @@ async def test_active_accounts_every_minute_idle_ones_once_an_hour(desk: Desk) -
     assert desk.portfolio.live().snapshots_created == 1
 
 
-async def test_a_restart_within_the_minute_counts_nothing_twice(desk: Desk) -> None:
+async def test_a_restart_within_the_minute_counts_nothing_twice(desk: PaperBench) -> None:
     await desk.portfolio.take_snapshots(START)
     for process in (desk.start(), desk.start()):
         await process.take_snapshots(START)
@@ -106,14 +106,14 @@ async def test_a_restart_within_the_minute_counts_nothing_twice(desk: Desk) -> N
     assert await desk.counted() == 4, "the idle ones were taken in this hour, before the restart"
 
 
-async def test_a_new_run_is_on_record_at_once(desk: Desk) -> None:
+async def test_a_new_run_is_on_record_at_once(desk: PaperBench) -> None:
     await desk.portfolio.take_snapshots(START)
     desk.exchange.put(msgspec.structs.replace(make_account("idle"), run=make_run("idle", 2, capital="500")))
     await desk.portfolio.take_snapshots(START + MINUTE)
     assert ("idle", START + MINUTE, Decimal(500)) in await desk.snapshots()
 
 
-async def test_an_account_whose_market_has_no_price_is_left_out(desk: Desk) -> None:
+async def test_an_account_whose_market_has_no_price_is_left_out(desk: PaperBench) -> None:
     desk.exchange.known_marks.clear()
     await desk.portfolio.take_snapshots(START)
     assert {name for name, _, _ in await desk.snapshots()} == {"idle", "manual"}
@@ -124,7 +124,7 @@ async def test_an_account_whose_market_has_no_price_is_left_out(desk: Desk) -> N
 
 
 async def test_partitions_follow_the_weeks_and_the_retention(database: Database) -> None:
-    desk = Desk(database, FakeExchange(make_account("busy", last_order_at=START)), SNAPSHOT_RETENTION_DAYS="14")
+    desk = PaperBench(database, FakeExchange(make_account("busy", last_order_at=START)), SNAPSHOT_RETENTION_DAYS="14")
     for day in range(60):
         await desk.portfolio.take_snapshots(START + day * DAY)
     days = [(at - START).days for _, at, _ in await desk.snapshots()]
@@ -133,7 +133,7 @@ async def test_partitions_follow_the_weeks_and_the_retention(database: Database)
     assert await desk.counted() == 60
 
 
-def test_live_values_are_exact(desk: Desk) -> None:
+def test_live_values_are_exact(desk: PaperBench) -> None:
     live = desk.portfolio.live()
     busy = live.values["busy"]
     assert seen(busy.cash, busy.unrealized_pnl, busy.net_portfolio) == (10_000, Decimal("10.05"), Decimal("10010.05"))
@@ -176,7 +176,7 @@ async def test_variant_history_follows_the_specification(database: Database) -> 
         ("manual", first + 3 * HOUR, "777"),
         ("s1", now, "60"),
     )
-    found = await Desk(database, FakeExchange()).portfolio.variant_history("24h", now)
+    found = await PaperBench(database, FakeExchange()).portfolio.variant_history("24h", now)
     assert {variant: [(point.hour, point.value) for point in points] for variant, points in found.variants.items()} == {
         VariantId.APEX: [(first, Decimal("102.33333333")), (first + 3 * HOUR, Decimal("101.5"))],
         VariantId.TRENDSURFER: [],
@@ -196,7 +196,7 @@ async def test_history_takes_raw_rows_for_short_ranges_and_the_rollup_for_long_o
         await add_model(conn, "two", VariantId.CONTRARIAN)
     minutes = [START + n * MINUTE for n in range(0, 600, 3)]
     await _fill(database, *(("one", at, str(n)) for n, at in enumerate(minutes)), ("two", START, "5"))
-    desk = Desk(database, FakeExchange())
+    desk = PaperBench(database, FakeExchange())
     await desk.clock.advance(2 * DAY)
 
     async def values(span: timedelta, **more: object) -> tuple[str, list[int]]:
@@ -219,7 +219,7 @@ async def test_history_beyond_the_retention_comes_from_the_rollup(database: Data
     async with database.connection() as conn:
         await add_model(conn, "one")
     await _fill(database, ("one", START, "1"), ("one", START + MINUTE, "2"), ("one", START + HOUR, "3"))
-    desk = Desk(database, FakeExchange(), SNAPSHOT_RETENTION_DAYS="10")
+    desk = PaperBench(database, FakeExchange(), SNAPSHOT_RETENTION_DAYS="10")
     await desk.clock.advance(30 * DAY)
     await desk.portfolio.maintain(desk.clock.now())
     assert await desk.snapshots() == []
@@ -255,7 +255,7 @@ async def test_a_range_that_no_resolution_can_hold_shows_its_latest_part(databas
     async with database.connection() as conn:
         await add_model(conn, "one")
     await _fill(database, *(("one", START + day * DAY, str(day)) for day in range(150)))
-    desk = Desk(database, FakeExchange())
+    desk = PaperBench(database, FakeExchange())
     await desk.clock.advance(149 * DAY)
     for end in (START + 149 * DAY, datetime.max.replace(tzinfo=START.tzinfo)):  # `until for ever` too
         history = await desk.portfolio.history(start=START, end=end, points_max=100)

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from trader.clock import iso
 from trader.domain.models import VariantId
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 
 T = TypeVar("T")
 
@@ -31,10 +31,10 @@ __all__ = [
     "Wire",
     "checked",
     "chosen_variant",
-    "given",
+    "format_decimal",
     "iso",
     "optional",
-    "text",
+    "or_unset",
     "trimmed",
     "whole",
 ]
@@ -119,19 +119,19 @@ def checked(output_type: type[T], body: Body) -> T:
     return cast("T", Checked(body))
 
 
-def given(value: T | None) -> T | UnsetType:
+def or_unset(value: T | None) -> T | UnsetType:
     """The value, or absence on the wire when there is none."""
     return UNSET if value is None else value
 
 
 def optional_text(value: Decimal | None) -> str | UnsetType:
     """Decimal text, or absence."""
-    return UNSET if value is None else text(value)
+    return UNSET if value is None else format_decimal(value)
 
 
 def trimmed(value: Decimal) -> Decimal:
     """The same number without exponent and trailing zeros, which a JSON number would show."""
-    return Decimal(text(value))
+    return Decimal(format_decimal(value))
 
 
 def optional(value: T | UnsetType) -> T | None:

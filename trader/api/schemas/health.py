@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from trader.api.schemas.common import Timestamp, Wire, given, iso
+from trader.api.schemas.common import Timestamp, Wire, iso, or_unset
 from trader.domain.exchange.halts import Halt
 
 
@@ -19,7 +19,7 @@ class HaltInForce(Wire, kw_only=True):
 
     @classmethod
     def of(cls, halt: Halt) -> "HaltInForce":
-        return cls(account_id=given(halt.account_id), cause=halt.cause.value, reason=halt.reason, since=iso(halt.at))
+        return cls(account_id=or_unset(halt.account_id), cause=halt.cause.value, reason=halt.reason, since=iso(halt.at))
 
 
 def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, given, iso
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, or_unset
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.services.agents.schedule import InvocationRecord, ModelSummary
 
@@ -36,7 +36,7 @@ class ModelView(Wire, kw_only=True):
             variant=model.variant,
             provider=model.provider,
             router_model_name=model.router_model_name,
-            logo=given(model.logo),
+            logo=or_unset(model.logo),
             active=model.active,
             created_at=iso(model.created_at),
             invocation_count=summary.invocation_count,
@@ -112,15 +112,15 @@ def invocation_of(record: InvocationRecord) -> InvocationView:
         model_id=model.id,
         model_name=model.name,
         model_variant=model.variant,
-        model_logo=given(model.logo),
+        model_logo=or_unset(model.logo),
         response=invocation.response,
-        response_payload=given(record.answers),
+        response_payload=or_unset(record.answers),
         status=invocation.status,
         failure_reason=invocation.failure_reason,
         steps=invocation.step_count,
         input_tokens=invocation.input_tokens,
         output_tokens=invocation.output_tokens,
-        cost_usd=given(invocation.cost_usd),
+        cost_usd=or_unset(invocation.cost_usd),
         duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
         timestamp=iso(invocation.started_at),
         tool_calls=[ToolCallView.of(call) for call in record.tool_calls],

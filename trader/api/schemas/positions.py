@@ -20,9 +20,9 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
+    format_decimal,
     iso,
     optional_text,
-    text,
     trimmed,
 )
 from trader.domain.exchange import account as books
@@ -125,15 +125,15 @@ def position_of(
         model_variant=UNSET if model is None else model.variant,
         symbol=position.symbol,
         side=position.side,
-        quantity=text(position.quantity),
-        entry_price=text(position.entry_price),
-        leverage=text(position.leverage) if position.leveraged else UNSET,
+        quantity=format_decimal(position.quantity),
+        entry_price=format_decimal(position.entry_price),
+        leverage=format_decimal(position.leverage) if position.leveraged else UNSET,
         exit_plan=ExitPlanView.of(position.exit_plan),
         confidence=UNSET if position.confidence is None else trimmed(position.confidence),
         opened_at=iso(position.opened_at),
-        current_price=None if mark is None else text(mark),
-        notional=None if mark is None else text(position.quantity * mark),
-        unrealized_pnl=None if mark is None else text(position.unrealized(mark)),
+        current_price=None if mark is None else format_decimal(mark),
+        notional=None if mark is None else format_decimal(position.quantity * mark),
+        unrealized_pnl=None if mark is None else format_decimal(position.unrealized(mark)),
         liquidation_price=optional_text(liquidation_price(account, position.symbol, marks, markets)),
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, given, iso, trimmed
+from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, iso, or_unset, trimmed
 from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price, shown
 from trader.clock import cut_to_ms
 from trader.domain.exchange import account as books
@@ -151,13 +151,13 @@ class OrderView(Wire, kw_only=True):
     def of(cls, answer: OrderAnswer) -> "OrderView":
         return cls(
             id=str(answer.id),
-            client_order_id=given(answer.client_order_id),
+            client_order_id=or_unset(answer.client_order_id),
             account_id=answer.account_id,
             symbol=answer.symbol,
             side=answer.side,
             type=answer.type,
             status=answer.status,
-            reason=given(answer.reason),
+            reason=or_unset(answer.reason),
             requested_quantity=trimmed(answer.requested_quantity),
             total_quantity=trimmed(answer.total_quantity),
             average_price=shown(answer.average_price),

@@ -16,8 +16,8 @@ from trader.api.schemas.common import (
     VariantFilter,
     VariantId,
     Wire,
-    given,
     iso,
+    or_unset,
     trimmed,
 )
 from trader.api.schemas.positions import ModelId
@@ -63,7 +63,7 @@ class TradeView(Wire, kw_only=True):
             id=str(trade.id),
             model_id=trade.account_id,
             model_name=trade.model_name or trade.account_id,
-            model_variant=given(trade.model_variant),
+            model_variant=or_unset(trade.model_variant),
             model_router_name=trade.model_router_name,
             model_key=trade.model_router_name or trade.account_id,
             side=trade.side,

@@ -14,11 +14,11 @@ import msgspec
 
 from trader.clock import cut_to_ms, iso
 from trader.domain.agents.tools import ClosePosition, CreatePosition, UpdateExitPlan
-from trader.domain.agents.view import Limits
+from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import Account, Marks, equity
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import STALE_AFTER, untimely
-from trader.domain.money import ONE, ZERO, divide, from_number, text
+from trader.domain.money import ONE, ZERO, divide, format_decimal, from_number
 
 CYCLE: Final = timedelta(seconds=60)
 """The interval of the trade executor, in which reversals are counted."""
@@ -63,14 +63,14 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Footing(NamedTuple):
+class LastTrade(NamedTuple):
     """The last trade in a market: the side it left or took, and when."""
 
     side: Side
     at: datetime
 
 
-class Situation(msgspec.Struct, frozen=True, kw_only=True):
+class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
     """What the guard judges by. `marks` and `quoted_at` hold every market that has a price.
 
     `leverage_max` is each market's own. `day_opening_equity` is that at 00:00 UTC or at the start of the run,
@@ -84,7 +84,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     leverage_max: Mapping[str, int]
     day_opening_equity: Decimal
     day_lowest_equity: Decimal | None
-    last_trades: Mapping[str, Footing]
+    last_trades: Mapping[str, LastTrade]
 
     @property
     def equity(self) -> Decimal:
@@ -99,7 +99,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return None if last is None else max(0, (self.now - _EPOCH) // CYCLE - (last.at - _EPOCH) // CYCLE)
 
 
-def is_halted(situation: Situation, limits: Limits) -> bool:
+def is_halted(situation: RiskContext, limits: VariantLimits) -> bool:
     """Whether the day's loss has reached the limit at any time today; it stays reached until 00:00 UTC."""
     floor = situation.day_opening_equity * (100 - limits.day_loss_max_percent) / 100
     lowest = situation.equity
@@ -108,7 +108,9 @@ def is_halted(situation: Situation, limits: Limits) -> bool:
     return lowest <= floor
 
 
-def judge_opening(decision: CreatePosition, symbol: str, situation: Situation, limits: Limits) -> Approved | Refusal:
+def judge_opening(
+    decision: CreatePosition, symbol: str, situation: RiskContext, limits: VariantLimits
+) -> Approved | Refusal:
     """The order that opens, adds or reverses. On the other side it closes the position and opens the quantity."""
     plan = ExitPlan(
         stop=from_number(decision.stop),
@@ -139,7 +141,7 @@ def judge_opening(decision: CreatePosition, symbol: str, situation: Situation, l
     )
 
 
-def judge_closing(decision: ClosePosition, symbol: str, situation: Situation) -> Approved | Refusal:
+def judge_closing(decision: ClosePosition, symbol: str, situation: RiskContext) -> Approved | Refusal:
     """The order that reduces; always allowed when there is something to reduce."""
     held = situation.account.positions.get(symbol)
     if held is None:
@@ -148,7 +150,7 @@ def judge_closing(decision: ClosePosition, symbol: str, situation: Situation) ->
     return Approved(symbol=symbol, side=CLOSING_SIDE[held.side], quantity=held.quantity * fraction, reduce_only=True)
 
 
-def judge_plan(decision: UpdateExitPlan, symbol: str, situation: Situation) -> ExitPlan | Refusal:
+def judge_plan(decision: UpdateExitPlan, symbol: str, situation: RiskContext) -> ExitPlan | Refusal:
     """The position's exit plan with what the decision changes."""
     held = situation.account.positions.get(symbol)
     if held is None:
@@ -179,13 +181,15 @@ def check_plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refu
         ("target", plan.target, winning),
     ):
         if price is not None and (price >= mark if where == "below" else price <= mark):
-            return Refusal(name, f"The {name} {text(price)} of a {side} must be {where} the mark {text(mark)}.")
+            return Refusal(
+                name, f"The {name} {format_decimal(price)} of a {side} must be {where} the mark {format_decimal(mark)}."
+            )
     if plan.time_exit is not None and plan.time_exit <= now:
         return Refusal("timeExit", f"The timeExit {iso(plan.time_exit)} is not in the future.")
     return None
 
 
-def _no_fresh_price(symbol: str, situation: Situation) -> Refusal | None:
+def _no_fresh_price(symbol: str, situation: RiskContext) -> Refusal | None:
     quoted_at = situation.quoted_at.get(symbol)
     if quoted_at is None or symbol not in situation.marks:
         return Refusal("price", f"There is no price of {symbol} now.")
@@ -199,7 +203,7 @@ def _no_fresh_price(symbol: str, situation: Situation) -> Refusal | None:
     )
 
 
-def _day_loss(situation: Situation, limits: Limits) -> Refusal | None:
+def _day_loss(situation: RiskContext, limits: VariantLimits) -> Refusal | None:
     if not is_halted(situation, limits):
         return None
     opening = situation.day_opening_equity
@@ -210,14 +214,14 @@ def _day_loss(situation: Situation, limits: Limits) -> Refusal | None:
     )
 
 
-def _leverage(decision: CreatePosition, symbol: str, situation: Situation, limits: Limits) -> Refusal | None:
+def _leverage(decision: CreatePosition, symbol: str, situation: RiskContext, limits: VariantLimits) -> Refusal | None:
     for allowed, whose in ((limits.leverage_max, "your variant"), (situation.leverage_max[symbol], symbol)):
         if decision.leverage > allowed:
             return Refusal("leverage", f"Leverage {decision.leverage:g} is above the {allowed} that {whose} allows.")
     return None
 
 
-def _reversal(side: Side, symbol: str, situation: Situation, limits: Limits) -> Refusal | None:
+def _reversal(side: Side, symbol: str, situation: RiskContext, limits: VariantLimits) -> Refusal | None:
     last, cycles = situation.last_trades.get(symbol), situation.cycles_ago(symbol)
     held = situation.account.positions.get(symbol)
     if last is None or cycles is None or cycles > limits.reversal_cycles:
@@ -232,7 +236,7 @@ def _reversal(side: Side, symbol: str, situation: Situation, limits: Limits) -> 
     )
 
 
-def _notional(decision: CreatePosition, symbol: str, situation: Situation, limits: Limits) -> Refusal | None:
+def _notional(decision: CreatePosition, symbol: str, situation: RiskContext, limits: VariantLimits) -> Refusal | None:
     """One position ≤ n × equity, and all of them ≤ max leverage × equity, at the marks and after this order."""
     own_equity, marks = situation.equity, situation.marks
     held = situation.account.positions.get(symbol)
@@ -256,7 +260,7 @@ def _notional(decision: CreatePosition, symbol: str, situation: Situation, limit
     return None
 
 
-def _no_position(symbol: str, situation: Situation) -> Refusal:
+def _no_position(symbol: str, situation: RiskContext) -> Refusal:
     held = ", ".join(situation.account.positions) or "none"
     return Refusal("no position", f"You hold no position in {symbol}. Positions held: {held}.")
 

@@ -10,18 +10,18 @@ from msgspec.structs import replace
 from trader.clock import iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import Limits, MarketView, View
+from trader.domain.agents.view import MarketView, VariantLimits, View
 from trader.domain.exchange.account import Account, Marks, available_cash, equity
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Candle, Interval
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 CANDLE_COLUMNS: Final = ["openTime", "open", "high", "low", "close", "volume"]
 
 
-def opening_messages(prompt: str, limits: Limits, view: View) -> list[Message]:
+def opening_messages(prompt: str, limits: VariantLimits, view: View) -> list[Message]:
     """The system message of a variant and the user message of this cycle."""
     return [
         {"role": "system", "content": f"{prompt.strip()}\n\n{rules_text(limits)}"},
@@ -29,7 +29,7 @@ def opening_messages(prompt: str, limits: Limits, view: View) -> list[Message]:
     ]
 
 
-def rules_text(limits: Limits) -> str:
+def rules_text(limits: VariantLimits) -> str:
     """The rules of the guard with this variant's figures, from the values that the guard itself holds."""
     return f"""## Rules that are enforced
 
@@ -93,11 +93,11 @@ def answer_json(answer: OrderAnswer) -> dict[str, Any]:
         "status": answer.status.value,
         "reason": answer.reason,
         "side": answer.side.value,
-        "requestedQuantity": text(answer.requested_quantity),
-        "filledQuantity": text(answer.total_quantity),
+        "requestedQuantity": format_decimal(answer.requested_quantity),
+        "filledQuantity": format_decimal(answer.total_quantity),
         "averagePrice": _text(answer.average_price),
-        "fees": text(answer.total_fees),
-        "realizedPnl": text(answer.realized_pnl),
+        "fees": format_decimal(answer.total_fees),
+        "realizedPnl": format_decimal(answer.realized_pnl),
         "at": iso(answer.at),
     }
 
@@ -116,10 +116,10 @@ def plan_json(plan: ExitPlan) -> dict[str, Any]:
 def account_json(account: Account, marks: Marks) -> dict[str, Any]:
     """What the account is worth after a call, for the model."""
     return {
-        "equity": text(equity(account, marks)),
-        "availableCash": text(available_cash(account, marks)),
+        "equity": format_decimal(equity(account, marks)),
+        "availableCash": format_decimal(available_cash(account, marks)),
         "positions": [
-            {"symbol": held.symbol, "side": held.side.value, "quantity": text(held.quantity)}
+            {"symbol": held.symbol, "side": held.side.value, "quantity": format_decimal(held.quantity)}
             for held in account.positions.values()
         ],
     }
@@ -139,14 +139,14 @@ def tool_message(call_id: str, result: dict[str, Any]) -> Message:
 def _plain(value: Any) -> Any:
     """The same value with every decimal in plain digits: 10000 for 1E+4."""
     if isinstance(value, Decimal):
-        return Decimal(text(value))
+        return Decimal(format_decimal(value))
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _text(value: Decimal | None) -> str | None:
-    return None if value is None else text(value)
+    return None if value is None else format_decimal(value)
 
 
 def _json(value: Any) -> str:

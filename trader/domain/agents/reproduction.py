@@ -1,6 +1,6 @@
 """A call that changes the books, executed again: the guard and the rules of the exchange, on the market it met.
 
-A `Meeting` is kept with every such call of a run. It holds all that the pure rules look at, so that they can be run
+A `CallInputs` is kept with every such call of a run. It holds all that the pure rules look at, so that they can be run
 again at any time and must come to the same books.
 """
 
@@ -13,13 +13,13 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.agents import outcomes
-from trader.domain.agents.guard import Approved, Refusal, Situation, judge_closing, judge_opening, judge_plan
+from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge_closing, judge_opening, judge_plan
 from trader.domain.agents.outcomes import Outcome
 from trader.domain.agents.tools import ClosePosition, CreatePosition, UpdateExitPlan
-from trader.domain.agents.view import Limits
+from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Booking, Rules
+from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.exchange.rules import Moment
 from trader.domain.market.markets import Book, Level, Quote
@@ -67,7 +67,7 @@ class FundingRate(NamedTuple):
     rate: Decimal
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What the call with this number met: the account and marks, then the books, until it was answered.
 
     `quotes` are those of the moment of `situation`, of every market that the account or the call has to do with. Of a
@@ -75,10 +75,10 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    limits: Limits
+    limits: VariantLimits
     rules: Rules
     latency_ms: int
-    situation: Situation
+    situation: RiskContext
     answered_at: datetime
     quotes: tuple[Shown, ...] = ()
     updates: tuple[Update, ...] = ()
@@ -89,10 +89,12 @@ class Again(NamedTuple):
     """What a call comes to when it is executed again. `booking` is None when nothing is booked."""
 
     outcome: Outcome
-    booking: Booking | None
+    posting: Posting | None
 
 
-def judge(decision: Change, symbol: str, situation: Situation, limits: Limits) -> Approved | ExitPlan | Refusal:
+def judge(
+    decision: Change, symbol: str, situation: RiskContext, limits: VariantLimits
+) -> Approved | ExitPlan | Refusal:
     """What the guard makes of a decision."""
     match decision:
         case CreatePosition():
@@ -103,7 +105,7 @@ def judge(decision: Change, symbol: str, situation: Situation, limits: Limits) -
             return judge_plan(decision, symbol, situation)
 
 
-def execute_again(meeting: Meeting, decision: Change, symbol: str, invocation_id: UUID) -> Iterator[Again]:
+def execute_again(meeting: CallInputs, decision: Change, symbol: str, invocation_id: UUID) -> Iterator[Again]:
     """What the call comes to: at the moment of its answer first, then at each earlier one it may have met.
 
     An update that came within the milliseconds of the commit may have been met or not; nothing else is uncertain.
@@ -118,11 +120,11 @@ def execute_again(meeting: Meeting, decision: Change, symbol: str, invocation_id
             yield _set_plan(account, symbol, verdict, moment, meeting.rules)
         elif _meets_book(meeting, symbol, moment):
             order = verdict.order(account.id, invocation_id, meeting.number)
-            booking = exchange.place(account, order, moment, meeting.rules, lambda *key: rates[key])
-            yield Again(outcomes.of_order(booking.answer), booking)
+            posting = exchange.place(account, order, moment, meeting.rules, lambda *key: rates[key])
+            yield Again(outcomes.of_order(posting.answer), posting)
 
 
-def _moments(meeting: Meeting, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
+def _moments(meeting: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
     """The account and the markets after each update, as seen when the call was answered."""
     account = meeting.situation.account
     quotes = {shown.symbol: shown.quote() for shown in meeting.quotes}
@@ -139,7 +141,7 @@ def _moments(meeting: Meeting, rates: dict[tuple[str, datetime], Decimal]) -> It
         yield account, Moment(meeting.answered_at, dict(quotes), dict(marks))
 
 
-def _meets_book(meeting: Meeting, symbol: str, moment: Moment) -> bool:
+def _meets_book(meeting: CallInputs, symbol: str, moment: Moment) -> bool:
     """Whether there is a book that the order could meet: the first one after the latency."""
     quote = moment.quotes.get(symbol)
     latency = timedelta(milliseconds=meeting.latency_ms)

@@ -17,7 +17,7 @@ from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Candle, Interval
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the guard holds a variant to, whatever its agent decides.
 
     `leverage_max` is the highest leverage of a position, and of all positions together (Σ notional / equity).

@@ -1,7 +1,7 @@
 """A change of one account in the making.
 
-A `Draft` starts from an account, is changed step by step by the rules in `exchange`, and ends as a `Booking`. Nothing
-outside sees a draft, so one that is dropped never happened.
+An `AccountUpdate` starts from an account, is changed step by step by the rules in `exchange.rules`, and ends as a
+`Posting`. Nothing outside sees it before that, so one that is dropped never happened.
 """
 
 from collections.abc import Container, Sequence
@@ -24,8 +24,8 @@ from trader.domain.exchange.account import (
 )
 from trader.domain.exchange.ledger import (
     NO_TERMS,
-    Booking,
     ClosedTrade,
+    Posting,
     RateOfHour,
     RestingChange,
     Rules,
@@ -46,7 +46,7 @@ from trader.domain.market.markets import Quote
 from trader.domain.money import ONE, ZERO, divide, share
 
 
-class Draft:
+class AccountUpdate:
     """An account in the making. Methods change it and note the rows; `booking` ends it."""
 
     def __init__(self, account: Account, rules: Rules, marks: Marks, at: datetime) -> None:
@@ -85,7 +85,7 @@ class Draft:
             taken=self.taken,
         )
 
-    def booking(self, answer: OrderAnswer | None = None, next_run: Run | None = None) -> Booking:
+    def posting(self, answer: OrderAnswer | None = None, next_run: Run | None = None) -> Posting:
         """The finished change. The draft must not be used any more."""
         changed = [p for symbol, p in self.positions.items() if p is not self.before.positions.get(symbol)]
         account = self.account()
@@ -98,7 +98,7 @@ class Draft:
                 last_order_at=account.last_order_at,
                 taken=account.taken,
             )
-        return Booking(
+        return Posting(
             account=account,
             sequence_before=self.before.sequence,
             run=self.before.run,

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.exchange.orders import Cause, Fill, FundingPayment, InsurancePayment, OrderSide
-from trader.domain.money import ZERO, share, text
+from trader.domain.money import ZERO, format_decimal, share
 
 Entry = Fill | FundingPayment | InsurancePayment
 
@@ -173,7 +173,7 @@ class VenueMismatch(msgspec.Struct, frozen=True):
     by_books: Decimal
 
     def __str__(self) -> str:
-        traded, booked = text(self.by_trades), text(self.by_books)
+        traded, booked = format_decimal(self.by_trades), format_decimal(self.by_books)
         return f"{self.what}: {self.figure} is {traded} by the venue's trades and {booked} in the books"
 
 
@@ -190,7 +190,7 @@ class _Deal(NamedTuple):
     def __str__(self) -> str:
         role = "maker" if self.maker else "taker"
         whose = f"of order {self.request_id}" if self.cause is None else f"for {self.cause}"
-        return f"{self.side} of {self.symbol} at {text(self.price)} as {role} {whose}"
+        return f"{self.side} of {self.symbol} at {format_decimal(self.price)} as {role} {whose}"
 
 
 def compare_with_venue(fills: Iterable[Fill], trades: Iterable[VenueTrade]) -> list[VenueMismatch]:

@@ -1,6 +1,6 @@
 """What a change of an account leaves behind: the new account, and every row to write for it.
 
-`draft.Draft` makes bookings; `store.exchange.accounts` writes them, each in one transaction or not at all.
+`draft.AccountUpdate` makes bookings; `store.exchange.accounts` writes them, each in one transaction or not at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class RestingChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     closed_at: datetime | None = None
 
 
-class Booking(msgspec.Struct, frozen=True, kw_only=True):
+class Posting(msgspec.Struct, frozen=True, kw_only=True):
     """One change of one account, whole: written in one transaction or not at all.
 
     `sequence_before` is the account's sequence that the change was decided on. `run` is the run to which the rows

@@ -6,7 +6,7 @@ from decimal import Decimal
 from trader.domain.exchange.account import Account, opposing
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import Market
-from trader.domain.money import ZERO, ceil_to, floor_to, text
+from trader.domain.money import ZERO, ceil_to, floor_to, format_decimal
 
 
 def quantity_of(account: Account, order: Order, market: Market) -> Decimal:
@@ -35,7 +35,8 @@ def entry_mark(side: OrderSide, mark: Decimal, limit: Decimal | None) -> Decimal
 def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: Decimal, market: Market) -> str | None:
     """Why an order is too small to trade; one that closes a whole position never is."""
     if price <= 0:
-        return f"the limit price {text(order.limit_price or ZERO)} is below one tick ({text(market.tick)})"
+        limit, tick = format_decimal(order.limit_price or ZERO), format_decimal(market.tick)
+        return f"the limit price {limit} is below one tick ({tick})"
     if order.reduce_only:
         position = opposing(account, order.symbol, order.side)
         if not position:
@@ -43,10 +44,11 @@ def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: De
         if quantity == position:
             return None
     if quantity < market.lot:
-        return f"the quantity {text(order.quantity)} is below one lot of {order.symbol} ({text(market.lot)})"
+        asked, lot = format_decimal(order.quantity), format_decimal(market.lot)
+        return f"the quantity {asked} is below one lot of {order.symbol} ({lot})"
     notional = quantity * price
     if notional < market.min_notional:
-        return f"the notional {text(notional)} is below the minimum of {text(market.min_notional)}"
+        return f"the notional {format_decimal(notional)} is below the minimum of {format_decimal(market.min_notional)}"
     return None
 
 
@@ -64,7 +66,8 @@ def refusal_of_plan(plan: ExitPlan | None, side: Side, mark: Decimal, at: dateti
         must_be_below = (side is Side.LONG) == protects
         if price >= mark if must_be_below else price <= mark:
             where = "below" if must_be_below else "above"
-            return f"the {name} {text(price)} of a {side.lower()} must be {where} the mark {text(mark)}"
+            shown = format_decimal(price)
+            return f"the {name} {shown} of a {side.lower()} must be {where} the mark {format_decimal(mark)}"
     if plan.time_exit is not None and plan.time_exit <= at:
         return "the time exit has passed already"
     return None

@@ -1,6 +1,6 @@
 """The rules of the paper exchange: what becomes of an order, and what an update of the markets does to an account.
 
-Each function takes an account and a moment and gives a `Booking`, or the reason why there is none. Amounts are in the
+Each function takes an account and a moment and gives a `Posting`, or the reason why there is none. Amounts are in the
 quote currency. An update is applied in this order: funding, resting orders that it trades through, liquidation, exit
 plans. Liquidation comes before the exit plans since the margin engine takes an account over the moment its equity is
 gone; resting orders come before both since the price passed them on its way.
@@ -25,8 +25,8 @@ from trader.domain.exchange.account import (
     opposing,
     reserved,
 )
-from trader.domain.exchange.account_update import Draft
-from trader.domain.exchange.ledger import Booking, RateOfHour, Rules, Terms, row_id
+from trader.domain.exchange.account_update import AccountUpdate
+from trader.domain.exchange.ledger import Posting, RateOfHour, Rules, Terms, row_id
 from trader.domain.exchange.matching import Execution, totals
 from trader.domain.exchange.order_validation import (
     entry_mark,
@@ -48,7 +48,7 @@ from trader.domain.exchange.orders import (
     Side,
 )
 from trader.domain.market.markets import Quote
-from trader.domain.money import ZERO, divide, text
+from trader.domain.money import ZERO, divide, format_decimal
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -66,9 +66,9 @@ class Moment(msgspec.Struct, frozen=True):
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Booking:
+def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting:
     """Meet an order with the book of the moment. The booking always holds the answer, a refusal included."""
-    draft = Draft(account, rules, moment.marks, moment.at)
+    draft = AccountUpdate(account, rules, moment.marks, moment.at)
     draft.fund_held(rate_of_hour)  # it is due on what was held, not on what this order makes of it
     draft.last_order_at = draft.at
     request_id = draft.next_id()
@@ -99,10 +99,10 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
     answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
     _liquidate(draft, moment, rate_of_hour)
     draft.write_off_when_flat()
-    return draft.booking(answer)
+    return draft.posting(answer)
 
 
-def refuse(account: Account, order: Order, reason: str, at: datetime) -> Booking:
+def refuse(account: Account, order: Order, reason: str, at: datetime) -> Posting:
     """The booking of a refusal: nothing but its answer.
 
     It does not date the account: that would hide from it what the market did while it was refused for want of a price.
@@ -122,20 +122,22 @@ def refuse(account: Account, order: Order, reason: str, at: datetime) -> Booking
         at=at,
     )
     after = msgspec.structs.replace(account, sequence=sequence, last_order_at=at)
-    return Booking(account=after, sequence_before=account.sequence, run=account.run, answer=answer)
+    return Posting(account=after, sequence_before=account.sequence, run=account.run, answer=answer)
 
 
-def cancel(account: Account, order_id: UUID, at: datetime) -> Booking | None:
+def cancel(account: Account, order_id: UUID, at: datetime) -> Posting | None:
     """Take a resting order out of the book; None when it does not rest."""
     order = next((order for order in account.resting if order.id == order_id), None)
     if order is None:
         return None
-    draft = Draft(account, Rules({}, ZERO, ZERO), {}, at)
+    draft = AccountUpdate(account, Rules({}, ZERO, ZERO), {}, at)
     draft.cancel(order, "cancelled by the caller")
-    return draft.booking()
+    return draft.posting()
 
 
-def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: Decimal, request_id: UUID) -> str | None:
+def _refusal_of_margin(
+    account: Account, draft: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID
+) -> str | None:
     if _only_reduces(account, draft, order, quantity, request_id):
         return None
     missing = -free_margin(draft.account(), draft.marks)
@@ -143,12 +145,12 @@ def _refusal_of_margin(account: Account, draft: Draft, order: Order, quantity: D
         return None
     available = max(ZERO, free_margin(account, draft.marks))
     return (
-        f"insufficient margin: with its fees the order needs {text(round(available + missing, 8))}, "
-        f"available is {text(round(available, 8))}"
+        f"insufficient margin: with its fees the order needs {format_decimal(round(available + missing, 8))}, "
+        f"available is {format_decimal(round(available, 8))}"
     )
 
 
-def _only_reduces(account: Account, draft: Draft, order: Order, quantity: Decimal, request_id: UUID) -> bool:
+def _only_reduces(account: Account, draft: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID) -> bool:
     """Whether nothing of an order opens, what rests of it included: what it would reduce may be promised to others."""
     if order.reduce_only:
         return True
@@ -192,7 +194,7 @@ def _resting(
 
 
 def _answer(
-    order: Order, request_id: UUID, draft: Draft, filled: Decimal, average: Decimal | None, *, unfilled: Decimal
+    order: Order, request_id: UUID, draft: AccountUpdate, filled: Decimal, average: Decimal | None, *, unfilled: Decimal
 ) -> OrderAnswer:
     status = OrderStatus.FILLED
     if request_id in draft.resting:
@@ -221,26 +223,26 @@ def _answer(
 # --- exit plans and runs ----------------------------------------------------------------------------------------------
 
 
-def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Booking | str:
+def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Posting | str:
     """Replace the exit plan of a position. A string says why it is refused."""
     position = account.positions.get(symbol)
     if position is None:
         return f"there is no {symbol} position"
-    draft = Draft(account, rules, moment.marks, moment.at)
+    draft = AccountUpdate(account, rules, moment.marks, moment.at)
     refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], draft.at)
     if refusal is not None:
         return refusal
     draft.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
     draft.next_sequence()
-    return draft.booking()
+    return draft.posting()
 
 
 def reset(
     account: Account, initial_capital: Decimal, quote_currency: str, moment: Moment, rules: Rules,
     rate_of_hour: RateOfHour,
-) -> Booking:  # fmt: skip
+) -> Posting:  # fmt: skip
     """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
-    draft = Draft(account, rules, moment.marks, moment.at)
+    draft = AccountUpdate(account, rules, moment.marks, moment.at)
     draft.fund_held(rate_of_hour)
     for order in account.resting:
         draft.cancel(order, "the account was reset")
@@ -255,17 +257,17 @@ def reset(
         quote_currency=quote_currency,
         started_at=draft.at,
     )
-    return draft.booking(next_run=run)
+    return draft.posting(next_run=run)
 
 
 # --- updates of the markets -------------------------------------------------------------------------------------------
 
 
-def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Booking | None:
+def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting | None:
     """What an update of the markets does to an account; None when nothing."""
     if not is_due(account, moment, rules):
         return None
-    draft = Draft(account, rules, moment.marks, moment.at)
+    draft = AccountUpdate(account, rules, moment.marks, moment.at)
     draft.fund_held(rate_of_hour, moment.updated)
     _fill_resting(draft, moment)
     _liquidate(draft, moment, rate_of_hour)
@@ -273,7 +275,7 @@ def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfH
         if symbol in moment.updated:
             _exit_when_triggered(draft, position, moment)
     draft.write_off_when_flat()
-    return draft.booking() if draft.has_changes else None
+    return draft.posting() if draft.has_changes else None
 
 
 def is_due(account: Account, moment: Moment, rules: Rules) -> bool:
@@ -299,7 +301,7 @@ def _trades_through(order: RestingOrder, quote: Quote) -> bool:
     return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
 
 
-def _fill_resting(draft: Draft, moment: Moment) -> None:
+def _fill_resting(draft: AccountUpdate, moment: Moment) -> None:
     """Fill what the books trade through, best price first, then oldest first, up to the quantity shown there."""
     for order in sorted(draft.resting.values(), key=_priority):
         if order.id not in draft.resting or order.symbol not in moment.updated:
@@ -329,9 +331,9 @@ def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
     return (-order.limit_price if order.side is OrderSide.BUY else order.limit_price), order.created_at
 
 
-def _affords(draft: Draft, order: RestingOrder, quantity: Decimal) -> bool:
+def _affords(draft: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
     """Whether available cash stays at or above zero when the resting order fills. Tried on a copy."""
-    trial = Draft(draft.account(), draft.rules, draft.marks, draft.at)
+    trial = AccountUpdate(draft.account(), draft.rules, draft.marks, draft.at)
     trial.fill_resting(order, [Execution(order.limit_price, quantity)])
     return free_margin(trial.account(), trial.marks) >= 0
 
@@ -354,7 +356,7 @@ def triggered(position: Position, mark: Decimal, at: datetime) -> Cause | None:
     return None
 
 
-def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> None:
+def _exit_when_triggered(draft: AccountUpdate, position: Position, moment: Moment) -> None:
     """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
     symbol = position.symbol
     cause = triggered(position, moment.marks[symbol], draft.at)
@@ -370,7 +372,7 @@ def _exit_when_triggered(draft: Draft, position: Position, moment: Moment) -> No
         draft.next_sequence()
 
 
-def _liquidate(draft: Draft, moment: Moment, rate_of_hour: RateOfHour) -> None:
+def _liquidate(draft: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
     """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
     if not draft.positions or not draft.is_liquidable:
         return

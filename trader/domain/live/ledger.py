@@ -1,7 +1,7 @@
 """What the venue's word does to the books: the fills of an order, funding, and trades that no order of ours made.
 
 The venue decides what is filled, at which price and fee; these functions decide nothing but how it is booked. Each
-takes the account under its lock and gives one `Booking`, in which the fills, the answer to the caller and what is now
+takes the account under its lock and gives one `Posting`, in which the fills, the answer to the caller and what is now
 known of the order are written together.
 """
 
@@ -14,8 +14,8 @@ from operator import attrgetter
 import msgspec
 
 from trader.domain.exchange.account import Account, Marks, Position, RestingOrder
-from trader.domain.exchange.account_update import Draft
-from trader.domain.exchange.ledger import NO_TERMS, Booking, Rules, Terms
+from trader.domain.exchange.account_update import AccountUpdate
+from trader.domain.exchange.ledger import NO_TERMS, Posting, Rules, Terms
 from trader.domain.exchange.matching import Execution, totals
 from trader.domain.exchange.orders import AnswerFill, Cause, Order, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.domain.exchange.rules import refuse
@@ -27,9 +27,9 @@ from trader.domain.money import divide
 def settle(
     account: Account, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill], marks: Marks, rules: Rules,
     now: datetime,
-) -> Booking:  # fmt: skip
+) -> Posting:  # fmt: skip
     """Book the new fills of an order, and what the venue says of it. The first booking of a request has its answer."""
-    draft = Draft(account, rules, {**_prices(fills), **marks}, _at(fills, now))
+    draft = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     draft.next_sequence()
     known = _known(sent, state, fills, draft.at)
     answer = None
@@ -44,38 +44,38 @@ def settle(
         _execute(draft, sent.order.side, fills, sent.cause, NO_TERMS)
         if state.is_final and known.filled:  # in this look or in one before
             _go_on_closing(draft, sent)
-    return msgspec.structs.replace(draft.booking(answer), sent=[known], venue_fills=list(fills))
+    return msgspec.structs.replace(draft.posting(answer), sent=[known], venue_fills=list(fills))
 
 
-def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -> Booking:
+def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -> Posting:
     """Book that an order does not stand at the venue and never will; whoever placed it is told why."""
     changed_at = max(now, sent.created_at)
     known = msgspec.structs.replace(sent, status=SentStatus.REFUSED, reason=reason, changed_at=changed_at)
     if sent.request is not None:
         return _refused(account, known, sent.request, reason, now)
     after = msgspec.structs.replace(account, sequence=account.sequence + 1, changed_at=max(now, account.changed_at))
-    return Booking(account=after, sequence_before=account.sequence, run=account.run, sent=[known])
+    return Posting(account=after, sequence_before=account.sequence, run=account.run, sent=[known])
 
 
 def book_strays(
     account: Account, fills: Sequence[VenueFill], payments: Sequence[VenueFunding], marks: Marks, rules: Rules,
     now: datetime,
-) -> Booking:  # fmt: skip
+) -> Posting:  # fmt: skip
     """Book trades of the account that no order of ours made: liquidations, or what somebody traded there by hand.
 
     `payments` are those of the time since; one that was for what these trades held is booked with them.
     """
-    draft = Draft(account, rules, {**_prices(fills), **marks}, _at(fills, now))
+    draft = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     due = sorted(payments, key=attrgetter("boundary"))
     for fill in fills:
         due = [payment for payment in due if not _receive(draft, payment, before=fill.at)]
         cause = Cause.LIQUIDATION if fill.is_forced else Cause.ORDER
         _execute(draft, fill.side, [fill], cause, NO_TERMS)
     unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
-    return msgspec.structs.replace(draft.booking(), venue_fills=unnamed)
+    return msgspec.structs.replace(draft.posting(), venue_fills=unnamed)
 
 
-def _receive(draft: Draft, payment: VenueFunding, *, before: datetime) -> bool:
+def _receive(draft: AccountUpdate, payment: VenueFunding, *, before: datetime) -> bool:
     """Book a payment for what is held. Whether it was for that."""
     position = draft.positions.get(payment.symbol)
     if position is None or not position.funded_until < payment.boundary <= before:
@@ -87,12 +87,12 @@ def _receive(draft: Draft, payment: VenueFunding, *, before: datetime) -> bool:
 def book_fundings(
     account: Account, payments: Sequence[VenueFunding], until: Mapping[str, datetime], marks: Marks, rules: Rules,
     now: datetime,
-) -> Booking | None:  # fmt: skip
+) -> Posting | None:  # fmt: skip
     """Book what the venue paid on what is held, per market for the whole hours up to `until`; None when nothing is new.
 
     An hour for which the venue names no payment had none.
     """
-    draft = Draft(account, rules, marks, now)
+    draft = AccountUpdate(account, rules, marks, now)
     for symbol, held in account.positions.items():
         position, last = held, until.get(symbol, held.funded_until)
         for payment in sorted(payments, key=attrgetter("boundary")):
@@ -101,11 +101,11 @@ def book_fundings(
         if position.funded_until < last:
             draft.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
             draft.next_sequence()
-    return draft.booking() if draft.has_changes else None
+    return draft.posting() if draft.has_changes else None
 
 
 def _first_answer(
-    draft: Draft, sent: SentOrder, order: Order, state: VenueOrderState, fills: Sequence[VenueFill]
+    draft: AccountUpdate, sent: SentOrder, order: Order, state: VenueOrderState, fills: Sequence[VenueFill]
 ) -> OrderAnswer | None:
     """Book the first that is known of a placed order; None when it ended without any fill."""
     assert sent.request_id is not None
@@ -138,7 +138,7 @@ def _first_answer(
     )
 
 
-def _follow(draft: Draft, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill]) -> None:
+def _follow(draft: AccountUpdate, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill]) -> None:
     """Book what became of an order that rested."""
     assert sent.request_id is not None
     assert sent.request is not None
@@ -157,21 +157,21 @@ def _follow(draft: Draft, sent: SentOrder, state: VenueOrderState, fills: Sequen
         draft.cancel(resting, sent.reason or f"the venue ended it: {state.status}")
 
 
-def _go_on_closing(draft: Draft, sent: SentOrder) -> None:
+def _go_on_closing(draft: AccountUpdate, sent: SentOrder) -> None:
     """A trigger that fired stays fired: what the venue could not fill is closed with the next orders."""
     position = draft.positions.get(sent.symbol)
     if position is not None and position.side is not sent.order.side.opens and position.closing is None:
         draft.positions[sent.symbol] = msgspec.structs.replace(position, closing=sent.cause.value)
 
 
-def _execute(draft: Draft, side: OrderSide, fills: Sequence[VenueFill], cause: Cause, terms: Terms) -> None:
+def _execute(draft: AccountUpdate, side: OrderSide, fills: Sequence[VenueFill], cause: Cause, terms: Terms) -> None:
     for (symbol, maker), group in groupby(fills, key=attrgetter("symbol", "maker")):
         some, held = list(group), draft.positions.get(symbol)
         draft.execute(symbol, side, _executions(some), cause, terms, maker=maker)
         _fund_from_opening(draft, held, some)
 
 
-def _fund_from_opening(draft: Draft, held: Position | None, fills: Sequence[VenueFill]) -> None:
+def _fund_from_opening(draft: AccountUpdate, held: Position | None, fills: Sequence[VenueFill]) -> None:
     """A position that is booked late has been funded since the venue filled it."""
     position = draft.positions.get(fills[0].symbol) if fills else None
     if position is not None and (held is None or held.id != position.id):
@@ -194,12 +194,12 @@ def _known(sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill], 
     )
 
 
-def _refused(account: Account, known: SentOrder, order: Order, reason: str, now: datetime) -> Booking:
+def _refused(account: Account, known: SentOrder, order: Order, reason: str, now: datetime) -> Posting:
     assert known.request_id is not None
-    booking = refuse(account, order, reason, now)
-    assert booking.answer is not None
-    answer = msgspec.structs.replace(booking.answer, id=known.request_id)
-    return msgspec.structs.replace(booking, answer=answer, sent=[known])
+    posting = refuse(account, order, reason, now)
+    assert posting.answer is not None
+    answer = msgspec.structs.replace(posting.answer, id=known.request_id)
+    return msgspec.structs.replace(posting, answer=answer, sent=[known])
 
 
 def _terms(sent: SentOrder, order: Order) -> Terms:

@@ -19,7 +19,7 @@ CLOSING_SLIPPAGE: Final = Decimal("0.05")
 CAUSES: Final = {VenueOrderType.STOP: Cause.STOP, VenueOrderType.TARGET: Cause.TARGET}
 
 
-class LegTerms(msgspec.Struct, frozen=True):
+class ProtectiveTerms(msgspec.Struct, frozen=True):
     """What tells one stop or target of a market from another."""
 
     symbol: str
@@ -29,18 +29,18 @@ class LegTerms(msgspec.Struct, frozen=True):
     trigger: Decimal
 
 
-def wanted_legs(position: Position, plan: ExitPlan, market: Market) -> list[LegTerms]:
+def wanted_legs(position: Position, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
     """The legs of a plan for a position, the stop first. Triggers are on the market's tick; one below it has none."""
     side = CLOSING_SIDE[position.side]
     legs = []
     for kind, price in ((VenueOrderType.STOP, plan.stop), (VenueOrderType.TARGET, plan.target)):
         trigger = None if price is None else round_to(price, market.tick)
         if trigger:
-            legs.append(LegTerms(position.symbol, kind, side, position.quantity, trigger))
+            legs.append(ProtectiveTerms(position.symbol, kind, side, position.quantity, trigger))
     return legs
 
 
-def all_wanted(account: Account, markets: dict[str, Market], busy: Iterable[str] = ()) -> list[LegTerms]:
+def all_wanted(account: Account, markets: dict[str, Market], busy: Iterable[str] = ()) -> list[ProtectiveTerms]:
     """The legs of every position, but those that are being closed already and those in `busy` markets."""
     skipped = frozenset(busy)
     return [
@@ -51,11 +51,11 @@ def all_wanted(account: Account, markets: dict[str, Market], busy: Iterable[str]
     ]
 
 
-def terms_of(sent: SentOrder) -> LegTerms:
+def terms_of(sent: SentOrder) -> ProtectiveTerms:
     """The terms of a leg that was sent."""
     order = sent.order
     assert order.trigger is not None
-    return LegTerms(order.symbol, order.type, order.side, order.quantity, order.trigger)
+    return ProtectiveTerms(order.symbol, order.type, order.side, order.quantity, order.trigger)
 
 
 def worst_price(side: OrderSide, price: Decimal, slippage: Decimal, market: Market) -> Decimal:

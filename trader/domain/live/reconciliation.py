@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from trader.domain.exchange.venue_orders import VenueOrderType
-from trader.domain.money import ZERO, text
+from trader.domain.money import ZERO, format_decimal
 
 
 class Action(StrEnum):
@@ -84,7 +84,7 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     balance: Decimal
 
 
-class Statement(msgspec.Struct, frozen=True, kw_only=True):
+class VenueReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the venue says. Orders are named by their client index; `others` are standing orders that are no legs."""
 
     positions: Mapping[str, Decimal]
@@ -111,7 +111,7 @@ class Difference(msgspec.Struct, frozen=True):
         return f"{where}{self.kind} (books {self.ours}, venue {self.theirs}): {self.action}"
 
 
-def reconcile(books: Books, venue: Statement, *, balance_tolerance: Decimal) -> list[Difference]:
+def reconcile(books: Books, venue: VenueReport, *, balance_tolerance: Decimal) -> list[Difference]:
     """Every difference, positions first, each with its rule.
 
     A market in which an order is under way is left alone: what it will be is not decided. The balance is compared only
@@ -120,7 +120,7 @@ def reconcile(books: Books, venue: Statement, *, balance_tolerance: Decimal) -> 
     differences = [*_of_positions(books, venue), *_of_orders(books, venue)]
     gap = abs(books.balance - venue.balance)
     if not differences and gap > balance_tolerance:
-        differences.append(Difference(Kind.BALANCE, None, text(books.balance), text(venue.balance)))
+        differences.append(Difference(Kind.BALANCE, None, format_decimal(books.balance), format_decimal(venue.balance)))
     return differences
 
 
@@ -129,12 +129,12 @@ def is_stopped(differences: Iterable[Difference]) -> bool:
     return any(difference.action is Action.STOP for difference in differences)
 
 
-def _of_positions(books: Books, venue: Statement) -> Iterable[Difference]:
+def _of_positions(books: Books, venue: VenueReport) -> Iterable[Difference]:
     for symbol in sorted(books.positions.keys() | venue.positions.keys() | books.unsettled):
         ours, theirs = books.positions.get(symbol, ZERO), venue.positions.get(symbol, ZERO)
         kind = Kind.UNDER_WAY if symbol in books.unsettled else _kind_of_position(ours, theirs)
         if kind is not None:
-            yield Difference(kind, symbol, text(ours), text(theirs))
+            yield Difference(kind, symbol, format_decimal(ours), format_decimal(theirs))
 
 
 def _kind_of_position(ours: Decimal, theirs: Decimal) -> Kind | None:
@@ -149,21 +149,25 @@ def _kind_of_position(ours: Decimal, theirs: Decimal) -> Kind | None:
     return Kind.SMALLER if abs(theirs) < abs(ours) else Kind.LARGER
 
 
-def _of_orders(books: Books, venue: Statement) -> Iterable[Difference]:
+def _of_orders(books: Books, venue: VenueReport) -> Iterable[Difference]:
     for index, leg in sorted(books.legs.items()):
         standing = venue.legs.get(index)
         # Of a position that is gone at the venue the legs go too, and are not to be placed again.
         if leg.symbol in books.unsettled or not venue.positions.get(leg.symbol):
             continue
         if standing is None:
-            yield Difference(Kind.LEG_MISSING, leg.symbol, f"{leg.type} at {text(leg.trigger)}", "nothing", index)
+            yield Difference(
+                Kind.LEG_MISSING, leg.symbol, f"{leg.type} at {format_decimal(leg.trigger)}", "nothing", index
+            )
         elif standing != leg:
-            shown = f"{standing.type} of {standing.symbol} at {text(standing.trigger)}"
-            yield Difference(Kind.LEG_ELSEWHERE, leg.symbol, f"{leg.type} at {text(leg.trigger)}", shown, index)
+            shown = f"{standing.type} of {standing.symbol} at {format_decimal(standing.trigger)}"
+            yield Difference(
+                Kind.LEG_ELSEWHERE, leg.symbol, f"{leg.type} at {format_decimal(leg.trigger)}", shown, index
+            )
     for index, leg in sorted(venue.legs.items()):
         if leg.symbol in books.unsettled:
             continue
-        shown = f"{leg.type} at {text(leg.trigger)}"
+        shown = f"{leg.type} at {format_decimal(leg.trigger)}"
         if not venue.positions.get(leg.symbol):
             yield Difference(Kind.LEG_WITHOUT_POSITION, leg.symbol, "nothing", shown, index)
         elif index not in books.legs:

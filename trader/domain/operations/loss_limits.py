@@ -16,7 +16,7 @@ from trader.domain.exchange.halts import HaltCause
 from trader.domain.money import ZERO, divide
 
 
-class Limits(msgspec.Struct, frozen=True):
+class LossThresholds(msgspec.Struct, frozen=True):
     """In percent; None is no limit."""
 
     daily_loss: Decimal | None = None
@@ -35,7 +35,7 @@ class Worth(NamedTuple):
     equity: Decimal
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class LossBaseline(msgspec.Struct, frozen=True, kw_only=True):
     """What losses are measured against. None is taken from the next equity seen; `run_id` None is of all accounts."""
 
     run_id: UUID | None
@@ -52,15 +52,17 @@ class Breach(NamedTuple):
     reason: str
 
 
-def begin(run_id: UUID | None, initial_capital: Decimal, equity: Decimal, day: date) -> Mark:
+def begin(run_id: UUID | None, initial_capital: Decimal, equity: Decimal, day: date) -> LossBaseline:
     """The mark of a run that begins on this day, with its capital."""
-    return Mark(run_id=run_id, day=day, day_start=initial_capital, peak=max(initial_capital, equity), last=equity)
+    return LossBaseline(
+        run_id=run_id, day=day, day_start=initial_capital, peak=max(initial_capital, equity), last=equity
+    )
 
 
-def advance(mark: Mark, equity: Decimal, day: date) -> Mark:
+def advance(mark: LossBaseline, equity: Decimal, day: date) -> LossBaseline:
     """The mark after an equity was seen. A clock that goes back to the day before does not begin a day."""
     begins = day > mark.day or mark.day_start is None
-    return Mark(
+    return LossBaseline(
         run_id=mark.run_id,
         day=max(day, mark.day),
         day_start=equity if begins else mark.day_start,
@@ -69,7 +71,7 @@ def advance(mark: Mark, equity: Decimal, day: date) -> Mark:
     )
 
 
-def follow(mark: Mark | None, worth: Worth, day: date) -> Mark:
+def follow(mark: LossBaseline | None, worth: Worth, day: date) -> LossBaseline:
     """The mark of an account after it was seen; a run without one has just begun."""
     if mark is None or mark.run_id != worth.run_id:
         return begin(worth.run_id, worth.initial_capital, worth.equity, day)
@@ -77,14 +79,14 @@ def follow(mark: Mark | None, worth: Worth, day: date) -> Mark:
 
 
 def recall(
-    mark: Mark | None,
+    mark: LossBaseline | None,
     run_id: UUID,
     initial_capital: Decimal,
     day: date,
     *,
     peak_since: Decimal | None,
     first_today: Decimal | None,
-) -> Mark | None:
+) -> LossBaseline | None:
     """The mark with which to go on after a stop: as it was recorded, and what snapshots say of the time since.
 
     `peak_since` is the highest equity after the mark (or in the whole run without one), `first_today` the first of
@@ -94,7 +96,7 @@ def recall(
         if peak_since is None:
             return mark
         peak = max(initial_capital, peak_since)
-        return Mark(run_id=run_id, day=day, day_start=first_today, peak=peak, last=peak_since)
+        return LossBaseline(run_id=run_id, day=day, day_start=first_today, peak=peak, last=peak_since)
     if mark.peak is None:  # renewed: what was before does not count
         return mark
     if peak_since is not None:
@@ -104,12 +106,12 @@ def recall(
     return mark
 
 
-def renew(mark: Mark) -> Mark:
+def renew(mark: LossBaseline) -> LossBaseline:
     """The mark after a halt was lifted: losses are measured from the next equity on."""
     return msgspec.structs.replace(mark, day_start=None, peak=None)
 
 
-def flow(before: Mapping[str, Mark], worths: Mapping[str, Worth]) -> Decimal:
+def flow(before: Mapping[str, LossBaseline], worths: Mapping[str, Worth]) -> Decimal:
     """The capital that came (or went, negative) since the marks: accounts that were opened, or started a new run."""
     total = ZERO
     for account_id, worth in worths.items():
@@ -121,7 +123,7 @@ def flow(before: Mapping[str, Mark], worths: Mapping[str, Worth]) -> Decimal:
     return total
 
 
-def shift(mark: Mark, amount: Decimal) -> Mark:
+def shift(mark: LossBaseline, amount: Decimal) -> LossBaseline:
     """The mark after capital came or went: that is neither a profit nor a loss."""
     return msgspec.structs.replace(
         mark,
@@ -131,7 +133,7 @@ def shift(mark: Mark, amount: Decimal) -> Mark:
     )
 
 
-def breach(mark: Mark, limits: Limits) -> Breach | None:
+def breach(mark: LossBaseline, limits: LossThresholds) -> Breach | None:
     """The limit that the last equity hits, the daily one first; None when it keeps both."""
     for cause, limit, start, words in (
         (HaltCause.DAILY_LOSS, limits.daily_loss, mark.day_start, f"began {mark.day} (UTC) with"),

@@ -24,7 +24,7 @@ from trader.domain.live.orders import (
     VenuePosition,
     signed_quantity,
 )
-from trader.domain.live.reconciliation import Leg, Statement
+from trader.domain.live.reconciliation import Leg, VenueReport
 from trader.domain.money import ZERO
 from trader.errors import MarketDataError
 from trader.gateways.lighter.api import LighterApi, Listing
@@ -228,7 +228,7 @@ class LighterOrders:
             if order.client_order_index in client_indexes
         }
 
-    async def statement(self) -> Statement:
+    async def statement(self) -> VenueReport:
         """All that the venue holds for the account. Raises `MarketDataError`, also for a position that cannot be."""
         account = await self._account()
         legs: dict[int, Leg] = {}
@@ -243,7 +243,7 @@ class LighterOrders:
         held = self._positions(account)
         positions = {one.symbol: one.quantity for one in held}
         balance = account.collateral - sum((one.quantity * one.entry_price for one in held), ZERO)
-        return Statement(positions=positions, legs=legs, others=frozenset(others), balance=balance)
+        return VenueReport(positions=positions, legs=legs, others=frozenset(others), balance=balance)
 
     async def positions(self) -> list[VenuePosition]:
         """The account's positions. Raises `MarketDataError`, also for one that cannot be."""

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from trader.domain.agents.guard import Situation
-from trader.domain.agents.reproduction import FundingRate, Meeting, Shown, Update
-from trader.domain.agents.view import Limits
+from trader.domain.agents.guard import RiskContext
+from trader.domain.agents.reproduction import CallInputs, FundingRate, Shown, Update
+from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import hours_crossed
 from trader.domain.exchange.ledger import Rules
 from trader.domain.market.markets import Quote
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 
 
-class Witness:
+class CallRecorder:
     """Of one call: from the moment of its situation to its answer."""
 
-    def __init__(self, market: MarketData, rules: Rules, latency_ms: int, situation: Situation) -> None:
+    def __init__(self, market: MarketFeed, rules: Rules, latency_ms: int, situation: RiskContext) -> None:
         self._market = market
         self._rules = rules
         self._latency_ms = latency_ms
@@ -24,9 +24,9 @@ class Witness:
         latest = market.recent()
         self._last = latest[-1] if latest else None
 
-    def refused(self, number: int, limits: Limits) -> Meeting:
+    def refused(self, number: int, limits: VariantLimits) -> CallInputs:
         """The meeting of a call that the guard refused: it met no book."""
-        return Meeting(
+        return CallInputs(
             number=number,
             limits=limits,
             rules=self._rules,
@@ -35,13 +35,13 @@ class Witness:
             answered_at=self._situation.now,
         )
 
-    def answered(self, number: int, limits: Limits, symbol: str, at: datetime) -> Meeting:
+    def answered(self, number: int, limits: VariantLimits, symbol: str, at: datetime) -> CallInputs:
         """The meeting of a call that reached the exchange and was answered at `at`."""
         account = self._situation.account
         concerned = {symbol, *account.positions, *(order.symbol for order in account.resting)}
         latest = self._market.recent()
         first = next((n for n, tick in enumerate(latest, 1) if tick is self._last), 0)
-        return Meeting(
+        return CallInputs(
             number=number,
             limits=limits,
             rules=self._rules,

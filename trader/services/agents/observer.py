@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.guard import Footing, Situation
+from trader.domain.agents.guard import LastTrade, RiskContext
 from trader.domain.agents.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
 from trader.domain.exchange.account import Account, available_cash, equity, liquidation_price
 from trader.domain.exchange.ledger import Rules
@@ -21,9 +21,9 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio.statistics import EquityPoint, max_drawdown, sharpe_ratio
 from trader.errors import MarketUnavailable
 from trader.gateways.agents.taapi import Taapi
-from trader.services.agents.call_recorder import Witness
-from trader.services.exchange.protocol import Venue
-from trader.services.market.feed import MarketData
+from trader.services.agents.call_recorder import CallRecorder
+from trader.services.exchange.protocol import Exchange
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.agent_view import (
     Action,
@@ -67,8 +67,8 @@ class Observer:
     def __init__(
         self,
         database: Database,
-        exchange: Venue,
-        market: MarketData,
+        exchange: Exchange,
+        market: MarketFeed,
         settings: Settings,
         supplier: Taapi | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Observer:
             markets=markets,
         )
 
-    async def situation(self, account_id: str, now: datetime) -> Situation:
+    async def situation(self, account_id: str, now: datetime) -> RiskContext:
         """What the guard judges by, at the marks of this moment.
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
@@ -117,7 +117,7 @@ class Observer:
         account, marks, quotes = self._exchange.account(account_id), dict(self._exchange.marks()), self._market.quotes()
         if missing := account.positions.keys() - marks.keys():
             raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
-        return Situation(
+        return RiskContext(
             now=now,
             account=account,
             marks=marks,
@@ -125,13 +125,13 @@ class Observer:
             leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
             day_opening_equity=_opening_equity(account, past.curve, midnight),
             day_lowest_equity=lowest,
-            last_trades={symbol: Footing(action.side, action.at) for symbol, action in past.actions.items()},
+            last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in past.actions.items()},
         )
 
-    def witness(self, situation: Situation) -> Witness:
+    def witness(self, situation: RiskContext) -> CallRecorder:
         """Whoever notes what a call meets from this situation on."""
         rules = Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate)  # those of this moment
-        return Witness(self._market, rules, self._latency_ms, situation)
+        return CallRecorder(self._market, rules, self._latency_ms, situation)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         """The latest closed candles of a market, ascending, and their indicators. Without history both are empty."""
@@ -214,7 +214,7 @@ class Observer:
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 
-    def _account_view(self, account: Account, situation: Situation, past: Past) -> AccountView:
+    def _account_view(self, account: Account, situation: RiskContext, past: Past) -> AccountView:
         marks = situation.marks
         worth = equity(account, marks)
         peak = max(worth, account.run.initial_capital, *(mark.equity for mark in past.curve))
@@ -272,7 +272,7 @@ def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -
     return quantity * lost if lost > 0 else None
 
 
-def _last_action(symbol: str, past: Past, situation: Situation) -> LastAction | None:
+def _last_action(symbol: str, past: Past, situation: RiskContext) -> LastAction | None:
     action, cycles = past.actions.get(symbol), situation.cycles_ago(symbol)
     if action is None or cycles is None:
         return None

@@ -15,7 +15,7 @@ from trader.domain.agents.conversation import Answer, Message, ToolRequest, invo
 from trader.domain.agents.invocations import Invocation, InvocationStatus, Step, ToolCall, ToolCallStatus
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.outcomes import of_order
-from trader.domain.agents.reproduction import Meeting
+from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.tools import Decision, call_type, raw_of
 from trader.domain.models import Model
 from trader.errors import Unavailable
@@ -49,7 +49,7 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: list[Message] = []
     answers: list[str] = []
-    meetings: list[Meeting] = []
+    meetings: list[CallInputs] = []
 
 
 def packed(payload: Payload) -> bytes:
@@ -110,7 +110,7 @@ class PendingOrder(msgspec.Struct, frozen=True):
     at: datetime
 
 
-class RunRecord:
+class InvocationRecorder:
     """Collects what a run does, and writes it in few transactions. What could not be written is kept for `save`."""
 
     def __init__(
@@ -128,7 +128,7 @@ class RunRecord:
         self._pending: PendingOrder | None = None
         self._answers: list[str] = []
         self._messages: list[Message] = []
-        self._meetings: list[Meeting] = []
+        self._meetings: list[CallInputs] = []
         self._call_count = 0
         self._is_saved = False
 
@@ -203,7 +203,7 @@ class RunRecord:
         if raw:
             self._answers.append(raw)
 
-    def add_meeting(self, meeting: Meeting) -> None:
+    def add_meeting(self, meeting: CallInputs) -> None:
         """What a call met, so that it can be executed again."""
         self._meetings.append(meeting)
 

@@ -11,10 +11,10 @@ from trader.domain.agents.guard import Refusal
 from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.outcomes import EXCHANGE, Outcome
-from trader.domain.agents.reproduction import Again, Change, Meeting, execute_again, judge
+from trader.domain.agents.reproduction import Again, CallInputs, Change, execute_again, judge
 from trader.domain.agents.tools import ARGUMENTS_MAX, BadCall, Decision, decode
 from trader.domain.exchange.halts import is_of_halt
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import NotFound
 from trader.services.agents.recorder import Payload, unpacked
@@ -69,7 +69,7 @@ Finding = tuple[bool | None, str]
 
 
 async def _compare(
-    conn: Connection, invocation: Invocation, call: ToolCall, meetings: Mapping[int, Meeting], *, is_live: bool
+    conn: Connection, invocation: Invocation, call: ToolCall, meetings: Mapping[int, CallInputs], *, is_live: bool
 ) -> CallRerun:
     raw = call.metadata["raw"]
     name = call.type if raw is None else raw["name"]
@@ -100,7 +100,7 @@ def _compare_words(call: ToolCall, decision: Decision | BadCall) -> Finding:
     return same, "it changes nothing in the books" if same else f"it now reads {decision_json(decision)}"
 
 
-def _compare_at_venue(call: ToolCall, decision: Change, meeting: Meeting | None) -> Finding | None:
+def _compare_at_venue(call: ToolCall, decision: Change, meeting: CallInputs | None) -> Finding | None:
     """Of a call in live trading: what a venue does nobody can do again. None for what never went there."""
     if meeting is None:
         return (None, "what it met at the venue is not recorded") if call.status == "failed" else None
@@ -113,7 +113,7 @@ def _compare_at_venue(call: ToolCall, decision: Change, meeting: Meeting | None)
 
 
 async def _compare_change(
-    conn: Connection, invocation: Invocation, call: ToolCall, decision: Change, meeting: Meeting | None
+    conn: Connection, invocation: Invocation, call: ToolCall, decision: Change, meeting: CallInputs | None
 ) -> Finding:
     recorded: Outcome = (call.status, call.metadata["results"][0])
     if call.metadata["decisions"] != [decision_json(decision)]:
@@ -128,43 +128,43 @@ async def _compare_change(
         return none_met, f"it met no book; recorded is: {recorded[1].get('reason')}"
     if found.outcome != recorded:
         return False, f"recorded: {recorded[0]} {recorded[1]}; now: {found.outcome[0]} {found.outcome[1]}"
-    difference = await _difference(conn, invocation, call.number, found.booking)
+    difference = await _difference(conn, invocation, call.number, found.posting)
     return difference is None, difference or _summary(found)
 
 
-def _closest(meeting: Meeting, decision: Change, invocation_id: UUID, recorded: Outcome) -> Again | None:
+def _closest(meeting: CallInputs, decision: Change, invocation_id: UUID, recorded: Outcome) -> Again | None:
     """The re-execution that comes to what is recorded, else the likeliest one; None when no book was met."""
     symbol = canonical_symbol(decision.symbol)
     tried = list(execute_again(meeting, decision, symbol, invocation_id))
     return next((each for each in tried if each.outcome == recorded), tried[0] if tried else None)
 
 
-async def _difference(conn: Connection, invocation: Invocation, number: int, booking: Booking | None) -> str | None:
+async def _difference(conn: Connection, invocation: Invocation, number: int, posting: Posting | None) -> str | None:
     """Where the rows differ from the booking of an order; None when they do not.
 
     An exit plan leaves no row of its own: its position may have got others since.
     """
-    if booking is None or booking.answer is None:
+    if posting is None or posting.answer is None:
         return None
     account_id = invocation.model_id
     answer = await select_answer_of_client(conn, account_id, f"{invocation.id}:{number}")
-    if answer != booking.answer:
-        return f"the books answered {_plain(answer)}; now: {_plain(booking.answer)}"
-    fills = await select_fills(conn, account_id, [fill.sequence for fill in booking.fills])
-    if fills != list(booking.fills):
-        return f"the books hold the fills {_plain(fills)}; now: {_plain(booking.fills)}"
+    if answer != posting.answer:
+        return f"the books answered {_plain(answer)}; now: {_plain(posting.answer)}"
+    fills = await select_fills(conn, account_id, [fill.sequence for fill in posting.fills])
+    if fills != list(posting.fills):
+        return f"the books hold the fills {_plain(fills)}; now: {_plain(posting.fills)}"
     return None
 
 
 def _summary(again: Again) -> str:
-    booking = again.booking
-    if booking is None:
+    posting = again.posting
+    if posting is None:
         return f"refused: {again.outcome[1].get('reason')}"
-    if booking.answer is None:
+    if posting.answer is None:
         return "the exit plan is set"
-    if booking.answer.reason is not None and not booking.fills:
-        return f"rejected: {booking.answer.reason}"
-    return f"{len(booking.fills)} fills, to the last digit"
+    if posting.answer.reason is not None and not posting.fills:
+        return f"rejected: {posting.answer.reason}"
+    return f"{len(posting.fills)} fills, to the last digit"
 
 
 def _plain(value: Any) -> str:

@@ -19,11 +19,11 @@ from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import Packer, RunRecord, answers_of, recovered_call
+from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call
 from trader.services.agents.workflow import INTERRUPTED, RUN_LIMIT_S, Bounds, Workflow
 from trader.services.events import EventBus, WorkflowProgress
-from trader.services.exchange.protocol import Venue
-from trader.services.market.feed import MarketData
+from trader.services.exchange.protocol import Exchange
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.invocations import (
     insert_tool_call,
@@ -89,8 +89,8 @@ class Agents:
     def __init__(
         self,
         database: Database,
-        exchange: Venue,
-        market: MarketData,
+        exchange: Exchange,
+        market: MarketFeed,
         clock: Clock,
         events: EventBus,
         settings: Settings,
@@ -114,7 +114,7 @@ class Agents:
 
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self._queue: deque[tuple[Model, _Batch]] = deque()
-        self._unsaved: deque[RunRecord] = deque(maxlen=UNSAVED_MAX)
+        self._unsaved: deque[InvocationRecorder] = deque(maxlen=UNSAVED_MAX)
         self._is_closing = False
         self.skipped = 0
 
@@ -293,7 +293,7 @@ class Agents:
 
     async def _run(self, model: Model, batch: _Batch, started_at: datetime) -> None:
         async with self._clock.busy():
-            record = RunRecord(self._database, self._events, self._packer, model, started_at)
+            record = InvocationRecorder(self._database, self._events, self._packer, model, started_at)
             workflow = Workflow(
                 record,
                 self._providers,

@@ -33,9 +33,9 @@ from trader.errors import (
 )
 from trader.gateways.agents.providers import Provider
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import PendingOrder, RunRecord
+from trader.services.agents.recorder import InvocationRecorder, PendingOrder
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.protocol import Exchange
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
@@ -63,9 +63,9 @@ class Workflow:
 
     def __init__(
         self,
-        record: RunRecord,
+        record: InvocationRecorder,
         providers: Mapping[str, Provider],
-        exchange: Venue,
+        exchange: Exchange,
         observer: Observer,
         clock: Clock,
         events: EventBus,

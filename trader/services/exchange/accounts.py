@@ -16,11 +16,11 @@ from typing import Final
 import aiojobs
 
 from trader.domain.exchange.account import Account, Run
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import OrderStatus
 from trader.errors import StartError, Unavailable
 from trader.services.events import EventBus, PositionsChanged, TradesChanged
-from trader.services.exchange.ledger_writer import BookingWriter
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.store.database import leadership as leadership_store
 from trader.store.database.pool import Database
 from trader.store.exchange import accounts as store
@@ -47,13 +47,13 @@ class Tally:
         self.taker_fills = 0
         self.trades = 0
 
-    def add(self, booking: Booking) -> None:
-        if booking.answer is not None:
-            self.orders[booking.answer.status] += 1
-        makers = sum(fill.maker for fill in booking.fills)
+    def add(self, posting: Posting) -> None:
+        if posting.answer is not None:
+            self.orders[posting.answer.status] += 1
+        makers = sum(fill.maker for fill in posting.fills)
         self.maker_fills += makers
-        self.taker_fills += len(booking.fills) - makers
-        self.trades += len(booking.trades)
+        self.taker_fills += len(posting.fills) - makers
+        self.trades += len(posting.trades)
 
 
 class Books:
@@ -63,7 +63,7 @@ class Books:
         self._database = database
         self._events = events
         self._catch_up = catch_up
-        self._writer = BookingWriter(database)
+        self._writer = LedgerWriter(database)
         self._accounts: dict[str, Account] = {}
         self.tally = Tally()
         self.version = 0
@@ -169,7 +169,7 @@ class Books:
                 self.version += 1
         return self._accounts[account_id]
 
-    async def change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
+    async def change(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
         """Lock, decide, commit, apply, publish. Goes on to its end even when the caller is cancelled.
 
         :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
@@ -184,21 +184,21 @@ class Books:
                 raise
             raise _ended() from None  # the change was cancelled, not its caller: the term has ended
 
-    async def commit(self, booking: Booking) -> None:
+    async def commit(self, posting: Posting) -> None:
         """Commit, apply and publish. Only under the account's lock: from within `change` or the catch-up."""
-        account = booking.account
+        account = posting.account
         try:
-            await self._writer.write(booking)
+            await self._writer.write(posting)
         except Unavailable:
             self._in_doubt.setdefault(account.id, self.reviewed_until)
             self.version += 1
             raise
         self._accounts[account.id] = account
         self.version += 1
-        self.tally.add(booking)
-        if booking.positions or booking.trades or booking.resting or booking.starts_run:
+        self.tally.add(posting)
+        if posting.positions or posting.trades or posting.resting or posting.starts_run:
             self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
-        if booking.trades:
+        if posting.trades:
             self._events.publish(TradesChanged(account.changed_at, (account.id,)))
 
     def missed(self, account_id: str) -> None:
@@ -217,16 +217,16 @@ class Books:
         async with self._database.connection() as conn:
             await store.update_processed_until(conn, term, min([self.reviewed_until, *doubts]), marks)
 
-    async def _change(self, account_id: str, decide: Callable[[Account], Booking | None]) -> Booking | None:
+    async def _change(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
         async with self._locks[account_id]:
             if self._term is None:  # it ended while the caller waited, for a book or for this account
                 raise _ended()
             if account_id in self._in_doubt:
                 await self._recover(account_id)
-            booking = decide(self._accounts[account_id])
-            if booking is not None:
-                await self.commit(booking)
-            return booking
+            posting = decide(self._accounts[account_id])
+            if posting is not None:
+                await self.commit(posting)
+            return posting
 
     async def _recover(self, account_id: str) -> None:
         since = self._in_doubt[account_id]

@@ -12,12 +12,12 @@ from trader.domain.exchange.orders import Order, OrderAnswer, OrderStatus, Order
 from trader.domain.market.markets import Market, canonical_symbol, untimely
 from trader.domain.money import ZERO, divide
 from trader.errors import BooksViolated, InvalidInput, Issue, NotFound
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.exchange import accounts as store
 
 
-class Placings:
+class IdempotentOrders:
     """Sees to it that a client order id is placed once, whoever asks and how often."""
 
     def __init__(self, database: Database) -> None:
@@ -68,14 +68,14 @@ def checked(order: Order, markets: Mapping[str, Market]) -> Order:
     return msgspec.structs.replace(order, symbol=symbol)
 
 
-def refusal_of_price(market: MarketData, symbol: str, now: datetime) -> str | None:
+def refusal_of_price(market: MarketFeed, symbol: str, now: datetime) -> str | None:
     """Why there is no price to trade on now."""
     if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
         return f"{symbol} is not traded on now: {trouble}"
     return refusal_of_age(market, symbol, now)
 
 
-def refusal_of_age(market: MarketData, symbol: str, now: datetime) -> str | None:
+def refusal_of_age(market: MarketFeed, symbol: str, now: datetime) -> str | None:
     """Why the last price, if there is any, says nothing of now."""
     quote = market.quote(symbol)
     if quote is None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.errors import BooksViolated, TraderError, Unavailable
 from trader.store.database.pool import Database
 from trader.store.exchange.ledger import write_bookings
@@ -16,13 +16,13 @@ _NO_TERM: Final = -1
 """No leader ever has this term, so nothing is written in it."""
 
 
-class BookingWriter:
+class LedgerWriter:
     """Commits bookings in the order in which they came. At most one booking per account may wait at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._term = _NO_TERM
-        self._waiting: list[tuple[Booking, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Posting, asyncio.Future[None]]] = []
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -45,14 +45,14 @@ class BookingWriter:
         for _, written in waiting:
             _fail(written, Unavailable("The service is stopping."))
 
-    async def write(self, booking: Booking) -> None:
+    async def write(self, posting: Posting) -> None:
         """Commit a booking; returns after the commit.
 
         :raises Unavailable: the database did not confirm it; whether it was written is unknown
         :raises BooksViolated: it broke a constraint, and nothing of it was written
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((booking, written))
+        self._waiting.append((posting, written))
         self._work.set()
         await written
 
@@ -64,10 +64,10 @@ class BookingWriter:
                 self._work.clear()
             await self._commit(batch)
 
-    async def _commit(self, batch: list[tuple[Booking, asyncio.Future[None]]]) -> None:
+    async def _commit(self, batch: list[tuple[Posting, asyncio.Future[None]]]) -> None:
         try:
             async with self._database.connection() as conn:
-                booked = await write_bookings(conn, [booking for booking, _ in batch], self._term)
+                booked = await write_bookings(conn, [posting for posting, _ in batch], self._term)
         except BooksViolated as error:
             await self._commit_apart(batch, error)
             return
@@ -84,13 +84,13 @@ class BookingWriter:
             told = f"The booking met an internal error ({type(error).__name__}); the log has its cause."
             await self._commit_apart(batch, Unavailable(told))
             return
-        for booking, written in batch:
-            if booking.account.id not in booked:
-                _fail(written, Unavailable(f"The account {booking.account.id} was changed by another process."))
+        for posting, written in batch:
+            if posting.account.id not in booked:
+                _fail(written, Unavailable(f"The account {posting.account.id} was changed by another process."))
             elif not written.done():
                 written.set_result(None)
 
-    async def _commit_apart(self, batch: list[tuple[Booking, asyncio.Future[None]]], error: TraderError) -> None:
+    async def _commit_apart(self, batch: list[tuple[Posting, asyncio.Future[None]]], error: TraderError) -> None:
         """One booking of the batch is wrong; the others must not suffer from it."""
         if len(batch) == 1:
             _fail(batch[0][1], error)

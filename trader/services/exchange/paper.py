@@ -13,7 +13,7 @@ from trader.clock import Clock, iso
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account, Run
 from trader.domain.exchange.halts import may_open
-from trader.domain.exchange.ledger import Booking, Rules, row_id
+from trader.domain.exchange.ledger import Posting, Rules, row_id
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
 from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
@@ -21,15 +21,15 @@ from trader.services.events import EventBus
 from trader.services.exchange.accounts import Tally
 from trader.services.exchange.halts import Safety
 from trader.services.exchange.idempotent_orders import (
-    Placings,
+    IdempotentOrders,
     checked,
     order_id_of,
     present_answer,
     refusal_of_age,
     refusal_of_price,
 )
-from trader.services.exchange.tick_processor import Reviews
-from trader.services.market.feed import MarketData
+from trader.services.exchange.tick_processor import TickProcessor
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.exchange import accounts as store
@@ -37,13 +37,13 @@ from trader.store.exchange import accounts as store
 log = logging.getLogger("trader.exchange")
 
 
-class Exchange:
+class PaperExchange:
     """The paper exchange: every account, and all that happens to it."""
 
     def __init__(
         self,
         database: Database,
-        market: MarketData,
+        market: MarketFeed,
         clock: Clock,
         events: EventBus,
         settings: Settings,
@@ -59,10 +59,10 @@ class Exchange:
             taker_rate=settings.taker_fee_bps / 10_000,
             maker_rate=settings.maker_fee_bps / 10_000,
         )
-        self._reviews = Reviews(database, market, clock, events, self._rules)
+        self._reviews = TickProcessor(database, market, clock, events, self._rules)
         self._books = self._reviews.books
         self._holding = store.Holding(market.identity, "simulated")
-        self._placings = Placings(database)
+        self._placings = IdempotentOrders(database)
         self._opening = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Exchange:
         """Replace the exit plan of a position. None when it is set, else why it is refused."""
         refusal: str | None = None
 
-        def decide(account: Account) -> Booking | None:
+        def decide(account: Account) -> Posting | None:
             nonlocal refusal
             refusal = self._refusal_in_gap() or refusal_of_age(self._market, symbol, self._clock.now())
             if symbol in account.positions and refusal is not None:
@@ -239,7 +239,7 @@ class Exchange:
             await self._open_within_limit(order.account_id)
         refusal = await self._wait_for_book(order.symbol)
 
-        def decide(account: Account) -> Booking:
+        def decide(account: Account) -> Posting:
             halted = self._safety.refusal_to_open(account.id) if may_open(account, order) else None
             if (reason := halted or refusal or self._refusal_in_gap()) is not None:
                 return rules_of_exchange.refuse(account, order, reason, self._clock.now())
@@ -247,10 +247,10 @@ class Exchange:
                 account, order, self._reviews.moment(), self._rules, self._market.funding_rate
             )
 
-        booking = await self._books.change(order.account_id, decide)
-        assert booking is not None
-        assert booking.answer is not None
-        return booking.answer
+        posting = await self._books.change(order.account_id, decide)
+        assert posting is not None
+        assert posting.answer is not None
+        return posting.answer
 
     async def _wait_for_book(self, symbol: str) -> str | None:
         """Wait for the first book at or after now + latency. Gives the reason when there is none to trade on.

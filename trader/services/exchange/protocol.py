@@ -15,7 +15,7 @@ from trader.domain.market.markets import Market, Tick
 from trader.services.exchange.accounts import Tally
 
 
-class Venue(Protocol):
+class Exchange(Protocol):
     """An exchange, and the accounts that trade there."""
 
     # Life: one process leads and trades, others follow.

@@ -10,13 +10,13 @@ from typing import Final
 from trader.clock import Clock, comes_up, iso
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.catch_up import is_calm, stretch_of
-from trader.domain.exchange.ledger import Booking, Rules
+from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.rules import Moment, is_due, review
 from trader.domain.market.markets import STALE_AFTER, Tick
 from trader.errors import BooksViolated, MarketUnavailable, Unavailable
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Books
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import Holding
 
@@ -37,13 +37,13 @@ _STRETCH: Final = 60
 _INSTANT: Final = timedelta(milliseconds=1)
 
 
-class Reviews:
+class TickProcessor:
     """Applies updates of the markets to the books: funding, resting orders, liquidation, exit plans.
 
     `marks` holds the latest mark of each market; before its source has spoken, the last one noted.
     """
 
-    def __init__(self, database: Database, market: MarketData, clock: Clock, events: EventBus, rules: Rules) -> None:
+    def __init__(self, database: Database, market: MarketFeed, clock: Clock, events: EventBus, rules: Rules) -> None:
         self.books = Books(database, events, self._catch_up)
         self.marks: dict[str, Decimal] = {}
         self._reviewed_marks: Mapping[str, Decimal] = {}
@@ -176,7 +176,7 @@ class Reviews:
             self.books.missed(account_id)
             log.error("account %s will follow the market later: %s", account_id, error)
 
-    def _reviewed(self, account: Account, moment: Moment, *, missed: bool) -> Booking | None:
+    def _reviewed(self, account: Account, moment: Moment, *, missed: bool) -> Posting | None:
         if missed and moment.at <= account.changed_at:
             return None  # the account saw this update before the service stopped, or was changed after it
         return review(account, moment, self._rules, self._market.funding_rate)
@@ -227,9 +227,9 @@ class Reviews:
                 account = self.books.accounts[account_id]
                 if account.is_idle:
                     return
-                booking = self._reviewed(account, moment, missed=True)
-                if booking is not None:
-                    await self.books.commit(booking)
+                posting = self._reviewed(account, moment, missed=True)
+                if posting is not None:
+                    await self.books.commit(posting)
         except MarketUnavailable as error:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 

@@ -23,8 +23,8 @@ from trader.domain.live.protective_orders import reachable_price
 from trader.errors import MarketDataError, OrderUndecided, TraderError, Unavailable
 from trader.services.exchange.idempotent_orders import first_answer, refusal_of_price
 from trader.services.live.outbox import Floor, Outbox
-from trader.services.live.protective_orders import Legs
-from trader.services.live.reconciler import Statements
+from trader.services.live.protective_orders import ProtectiveOrders
+from trader.services.live.reconciler import Reconciler
 
 log = logging.getLogger("trader.live")
 
@@ -41,10 +41,10 @@ _FAILURES_MAX: Final = 3
 _AT_VENUE: Final = {Cause.STOP: VenueOrderType.STOP, Cause.TARGET: VenueOrderType.TARGET}
 
 
-class Desk:
+class LiveAccount:
     """Of one account."""
 
-    def __init__(self, floor: Floor, outbox: Outbox, statements: Statements, legs: Legs) -> None:
+    def __init__(self, floor: Floor, outbox: Outbox, statements: Reconciler, legs: ProtectiveOrders) -> None:
         self.account_id = outbox.account_id
         self.account_index = outbox.account_index
         self._floor = floor
@@ -268,12 +268,12 @@ class Desk:
         )
 
     async def _refuse(self, order: Order, refusal: str) -> OrderAnswer:
-        booking = await self._outbox.commit(
+        posting = await self._outbox.commit(
             lambda account: rules_of_exchange.refuse(account, order, refusal, self._floor.clock.now())
         )
-        assert booking is not None
-        assert booking.answer is not None
-        return booking.answer
+        assert posting is not None
+        assert posting.answer is not None
+        return posting.answer
 
     def _refuse_to_send_again(self, order: Order) -> None:
         """An order whose first answer was lost gets it when it is known, and is never sent twice."""

@@ -19,19 +19,19 @@ from trader.domain.exchange.ledger import Rules, row_id
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
 from trader.domain.models import Model
-from trader.domain.money import ZERO, text
+from trader.domain.money import ZERO, format_decimal
 from trader.errors import MarketDataError, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
 from trader.services.events import Event, EventBus, MarketChecked
 from trader.services.exchange.accounts import Books, Tally
 from trader.services.exchange.halts import Safety
-from trader.services.exchange.idempotent_orders import Placings, checked, order_id_of, present_answer
-from trader.services.live.account import Desk
+from trader.services.exchange.idempotent_orders import IdempotentOrders, checked, order_id_of, present_answer
+from trader.services.live.account import LiveAccount
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.outbox import Floor, Outbox
-from trader.services.live.protective_orders import Legs
-from trader.services.live.reconciler import Statements
-from trader.services.market.feed import MarketData
+from trader.services.live.protective_orders import ProtectiveOrders
+from trader.services.live.reconciler import Reconciler
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.invocations import select_models
 from trader.store.database.pool import Database
@@ -55,7 +55,7 @@ class LiveExchange:
     def __init__(
         self,
         database: Database,
-        market: MarketData,
+        market: MarketFeed,
         clock: Clock,
         events: EventBus,
         settings: Settings,
@@ -81,8 +81,8 @@ class LiveExchange:
         self._floor = Floor(
             database, market, clock, self._books, self._rules, events, accounts, safety, drift, self._marks
         )
-        self._placings = Placings(database)
-        self._desks: dict[str, Desk] = {}
+        self._placings = IdempotentOrders(database)
+        self._desks: dict[str, LiveAccount] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._jobs: aiojobs.Scheduler | None = None
         self._opening = asyncio.Lock()
@@ -168,7 +168,7 @@ class LiveExchange:
             await self._checkpoint()
 
     async def check(self) -> None:
-        """Have every desk find out, book and compare now. Raises as `Desk.check` does."""
+        """Have every desk find out, book and compare now. Raises as `LiveAccount.check` does."""
         for desk in list(self._desks.values()):
             await desk.check()
 
@@ -288,8 +288,8 @@ class LiveExchange:
             )
         floor = self._floor
         outbox = Outbox(floor, account_id, bound[0])
-        legs = Legs(floor, outbox)
-        desk = Desk(floor, outbox, Statements(floor, outbox, legs, bound[1]), legs)
+        legs = ProtectiveOrders(floor, outbox)
+        desk = LiveAccount(floor, outbox, Reconciler(floor, outbox, legs, bound[1]), legs)
         self._desks[account_id] = desk
         self._tasks[account_id] = asyncio.create_task(desk.run(), name=f"desk of {account_id}")
 
@@ -307,8 +307,9 @@ class LiveExchange:
         existing = self.accounts.get(account_id)
         if existing is not None and existing.run.initial_capital != statement.balance:
             raise StartError(
-                f"{account_id} is open in this database with {text(existing.run.initial_capital)}, and the venue's "
-                f"account {index} has {text(statement.balance)}. Use another database (DATABASE_URL)."
+                f"{account_id} is open in this database with {format_decimal(existing.run.initial_capital)}, "
+                f"and the venue's "
+                f"account {index} has {format_decimal(statement.balance)}. Use another database (DATABASE_URL)."
             )
         await self._books.open(account_id, self._first_run(account_id, statement.balance))
         at = self._clock.now()
@@ -336,7 +337,7 @@ class LiveExchange:
         async with self._database.connection() as conn:
             return await venue_store.select_venue_accounts(conn)
 
-    def _desk(self, account_id: str) -> Desk:
+    def _desk(self, account_id: str) -> LiveAccount:
         self._jobs_now()
         desk = self._desks.get(account_id)
         if desk is None:
@@ -369,7 +370,7 @@ class LiveExchange:
             account = self.accounts[account_id]
             log.warning(
                 "LIVE: %s trades account %d in %s; balance %s %s, %d positions, %d orders there%s",
-                account_id, desk.account_index, ", ".join(self._settings.market_symbols), text(account.cash),
+                account_id, desk.account_index, ", ".join(self._settings.market_symbols), format_decimal(account.cash),
                 account.run.quote_currency, len(account.positions), len(desk.sent),
                 "" if desk.trouble is None else f"; opens nothing: {desk.trouble}",
             )  # fmt: skip

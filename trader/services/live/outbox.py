@@ -16,7 +16,7 @@ import msgspec
 
 from trader.clock import Clock
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Booking, Rules, row_id
+from trader.domain.exchange.ledger import Posting, Rules, row_id
 from trader.domain.exchange.orders import Cause, Order, OrderAnswer
 from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
 from trader.domain.live.ledger import book_fundings, refuse_sent, settle
@@ -30,7 +30,7 @@ from trader.services.events import EventBus
 from trader.services.exchange.accounts import Books
 from trader.services.exchange.halts import Safety
 from trader.services.live.drift import DriftRecorder
-from trader.services.market.feed import MarketData
+from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.live import venue_orders as store
 
@@ -53,7 +53,7 @@ class Floor:
     """What the desks of all accounts share. `marks` are the latest of each market."""
 
     database: Database
-    market: MarketData
+    market: MarketFeed
     clock: Clock
     books: Books
     rules: Rules
@@ -278,19 +278,19 @@ class Outbox:
 
     # Booking
 
-    async def commit(self, decide: Callable[[Account], Booking | None]) -> Booking | None:
+    async def commit(self, decide: Callable[[Account], Posting | None]) -> Posting | None:
         """Book a change of the account. Raises `Unavailable`: what is known is read again before the next."""
         try:
-            booking = await self._floor.books.change(self.account_id, decide)
+            posting = await self._floor.books.change(self.account_id, decide)
         except (Unavailable, BooksViolated, asyncio.CancelledError):
             self._is_stale = True  # a change that nobody waits for any more may still be made
             raise
-        for sent in () if booking is None else booking.sent:
+        for sent in () if posting is None else posting.sent:
             if sent.status in (SentStatus.SENT, SentStatus.STANDING):
                 self.rows[sent.client_index] = sent
             else:
                 self.rows.pop(sent.client_index, None)
-        return booking
+        return posting
 
     async def unbooked(self, fills: Sequence[VenueFill]) -> list[VenueFill]:
         """Those of the venue's trades that are not in the books."""
@@ -342,9 +342,9 @@ class Outbox:
                 return await self._book(sent, state)
             case Refused(reason):
                 self._quotes.pop(sent.client_index, None)
-                booking = await self.commit(lambda account: refuse_sent(account, sent, reason, self._floor.clock.now()))
-                assert booking is not None
-                return Concluded(booking.sent[0], booking.answer)
+                posting = await self.commit(lambda account: refuse_sent(account, sent, reason, self._floor.clock.now()))
+                assert posting is not None
+                return Concluded(posting.sent[0], posting.answer)
             case Unknown(reason, nonce):
                 return await self._leave_unknown(sent, reason, nonce)
 
@@ -379,23 +379,23 @@ class Outbox:
         if sent.status is SentStatus.STANDING and not fills and not state.is_final:
             return Concluded(sent)
         floor = self._floor
-        booking = await self.commit(
+        posting = await self.commit(
             lambda account: settle(account, sent, state, fills, floor.marks, floor.rules, floor.clock.now())
         )
-        assert booking is not None
-        await self._record_drift(sent, booking)
-        return Concluded(booking.sent[0], booking.answer)
+        assert posting is not None
+        await self._record_drift(sent, posting)
+        return Concluded(posting.sent[0], posting.answer)
 
-    async def _record_drift(self, sent: SentOrder, booking: Booking) -> None:
+    async def _record_drift(self, sent: SentOrder, posting: Posting) -> None:
         """Compare the fills with paper: on the book that the order was sent at, or of a leg on that of now."""
         floor = self._floor
         quote = self._quotes.get(sent.client_index, floor.market.quote(sent.symbol))
         if sent.client_index not in self.rows:
             self._quotes.pop(sent.client_index, None)
-        if booking.fills:
+        if posting.fills:
             limit = sent.order.price if sent.order.type is VenueOrderType.LIMIT else None
             await floor.drift.record(
-                self.account_id, booking.fills, quote, filled_before=sent.filled, limit_price=limit
+                self.account_id, posting.fills, quote, filled_before=sent.filled, limit_price=limit
             )
 
     async def _whole(self, sent: SentOrder, state: VenueOrderState) -> tuple[VenueOrderState, list[VenueFill]] | None:

@@ -10,7 +10,7 @@ from typing import Final
 from trader.clock import comes_up
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.order_validation import refusal_of_plan
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.exchange.rules import Moment
@@ -18,7 +18,7 @@ from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueOrde
 from trader.domain.live.protective_orders import (
     CAUSES,
     CLOSING_SLIPPAGE,
-    LegTerms,
+    ProtectiveTerms,
     all_wanted,
     terms_of,
     wanted_legs,
@@ -32,19 +32,19 @@ _ASK_AGAIN_AFTER: Final = timedelta(seconds=60)
 """A leg that the venue refused is asked for again after this; until then its trigger is watched here."""
 
 
-class Legs:
+class ProtectiveOrders:
     """Of one account. Only under its desk's lock."""
 
     def __init__(self, floor: Floor, outbox: Outbox) -> None:
         self._floor = floor
         self._outbox = outbox
-        self._refused: dict[LegTerms, datetime] = {}
+        self._refused: dict[ProtectiveTerms, datetime] = {}
 
-    def wanted(self) -> list[LegTerms]:
+    def wanted(self) -> list[ProtectiveTerms]:
         """What the books ask for, but of markets in which something is not decided."""
         return all_wanted(self._outbox.account, self._floor.rules.markets, self._outbox.unsettled)
 
-    def standing(self) -> dict[LegTerms, SentOrder]:
+    def standing(self) -> dict[ProtectiveTerms, SentOrder]:
         return {terms_of(sent): sent for sent in self._outbox.legs()}
 
     async def sync(self) -> None:
@@ -101,7 +101,7 @@ class Legs:
         refusal: str | None = None
         floor = self._floor
 
-        def decide(account: Account) -> Booking | None:
+        def decide(account: Account) -> Posting | None:
             nonlocal refusal
             moment = Moment(now, floor.market.quotes(), floor.marks)
             result = rules_of_exchange.set_exit_plan(account, symbol, plan, moment, floor.rules)
@@ -113,7 +113,7 @@ class Legs:
         await self._outbox.commit(decide)
         return refusal
 
-    async def _place(self, leg: LegTerms) -> Concluded:
+    async def _place(self, leg: ProtectiveTerms) -> Concluded:
         market = self._floor.rules.markets[leg.symbol]
         order = VenueOrder(
             client_index=0,

@@ -13,12 +13,12 @@ from typing import Final
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.venue_orders import SentStatus, VenueFill
 from trader.domain.live.ledger import book_strays
-from trader.domain.live.protective_orders import LegTerms
-from trader.domain.live.reconciliation import Action, Books, Difference, Kind, Leg, Statement, reconcile
+from trader.domain.live.protective_orders import ProtectiveTerms
+from trader.domain.live.reconciliation import Action, Books, Difference, Kind, Leg, VenueReport, reconcile
 from trader.domain.money import ZERO
 from trader.services.events import VenueDiffers
 from trader.services.live.outbox import Floor, Outbox
-from trader.services.live.protective_orders import Legs
+from trader.services.live.protective_orders import ProtectiveOrders
 from trader.store.live import venue_orders as store
 
 log = logging.getLogger("trader.live")
@@ -41,10 +41,10 @@ _SKEW: Final = timedelta(seconds=2)
 _NOTE_EVERY: Final = timedelta(minutes=1)
 
 
-class Statements:
+class Reconciler:
     """Of one account. Only under its desk's lock. `trouble` is why nothing may be opened, None when all agrees."""
 
-    def __init__(self, floor: Floor, outbox: Outbox, legs: Legs, agreed_at: datetime) -> None:
+    def __init__(self, floor: Floor, outbox: Outbox, legs: ProtectiveOrders, agreed_at: datetime) -> None:
         self.trouble: str | None = "it has not been compared with the venue yet"
         self.differences: tuple[Difference, ...] = ()
         self._floor = floor
@@ -75,7 +75,7 @@ class Statements:
 
     # What differs
 
-    def _differences(self, statement: Statement) -> list[Difference]:
+    def _differences(self, statement: VenueReport) -> list[Difference]:
         books, share = self._books(), abs(self._outbox.account.cash) * TOLERANCE_SHARE
         tolerance = _ENDLESS if self._outbox.is_funding_awaited else max(TOLERANCE_LEAST, share)
         # An order whose answer was lost may stand there or not: its market is left alone.
@@ -116,7 +116,7 @@ class Statements:
 
     # What is done
 
-    async def _act(self, difference: Difference, statement: Statement) -> bool:
+    async def _act(self, difference: Difference, statement: VenueReport) -> bool:
         """What the rule says, as far as it is about one order. Whether something was done."""
         index = difference.client_index
         is_gone = difference.kind in (Kind.LEG_MISSING, Kind.RESTING_GONE)
@@ -133,7 +133,7 @@ class Statements:
             await self._outbox.venue.orders.cancel(state)
         return True
 
-    async def _explain(self, found: list[Difference], statement: Statement) -> bool:
+    async def _explain(self, found: list[Difference], statement: VenueReport) -> bool:
         """Book what the books lack: first of our own orders, then trades that none of them made."""
         if not any(one.action is Action.BOOK for one in found) and not self._has_new_gap(found, statement):
             return False
@@ -148,7 +148,7 @@ class Statements:
         await self._legs.sync()
         return True
 
-    def _has_new_gap(self, found: list[Difference], statement: Statement) -> bool:
+    def _has_new_gap(self, found: list[Difference], statement: VenueReport) -> bool:
         """Whether nothing but the balances differ, and otherwise than at the last look."""
         gap = _balance(self._outbox.account) - statement.balance
         if {one.kind for one in found} - {Kind.BALANCE} or self._outbox.is_funding_awaited:
@@ -158,7 +158,7 @@ class Statements:
         self._gap_looks += 1
         return abs(gap) > _ROUNDED and self._gap_looks <= _GAP_LOOKS_MAX
 
-    async def _book_strays(self, symbols: set[str], statement: Statement) -> None:
+    async def _book_strays(self, symbols: set[str], statement: VenueReport) -> None:
         """Book the trades that no order of ours made, if with them the books hold what the venue does."""
         outbox, floor = self._outbox, self._floor
         since = max(outbox.account.run.started_at - _SKEW, self._agreed_at - _LATE)
@@ -197,5 +197,5 @@ def _balance(account: Account) -> Decimal:
     return account.cash - sum((one.side.direction * one.entry_notional for one in account.positions.values()), ZERO)
 
 
-def _leg(terms: LegTerms) -> Leg:
+def _leg(terms: ProtectiveTerms) -> Leg:
     return Leg(terms.symbol, terms.type, terms.trigger)

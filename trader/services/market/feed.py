@@ -57,7 +57,7 @@ class _Series:
         self.candles: list[Candle] = []
 
 
-class MarketData:
+class MarketFeed:
     """Follows a source. `patience` is how long after its moment an order may wait for a book."""
 
     def __init__(self, source: MarketSource, clock: Clock, *, patience: timedelta = _PATIENCE) -> None:

@@ -12,10 +12,10 @@ from trader.domain.exchange.halts import LIMITS, Halt, Verb, scope
 from trader.domain.market.markets import Tick
 from trader.domain.money import ZERO
 from trader.domain.operations import loss_limits as rules
-from trader.domain.operations.loss_limits import Limits, Mark, Worth
+from trader.domain.operations.loss_limits import LossBaseline, LossThresholds, Worth
 from trader.errors import Unavailable
 from trader.services.exchange.halts import Safety
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.protocol import Exchange
 from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.operations import safety as store
@@ -30,16 +30,16 @@ _SAVE_EVERY: Final = timedelta(seconds=10)
 class LossLimits:
     """Daily loss and drawdown, of each account and of all together. Without a limit set it does nothing."""
 
-    def __init__(self, database: Database, exchange: Venue, safety: Safety, settings: Settings) -> None:
+    def __init__(self, database: Database, exchange: Exchange, safety: Safety, settings: Settings) -> None:
         self._database = database
         self._exchange = exchange
         self._safety = safety
-        self._each = Limits(settings.max_daily_loss_percent, settings.max_drawdown_percent)
-        self._together = Limits(settings.max_total_daily_loss_percent, settings.max_total_drawdown_percent)
+        self._each = LossThresholds(settings.max_daily_loss_percent, settings.max_drawdown_percent)
+        self._together = LossThresholds(settings.max_total_daily_loss_percent, settings.max_total_drawdown_percent)
         self._verb = Verb.FLATTEN if settings.flatten_on_limit == "on" else Verb.HALT
-        self._marks: dict[str, Mark] = {}
-        self._total: Mark | None = None
-        self._saved: dict[str | None, Mark] = {}
+        self._marks: dict[str, LossBaseline] = {}
+        self._total: LossBaseline | None = None
+        self._saved: dict[str | None, LossBaseline] = {}
         self._due: datetime | None = None
         self._save_due: datetime | None = None
 
@@ -122,14 +122,14 @@ class LossLimits:
         else:
             self._total = rules.advance(rules.shift(self._total, came), together, day)
 
-    def _first_total(self, together: Decimal, now: datetime) -> Mark:
+    def _first_total(self, together: Decimal, now: datetime) -> LossBaseline:
         """All accounts together, from now on: their peak before is not known, but was no less than their capital."""
         accounts = self._exchange.accounts.values()
         capital = sum((account.run.initial_capital for account in accounts), ZERO)
         begun = sum((mark.last if mark.day_start is None else mark.day_start for mark in self._marks.values()), ZERO)
-        return Mark(run_id=None, day=now.date(), day_start=begun, peak=max(capital, together), last=together)
+        return LossBaseline(run_id=None, day=now.date(), day_start=begun, peak=max(capital, together), last=together)
 
-    async def _halt_when_hit(self, account_id: str | None, mark: Mark, limits: Limits) -> None:
+    async def _halt_when_hit(self, account_id: str | None, mark: LossBaseline, limits: LossThresholds) -> None:
         hit = rules.breach(mark, limits)
         if hit is None or self._safety.is_limited(account_id):
             return

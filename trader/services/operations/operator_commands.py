@@ -14,10 +14,10 @@ from uuid import UUID
 from trader.domain.exchange.account import Account, Position, RestingOrder
 from trader.domain.exchange.halts import Cancelled, Closed, Command, Left, Outcome, Verb, opening_orders, scope
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, Order, OrderStatus
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 from trader.errors import TraderError, Unavailable
 from trader.services.exchange.halts import Safety
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.protocol import Exchange
 from trader.services.operations.loss_limits import LossLimits
 from trader.store.database.pool import Database
 from trader.store.operations import safety as store
@@ -40,7 +40,7 @@ _ROUND_S: Final = 1.0
 class Operations:
     """Sees commands and halts within `POLL_S`, and carries them out as the leader."""
 
-    def __init__(self, database: Database, exchange: Venue, safety: Safety, limits: LossLimits) -> None:
+    def __init__(self, database: Database, exchange: Exchange, safety: Safety, limits: LossLimits) -> None:
         self._database = database
         self._exchange = exchange
         self._safety = safety
@@ -250,7 +250,7 @@ class Operations:
                 reasons[position.symbol] = reason or "the book could not take the rest in time"
             work.tried[account_id] = attempt
         for position in positions:
-            what = f"{position.side} {text(position.quantity)} {position.symbol}"
+            what = f"{position.side} {format_decimal(position.quantity)} {position.symbol}"
             work.leave(account_id, what, reasons.get(position.symbol, "it was opened meanwhile"))
         for symbol in sorted(self._exchange.undecided(account_id)):
             work.leave(account_id, f"an order of {symbol}", "what it fills is not known yet; ask again when it is")

@@ -17,8 +17,8 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.statistics import Confidence95, EquityPoint
 from trader.services.agents.recorder import answers_of
-from trader.services.exchange.protocol import Venue
-from trader.services.portfolio.run_statistics import RunRecord, RunRecords
+from trader.services.exchange.protocol import Exchange
+from trader.services.portfolio.run_statistics import RunRecords, RunStatistics
 from trader.services.portfolio.snapshots import WINDOWS, Window, value_account
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
@@ -62,7 +62,7 @@ class ModelStats(NamedTuple):
     model: Model
     account_value: Decimal | None
     return_percent: float | None
-    record: RunRecord
+    record: RunStatistics
     failures: FailureCounts
 
     @property
@@ -134,7 +134,7 @@ class VariantStats(NamedTuple):
 class Analytics:
     """Statistics of models and variants."""
 
-    def __init__(self, database: Database, exchange: Venue, clock: Clock) -> None:
+    def __init__(self, database: Database, exchange: Exchange, clock: Clock) -> None:
         self._database = database
         self._exchange = exchange
         self._clock = clock
@@ -166,12 +166,12 @@ class Analytics:
             models = await agents_store.select_models(conn)
         return {model.id: model for model in models if variant in (None, model.variant)}
 
-    def _record(self, records: Mapping[str, RunRecord], model: Model) -> RunRecord:
+    def _record(self, records: Mapping[str, RunStatistics], model: Model) -> RunStatistics:
         """The record of the model's run; an empty one for an account as it would open."""
         if model.id in records:
             return records[model.id]
         run = self._exchange.account(model.id).run
-        return RunRecord(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now(), 0, 0, 0))
+        return RunStatistics(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now(), 0, 0, 0))
 
     def _equity(self, model: Model) -> Decimal | None:
         account = self._exchange.account(model.id)
@@ -206,7 +206,7 @@ class Analytics:
         return _marked(sorted(entries, key=lambda entry: _sort_key(entry, sort_by)), sort_by)
 
     async def _intervals(
-        self, records: Mapping[str, RunRecord], hours: tuple[datetime, datetime]
+        self, records: Mapping[str, RunStatistics], hours: tuple[datetime, datetime]
     ) -> dict[str, Confidence95 | None]:
         """The interval of each model's return. Those not at hand are bootstrapped, in a thread: once an hour each."""
         async with self._interval_lock:
@@ -258,7 +258,7 @@ class Analytics:
 
 
 def _entry(
-    model: Model, record: RunRecord, equity: Decimal, since: datetime, interval: Confidence95 | None
+    model: Model, record: RunStatistics, equity: Decimal, since: datetime, interval: Confidence95 | None
 ) -> LeaderboardEntry:
     before = _hours_before(record, since)
     start = _start(record, before)
@@ -274,11 +274,11 @@ def _entry(
     )
 
 
-def _hours_before(record: RunRecord, since: datetime) -> int:
+def _hours_before(record: RunStatistics, since: datetime) -> int:
     return bisect_right(record.hours, since, key=lambda value: value.last_at)
 
 
-def _start(record: RunRecord, before: int) -> Decimal:
+def _start(record: RunStatistics, before: int) -> Decimal:
     """What the account was worth at the start of a window, which so many of its hours lie before."""
     return record.hours[before - 1].last if before else record.run.initial_capital
 
@@ -287,7 +287,7 @@ def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:
     return FailureCounts(model, run.failed, run.tool_failed, run.finished) if run else FailureCounts(model, 0, 0, 0)
 
 
-def _variant_stats(variant: VariantId, records: Sequence[RunRecord]) -> VariantStats:
+def _variant_stats(variant: VariantId, records: Sequence[RunStatistics]) -> VariantStats:
     figures = [record.trade_figures for record in records]
     trades = sum(each.trades for each in figures)
     total = sum((each.total_net for each in figures), ZERO)

@@ -67,7 +67,7 @@ class _DayFigures(NamedTuple):
     sortino: float | None
 
 
-class RunRecord:
+class RunStatistics:
     """What one run has come to. Its figures are made again only when what they are made of has changed."""
 
     def __init__(self, run: CurrentRun) -> None:
@@ -172,7 +172,7 @@ class RunRecord:
         return fall.percent
 
 
-def _batches(records: Sequence[RunRecord]) -> Iterator[Sequence[RunRecord]]:
+def _batches(records: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]:
     """Those with a past all at once, since each has little that is new.
 
     The others a few at a time, so that even the first reading of a long season answers within a statement's time.
@@ -231,10 +231,10 @@ class RunRecords:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._records: dict[str, RunRecord] = {}
+        self._records: dict[str, RunStatistics] = {}
         self._lock = asyncio.Lock()
 
-    async def refresh(self) -> dict[str, RunRecord]:
+    async def refresh(self) -> dict[str, RunStatistics]:
         """Read what is new. A run that has ended is forgotten."""
         async with self._lock, self._database.connection() as conn:
             runs = await analytics_store.select_current_runs(conn)
@@ -243,15 +243,15 @@ class RunRecords:
                 await _read_new(conn, batch)
             return records
 
-    def _record(self, run: CurrentRun) -> RunRecord:
+    def _record(self, run: CurrentRun) -> RunStatistics:
         known = self._records.get(run.model_id)
         if known is None or known.run.run_id != run.run_id:
-            return RunRecord(run)
+            return RunStatistics(run)
         known.run = run
         return known
 
 
-async def _read_new(conn: Connection, records: Sequence[RunRecord]) -> None:
+async def _read_new(conn: Connection, records: Sequence[RunStatistics]) -> None:
     """Read what is new in these runs, and make the figures of those that have new trades."""
     by_model = {record.run.model_id: record for record in records}
     hours: dict[str, list[HourlyValue]] = {}

@@ -15,7 +15,7 @@ from trader.domain.exchange.account import Account, unrealized
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio.snapshots import Snapshot
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.histories import (
     SETTLED_AFTER,
     Encode,
@@ -104,7 +104,7 @@ class LiveValues(msgspec.Struct, frozen=True):
 class Portfolio:
     """Snapshots of all accounts, and the histories made of them."""
 
-    def __init__(self, database: Database, exchange: Venue, clock: Clock, settings: Settings) -> None:
+    def __init__(self, database: Database, exchange: Exchange, clock: Clock, settings: Settings) -> None:
         self._database = database
         self._exchange = exchange
         self._clock = clock

@@ -2,7 +2,7 @@
 
 from trader.domain.exchange.orders import Trade
 from trader.domain.models import VariantId
-from trader.services.exchange.protocol import Venue
+from trader.services.exchange.protocol import Exchange
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 from trader.store.exchange import trades as store
@@ -11,7 +11,7 @@ from trader.store.exchange import trades as store
 class TradingRecords:
     """The record of completed trades. Open positions are in the exchange's memory."""
 
-    def __init__(self, database: Database, exchange: Venue) -> None:
+    def __init__(self, database: Database, exchange: Exchange) -> None:
         self._database = database
 
     async def trades(

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import asyncpg
 import msgspec
 
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.errors import BooksViolated
 from trader.store.database.pool import Connection
 from trader.store.exchange.ledger_rows import (
@@ -44,7 +44,7 @@ class _Table(NamedTuple):
     """A table of bookings: its rows of one, and what a row does that is there already (nothing: an error)."""
 
     name: str
-    rows: Callable[[Booking], Iterable[msgspec.Struct]]
+    rows: Callable[[Posting], Iterable[msgspec.Struct]]
     on_conflict: str = ""
 
 
@@ -113,7 +113,7 @@ WRITE_BOOKINGS: Final = _statement(_TABLES)
 """The statement of a batch that has rows for every table."""
 
 
-async def write_bookings(conn: Connection, bookings: Sequence[Booking], term: int) -> set[str]:
+async def write_bookings(conn: Connection, postings: Sequence[Posting], term: int) -> set[str]:
     """Write bookings of different accounts, all in one transaction. Gives the ids of the accounts that were booked.
 
     An account that is missing in the answer was changed by somebody else since, or `term` is over: nothing of its
@@ -121,10 +121,10 @@ async def write_bookings(conn: Connection, bookings: Sequence[Booking], term: in
 
     :raises BooksViolated: a row broke a constraint; nothing of any booking was written
     """
-    changes = _json([account_change(booking) for booking in bookings])
+    changes = _json([account_change(posting) for posting in postings])
     tables, rows = [], []
     for table in _TABLES:
-        if of_table := [row for booking in bookings for row in table.rows(booking)]:
+        if of_table := [row for posting in postings for row in table.rows(posting)]:
             tables.append(table)
             rows.append(_json(of_table))
     try:

@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.exchange.account import Position, RestingOrder
-from trader.domain.exchange.ledger import Booking, ClosedTrade, RestingChange
+from trader.domain.exchange.ledger import ClosedTrade, Posting, RestingChange
 from trader.domain.exchange.orders import ExitPlan, Fill, FundingPayment, InsurancePayment, Order, OrderAnswer
 from trader.domain.exchange.venue_orders import SentOrder, VenueFill
 from trader.domain.money import ZERO
@@ -180,17 +180,17 @@ class VenueTradeRow(msgspec.Struct):
     traded_at: datetime
 
 
-def account_change(booking: Booking) -> AccountChange:
-    account = booking.account
+def account_change(posting: Posting) -> AccountChange:
+    account = posting.account
     return AccountChange(
-        account.id, booking.sequence_before, account.sequence, account.changed_at, account.last_order_at
+        account.id, posting.sequence_before, account.sequence, account.changed_at, account.last_order_at
     )
 
 
-def run_rows(booking: Booking) -> list[RunRow]:
-    if not booking.starts_run:
+def run_rows(posting: Posting) -> list[RunRow]:
+    if not posting.starts_run:
         return []
-    old, new, account_id = booking.run, booking.account.run, booking.account.id
+    old, new, account_id = posting.run, posting.account.run, posting.account.id
     return [
         RunRow(
             id=run.id,
@@ -205,22 +205,22 @@ def run_rows(booking: Booking) -> list[RunRow]:
     ]
 
 
-def request_row(booking: Booking, answer: OrderAnswer) -> RequestRow:
-    return RequestRow(answer.id, booking.account.id, booking.run.id, answer.client_order_id, answer, answer.at)
+def request_row(posting: Posting, answer: OrderAnswer) -> RequestRow:
+    return RequestRow(answer.id, posting.account.id, posting.run.id, answer.client_order_id, answer, answer.at)
 
 
-def order_rows(booking: Booking) -> list[OrderRow]:
-    closed = [closed_row(booking, trade) for trade in booking.trades]
-    return closed + [open_row(booking, position) for position in booking.positions]
+def order_rows(posting: Posting) -> list[OrderRow]:
+    closed = [closed_row(posting, trade) for trade in posting.trades]
+    return closed + [open_row(posting, position) for position in posting.positions]
 
 
-def open_row(booking: Booking, position: Position) -> OrderRow:
+def open_row(posting: Posting, position: Position) -> OrderRow:
     plan = position.exit_plan
     return OrderRow(
         id=position.id,
         parent_id=None,
-        account_id=booking.account.id,
-        run_id=booking.run.id,
+        account_id=posting.account.id,
+        run_id=posting.run.id,
         symbol=position.symbol,
         side=position.side,
         status="OPEN",
@@ -250,10 +250,10 @@ def open_row(booking: Booking, position: Position) -> OrderRow:
     )
 
 
-def closed_row(booking: Booking, trade: ClosedTrade) -> OrderRow:
+def closed_row(posting: Posting, trade: ClosedTrade) -> OrderRow:
     part = trade.part
     return msgspec.structs.replace(
-        open_row(booking, part),
+        open_row(posting, part),
         parent_id=trade.parent_id,
         status="CLOSED",
         exit_notional=trade.exit_notional,
@@ -267,13 +267,13 @@ def closed_row(booking: Booking, trade: ClosedTrade) -> OrderRow:
     )
 
 
-def limit_order_row(booking: Booking, change: RestingChange) -> LimitOrderRow:
+def limit_order_row(posting: Posting, change: RestingChange) -> LimitOrderRow:
     order: RestingOrder = change.order
     plan = order.exit_plan or ExitPlan()
     return LimitOrderRow(
         id=order.id,
-        account_id=booking.account.id,
-        run_id=booking.run.id,
+        account_id=posting.account.id,
+        run_id=posting.run.id,
         symbol=order.symbol,
         side=order.side,
         status=change.status,
@@ -297,11 +297,11 @@ def limit_order_row(booking: Booking, change: RestingChange) -> LimitOrderRow:
     )
 
 
-def fill_row(booking: Booking, fill: Fill) -> FillRow:
+def fill_row(posting: Posting, fill: Fill) -> FillRow:
     return FillRow(
-        account_id=booking.account.id,
+        account_id=posting.account.id,
         sequence=fill.sequence,
-        run_id=booking.run.id,
+        run_id=posting.run.id,
         order_id=fill.order_id,
         request_id=fill.request_id,
         symbol=fill.symbol,
@@ -316,11 +316,11 @@ def fill_row(booking: Booking, fill: Fill) -> FillRow:
     )
 
 
-def funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
+def funding_row(posting: Posting, payment: FundingPayment) -> FundingRow:
     return FundingRow(
-        account_id=booking.account.id,
+        account_id=posting.account.id,
         sequence=payment.sequence,
-        run_id=booking.run.id,
+        run_id=posting.run.id,
         order_id=payment.order_id,
         symbol=payment.symbol,
         boundary=payment.boundary,
@@ -332,9 +332,9 @@ def funding_row(booking: Booking, payment: FundingPayment) -> FundingRow:
     )
 
 
-def insurance_row(booking: Booking, payment: InsurancePayment) -> InsuranceRow:
+def insurance_row(posting: Posting, payment: InsurancePayment) -> InsuranceRow:
     return InsuranceRow(
-        booking.account.id, payment.sequence, booking.run.id, payment.order_id, payment.amount, payment.at
+        posting.account.id, payment.sequence, posting.run.id, payment.order_id, payment.amount, payment.at
     )
 
 
@@ -365,11 +365,11 @@ def venue_order_row(sent: SentOrder) -> VenueOrderRow:
     )
 
 
-def venue_trade_row(booking: Booking, fill: VenueFill) -> VenueTradeRow:
+def venue_trade_row(posting: Posting, fill: VenueFill) -> VenueTradeRow:
     return VenueTradeRow(
-        account_id=booking.account.id,
+        account_id=posting.account.id,
         trade_id=fill.trade_id,
-        run_id=booking.run.id,
+        run_id=posting.run.id,
         client_index=fill.client_index,
         kind=fill.kind,
         symbol=fill.symbol,

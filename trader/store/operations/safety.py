@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.exchange.halts import Command, Halt, HaltCause, Outcome, Verb
-from trader.domain.operations.loss_limits import Mark
+from trader.domain.operations.loss_limits import LossBaseline
 from trader.store.database.leadership import LEADER_LOCK
 from trader.store.database.pool import Connection
 
@@ -214,7 +214,7 @@ class Recalled(NamedTuple):
     account_id: str
     run_id: UUID
     initial_capital: Decimal
-    mark: Mark | None
+    mark: LossBaseline | None
     peak_since: Decimal | None
     first_today: Decimal | None
 
@@ -248,7 +248,7 @@ async def select_recalled(conn: Connection, midnight: datetime) -> list[Recalled
             row["initial_capital"],
             None
             if row["marked_run_id"] is None
-            else Mark(
+            else LossBaseline(
                 run_id=row["marked_run_id"],
                 day=row["day"],
                 day_start=row["day_start"],
@@ -265,10 +265,10 @@ async def select_recalled(conn: Connection, midnight: datetime) -> list[Recalled
 SELECT_TOTAL_MARK = "SELECT day, day_start, peak, last FROM equity_marks WHERE account_id IS NULL"
 
 
-async def select_total_mark(conn: Connection) -> Mark | None:
+async def select_total_mark(conn: Connection) -> LossBaseline | None:
     """The mark of all accounts together."""
     row = await conn.fetchrow(SELECT_TOTAL_MARK)
-    return None if row is None else Mark(run_id=None, **row)
+    return None if row is None else LossBaseline(run_id=None, **row)
 
 
 UPSERT_MARKS = """
@@ -280,7 +280,7 @@ SET run_id = excluded.run_id, day = excluded.day, day_start = excluded.day_start
 """
 
 
-async def upsert_marks(conn: Connection, marks: Sequence[tuple[str | None, Mark]], at: datetime) -> None:
+async def upsert_marks(conn: Connection, marks: Sequence[tuple[str | None, LossBaseline]], at: datetime) -> None:
     """Record marks as of a moment of the service's time."""
     days: list[date] = [mark.day for _, mark in marks]
     await conn.execute(

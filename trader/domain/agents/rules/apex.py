@@ -11,7 +11,7 @@ from typing import Final
 from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import Limits, MarketView, StatsView, View
+from trader.domain.agents.view import MarketView, StatsView, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -35,7 +35,7 @@ RISK_PROBE: Final = Decimal("0.0025")
 """A record without an edge has a Kelly fraction of zero; it is traded this small, so that it can change."""
 
 
-def decide(view: View, limits: Limits) -> list[Decision]:
+def decide(view: View, limits: VariantLimits) -> list[Decision]:
     """One cycle of Apex."""
     return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
 

@@ -11,15 +11,15 @@ from typing import Final, NamedTuple
 
 from trader.domain.agents.rules.sizing import Room, Signal, room_of, sized
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
-from trader.domain.agents.view import Limits, MarketView, PositionView, View
+from trader.domain.agents.view import MarketView, PositionView, VariantLimits, View
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS, Interval
-from trader.domain.money import divide, from_number, text
+from trader.domain.money import divide, format_decimal, from_number
 
 COOLDOWN_CANDLES: Final = 3
 """Candles that must close after an exit before the market is entered again, so that one signal is not traded twice."""
 
-RuleAgent = Callable[[View, Limits], list[Decision]]
+RuleAgent = Callable[[View, VariantLimits], list[Decision]]
 Entry = Callable[[View, MarketView, Indicators], Signal | str]
 
 
@@ -33,7 +33,7 @@ class Cared(NamedTuple):
 Care = Callable[[View, MarketView, PositionView], Cared]
 
 
-def decide(view: View, limits: Limits, interval: Interval, enter: Entry, care: Care) -> list[Decision]:
+def decide(view: View, limits: VariantLimits, interval: Interval, enter: Entry, care: Care) -> list[Decision]:
     """One cycle: care for what is held, enter where a rule says so, then `holding` with the reasons."""
     decisions: list[Decision] = []
     reasons = [f"{held.symbol}: no price" for held in view.positions if held.symbol not in view.markets]
@@ -59,15 +59,16 @@ def keep(_view: View, _market: MarketView, held: PositionView) -> Cared:
 
 def standing(held: PositionView) -> str:
     """How a position stands, in words."""
-    return f"{held.side} {text(held.quantity)} from {held.entry_price:.6g} at {held.mark:.6g} ({held.unrealized:+.2f})"
+    size = format_decimal(held.quantity)
+    return f"{held.side} {size} from {held.entry_price:.6g} at {held.mark:.6g} ({held.unrealized:+.2f})"
 
 
 def planned(held: PositionView) -> str:
     """Its exit plan, in words."""
     plan = held.exit_plan
-    words = [f"stop {'none' if plan.stop is None else text(plan.stop)}"]
+    words = [f"stop {'none' if plan.stop is None else format_decimal(plan.stop)}"]
     if plan.target is not None:
-        words.append(f"target {text(plan.target)}")
+        words.append(f"target {format_decimal(plan.target)}")
     if plan.time_exit is not None:
         words.append(f"until {plan.time_exit:%H:%M} UTC")
     return ", ".join(words)
@@ -79,7 +80,7 @@ def close(held: PositionView, why: str) -> Cared:
 
 
 def _entry(
-    view: View, limits: Limits, market: MarketView, interval: Interval, enter: Entry, room: Room
+    view: View, limits: VariantLimits, market: MarketView, interval: Interval, enter: Entry, room: Room
 ) -> tuple[CreatePosition | None, str, Room]:
     """The order that opens (None: there is none), why, and the room that is left for the other markets."""
     left = room._replace(shares=room.shares - 1)
@@ -94,13 +95,14 @@ def _entry(
     if isinstance(order, str):
         return None, f"{signal.why}, but {order}", left
     quantity, leverage = from_number(order.quantity), from_number(order.leverage)
-    why = f"{signal.why}: {order.side} {text(quantity)} at {order.leverage:g}x, stop {text(from_number(order.stop))}"
+    stop = format_decimal(from_number(order.stop))
+    why = f"{signal.why}: {order.side} {format_decimal(quantity)} at {order.leverage:g}x, stop {stop}"
     notional = quantity * market.price
     spent = divide(notional, leverage) + notional * view.account.taker_fee_rate
     return order, why, Room(room.cash - spent, room.notional - notional, left.shares)
 
 
-def _barred(view: View, limits: Limits, market: MarketView, interval: Interval) -> str | None:
+def _barred(view: View, limits: VariantLimits, market: MarketView, interval: Interval) -> str | None:
     """Why the market may not be entered now, whatever its indicators say."""
     account = view.account
     if market.stale:
@@ -126,7 +128,7 @@ def _candles_since(moment: datetime, now: datetime, interval: Interval) -> int:
     return (now - epoch) // span - (moment - epoch) // span
 
 
-def _not_yet(market: MarketView, limits: Limits, signal: Signal) -> str | None:
+def _not_yet(market: MarketView, limits: VariantLimits, signal: Signal) -> str | None:
     """Why the guard would call the entry a reversal."""
     last = market.last_action
     if last is None or last.side is signal.side or last.cycles_ago > limits.reversal_cycles:

@@ -13,7 +13,7 @@ import msgspec
 from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import Limits, MarketView, View
+from trader.domain.agents.view import MarketView, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import VWAP_DEVIATIONS, Indicators
 from trader.domain.market.markets import Interval
@@ -54,7 +54,7 @@ class Stretch(msgspec.Struct, frozen=True):
         return 50 + min(extreme, 20) + 8 * min(beyond, 1.5) + 0.6 * max(ADX_MAX - self.adx, 0.0)
 
 
-def decide(view: View, limits: Limits) -> list[Decision]:
+def decide(view: View, limits: VariantLimits) -> list[Decision]:
     """One cycle of Contrarian."""
     return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
 

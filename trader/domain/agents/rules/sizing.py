@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from trader.domain.agents.tools import CreatePosition
-from trader.domain.agents.view import Limits, MarketView, View
+from trader.domain.agents.view import MarketView, VariantLimits, View
 from trader.domain.exchange.orders import Side
-from trader.domain.money import ONE, ZERO, ceil_to, divide, floor_to, from_number, text
+from trader.domain.money import ONE, ZERO, ceil_to, divide, floor_to, format_decimal, from_number
 
 HEADROOM: Final = Decimal("0.98")
 """Part of a cap that is used, since the mark moves between the view and the order."""
@@ -44,7 +44,7 @@ class Prices(NamedTuple):
     target: Decimal | None
 
 
-def room_of(view: View, limits: Limits) -> Room:
+def room_of(view: View, limits: VariantLimits) -> Room:
     """The room of an account before anything is decided."""
     held = {position.symbol for position in view.positions}
     notional = limits.leverage_max * view.account.equity * HEADROOM - view.account.exposure
@@ -56,7 +56,7 @@ def entry_price(market: MarketView, side: Side) -> Decimal:
     return market.ask if side is Side.LONG else market.bid
 
 
-def sized(view: View, limits: Limits, market: MarketView, signal: Signal, room: Room) -> CreatePosition | str:
+def sized(view: View, limits: VariantLimits, market: MarketView, signal: Signal, room: Room) -> CreatePosition | str:
     """The order, or why there can be none.
 
     Quantity = risk × equity / |entry − stop|, cut to the notional caps and to the market's share of the free cash at
@@ -80,7 +80,9 @@ def sized(view: View, limits: Limits, market: MarketView, signal: Signal, room: 
     )
     notional = quantity * dearest
     if quantity <= 0 or quantity * min(prices.entry, market.price) < market.min_notional:
-        return f"risk, caps and free cash allow {notional:.2f}, below the minimum of {text(market.min_notional)}"
+        return (
+            f"risk, caps and free cash allow {notional:.2f}, below the minimum of {format_decimal(market.min_notional)}"
+        )
     needed = divide(notional, cash - notional * account.taker_fee_rate).to_integral_value(ROUND_CEILING)
     return CreatePosition(
         symbol=market.symbol,
@@ -104,9 +106,9 @@ def _prices(market: MarketView, signal: Signal) -> Prices | str:
     target = None if signal.target is None else on_grid(from_number(signal.target), market.tick)
     lowest, highest = min(entry, market.price), max(entry, market.price)
     if stop <= 0 or (stop >= lowest if rising else stop <= highest):
-        return f"the stop {text(stop)} is on the wrong side of {text(market.price)}"
+        return f"the stop {format_decimal(stop)} is on the wrong side of {format_decimal(market.price)}"
     if target is not None and (target <= 0 or (target <= highest if rising else target >= lowest)):
-        return f"the target {text(target)} is on the wrong side of {text(market.price)}"
+        return f"the target {format_decimal(target)} is on the wrong side of {format_decimal(market.price)}"
     return Prices(entry, stop, target)
 
 

@@ -13,7 +13,7 @@ from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules import contrarian, trendsurfer
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import Limits, MarketView, PositionView, View
+from trader.domain.agents.view import MarketView, PositionView, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -29,7 +29,7 @@ COST_SHARE_MAX: Final = 0.35
 """Of the way to the target, or to the stop where there is none."""
 
 
-def decide(view: View, limits: Limits) -> list[Decision]:
+def decide(view: View, limits: VariantLimits) -> list[Decision]:
     """One cycle of Sovereign."""
     return desk.decide(view, limits, INTERVAL, _enter, _review)
 

@@ -10,11 +10,11 @@ from typing import Final
 from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
 from trader.domain.agents.tools import Decision, UpdateExitPlan
-from trader.domain.agents.view import Limits, MarketView, PositionView, View
+from trader.domain.agents.view import MarketView, PositionView, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
-from trader.domain.money import text
+from trader.domain.money import format_decimal
 
 INTERVAL: Final[Interval] = "15m"
 ADX_MIN: Final = 25.0
@@ -27,7 +27,7 @@ COST_SHARE_MAX: Final = 0.5
 """Of the way to the stop."""
 
 
-def decide(view: View, limits: Limits) -> list[Decision]:
+def decide(view: View, limits: VariantLimits) -> list[Decision]:
     """One cycle of Trendsurfer."""
     return desk.decide(view, limits, INTERVAL, _enter, _trail)
 
@@ -101,5 +101,7 @@ def _trail(_view: View, market: MarketView, held: PositionView) -> desk.Cared:
     if stop is None:
         return desk.Cared(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
     if (market.price - stop) * held.side.direction <= 0:
-        return desk.close(held, f"{text(market.price)} is beyond the Kijun {kijun:.6g}")
-    return desk.Cared(UpdateExitPlan(symbol=held.symbol, stop=float(stop)), f"{state}; stop to Kijun {text(stop)}")
+        return desk.close(held, f"{format_decimal(market.price)} is beyond the Kijun {kijun:.6g}")
+    return desk.Cared(
+        UpdateExitPlan(symbol=held.symbol, stop=float(stop)), f"{state}; stop to Kijun {format_decimal(stop)}"
+    )

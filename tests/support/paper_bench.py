@@ -1,4 +1,4 @@
-"""A desk: one account, the market it sees, and every booking made on it, for tests that name a rule."""
+"""Test bench of the paper exchange's rules: one account, the market it sees, and every posting made on it."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ from support.books import RULES, Side, deep_quote, make_quote, moment_of, open_a
 from trader.domain.exchange import account as figures
 from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account, Position
-from trader.domain.exchange.ledger import Booking
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
 from trader.domain.exchange.rules import Moment
 from trader.domain.market.markets import Quote
@@ -18,13 +18,13 @@ D = Decimal
 BUY, SELL = OrderSide.BUY, OrderSide.SELL
 
 
-class Desk:
+class PaperBench:
     """An account, the market it sees, and every booking so far."""
 
     def __init__(self, capital: int = 10_000, *quotes: Quote) -> None:
         self.account: Account = open_account(capital)
         self.moment: Moment = moment_of(*(quotes or (deep_quote("ETH", 2_000),)))
-        self.bookings: list[Booking] = []
+        self.postings: list[Posting] = []
         self.rate: Callable[[str, datetime], D] = plain_rate
 
     def order(
@@ -49,12 +49,12 @@ class Desk:
             exit_plan=plan,
             reduce_only=reduce_only,
         )
-        booking = exchange.place(self.account, order, self.moment, RULES, self.rate)
-        self._apply(booking)
-        assert booking.answer is not None
-        return booking.answer
+        posting = exchange.place(self.account, order, self.moment, RULES, self.rate)
+        self._apply(posting)
+        assert posting.answer is not None
+        return posting.answer
 
-    def tick(self, *quotes: Quote, after: timedelta = timedelta(seconds=1)) -> Booking | None:
+    def tick(self, *quotes: Quote, after: timedelta = timedelta(seconds=1)) -> Posting | None:
         """The next update; the quotes are redated to it."""
         at = self.moment.at + after
         dated = []
@@ -62,29 +62,29 @@ class Desk:
             book = quote.book
             dated.append(make_quote(book.symbol, book.bids, book.asks, at=at, mark=quote.mark))
         self.moment = moment_of(*dated, before=self.moment, at=at)
-        booking = exchange.review(self.account, self.moment, RULES, self.rate)
-        if booking is not None:
-            self._apply(booking)
-        return booking
+        posting = exchange.review(self.account, self.moment, RULES, self.rate)
+        if posting is not None:
+            self._apply(posting)
+        return posting
 
-    def eth(self, mid: str | int, after: timedelta = timedelta(seconds=1)) -> Booking | None:
+    def eth(self, mid: str | int, after: timedelta = timedelta(seconds=1)) -> Posting | None:
         return self.tick(deep_quote("ETH", mid), after=after)
 
     def set_plan(self, plan: ExitPlan) -> str | None:
-        booking = exchange.set_exit_plan(self.account, "ETH", plan, self.moment, RULES)
-        if isinstance(booking, str):
-            return booking
-        self._apply(booking)
+        posting = exchange.set_exit_plan(self.account, "ETH", plan, self.moment, RULES)
+        if isinstance(posting, str):
+            return posting
+        self._apply(posting)
         return None
 
-    def reset(self, capital: int = 5_000) -> Booking:
-        booking = exchange.reset(self.account, D(capital), "USDT", self.moment, RULES, self.rate)
-        self._apply(booking)
-        return booking
+    def reset(self, capital: int = 5_000) -> Posting:
+        posting = exchange.reset(self.account, D(capital), "USDT", self.moment, RULES, self.rate)
+        self._apply(posting)
+        return posting
 
-    def _apply(self, booking: Booking) -> None:
-        self.bookings.append(booking)
-        self.account = booking.account
+    def _apply(self, posting: Posting) -> None:
+        self.postings.append(posting)
+        self.account = posting.account
 
     @property
     def position(self) -> Position:
@@ -111,9 +111,9 @@ def prices(answer: OrderAnswer) -> list[tuple[D, D]]:
     return [(fill.price, fill.quantity) for fill in answer.fills]
 
 
-def leveraged() -> Desk:
+def leveraged() -> PaperBench:
     """10 ETH at 20× and 100 SOL at 10×, on 2,000."""
-    desk = Desk(2_500, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
+    desk = PaperBench(2_500, deep_quote("ETH", 2_000), deep_quote("SOL", 100))
     desk.order(BUY, "10", leverage=20)
     desk.order(BUY, "100", leverage=10, symbol="SOL")
     return desk
