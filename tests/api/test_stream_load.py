@@ -48,7 +48,7 @@ def test_a_ping_is_late_until_it_comes(pings_s: tuple[float, ...], late_s: float
 def test_abuse_of_the_streams_costs_the_others_nothing() -> None:
     command = [sys.executable, "-m", "benchmarks.stream_load", "2", "--shared"]
     done = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240, check=False
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "MISSED" not in done.stdout

@@ -27,7 +27,7 @@ import msgspec
 STREAMS: Final = ("positions", "trades", "conversations", "portfolio", "workflow")
 MARK: Final = re.compile(rb'"sent":(\d+)')
 CORES: Final = os.sched_getaffinity(0)
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 NEVER_NS: Final = 2**63
 
 SO_TIMESTAMPNS: Final = 35

@@ -28,7 +28,7 @@ from benchmarks.year import write_season
 
 from trader.embedded.server import EmbeddedPostgres
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[1]
 CONNECTIONS: Final = 32
 TURNS: Final = 3
 OWN_S: Final = 60.0

@@ -208,8 +208,8 @@ async def test_only_the_main_thread_may_start_it(open_folder: Path) -> None:
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
-from trader.store import embedded
-from trader.store.embedded import EmbeddedPostgres
+from trader.embedded import server as embedded
+from trader.embedded.server import EmbeddedPostgres
 import asyncpg
 
 if sys.argv[2] == "unbound":  # as on a system without the death signal
