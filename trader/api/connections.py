@@ -19,7 +19,6 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from trader.api.ready import DIRECT, past_the_router
 from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
 from trader.api.routes import refusal
 from trader.errors import StartError
@@ -248,8 +247,9 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
         requests = self.app.get(REQUESTS) or RequestLog()
-        handler = past_the_router(self.app.get(DIRECT, {}), plain.request_handler)
-        return Server(handler, self._limits, requests, request_factory=plain.request_factory, **plain._kwargs)
+        return Server(
+            plain.request_handler, self._limits, requests, request_factory=plain.request_factory, **plain._kwargs
+        )
 
 
 def raise_file_limit(connections_max: int) -> None:

@@ -9,7 +9,7 @@ import importlib
 import logging
 import pkgutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 import msgspec
 from aiohttp import web
 
-from trader.api import batch, envelope, ready
+from trader.api import batch, envelope
 from trader.api.answers import INPUT_BYTES_MAX, Answer, AnswerCache
 from trader.api.body import GIVEN_UP, BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
@@ -169,11 +169,6 @@ class Dispatcher:
         self._requests = requests or RequestLog()
         self.kept = AnswerCache()
 
-    @property
-    def paths(self) -> Collection[str]:
-        """The raw paths of the procedures, for every style."""
-        return self._targets.keys()
-
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler of every path and method under `/api/rpc/`."""
         started_s = time.perf_counter()
@@ -323,12 +318,9 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
     return _failure(style, STATUSES[type(error)], message, issues)._replace(headers=headers)
 
 
-def _response(request: web.Request, answer: Answer, request_id: str) -> web.StreamResponse:
-    if answer.status == HTTPStatus.OK and ready.suits(request):
-        return ready.ReadyResponse(answer.body, request_id)
+def _response(request: web.Request, answer: Answer, request_id: str) -> web.Response:
     headers = {"Content-Type": JSON, "Vary": "Origin", "X-Request-Id": request_id, **answer.headers}
-    body = answer.body if isinstance(answer.body, bytes) else ready.PiecesPayload(answer.body)
-    response = web.Response(status=answer.status, body=body, headers=headers)
+    response = web.Response(status=answer.status, body=whole(answer.body), headers=headers)
     if answer.status != HTTPStatus.OK and GIVEN_UP in request:
         response.force_close()
     return response
@@ -392,7 +384,6 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
         for path in (name, name.replace(".", "/")):
             app.router.add_route("*", PREFIX + path, dispatcher.handle, expect_handler=answer_expect)
     app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle, expect_handler=answer_expect)
-    app[ready.DIRECT] = dict.fromkeys(dispatcher.paths, dispatcher.handle)
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         if "X-Request-Id" not in response.headers:

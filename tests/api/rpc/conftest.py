@@ -165,7 +165,7 @@ CONTEXT = web.AppKey("context", DemoContext)
 
 
 class Server(TestServer):
-    """A test server with the connections of the service, and its short way past the router."""
+    """A test server with the connections of the service."""
 
     async def _make_runner(self, **options: Any) -> Runner:
         return Runner(self.app, ConnectionLimits(), **options)

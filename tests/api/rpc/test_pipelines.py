@@ -23,8 +23,8 @@ PATHS = (
 )
 
 
-def call(body: bytes, *headers: str, path: str = "demo.echo", method: str = "POST") -> bytes:
-    lines = (f"{method} /api/rpc/{path} HTTP/1.1", "Host: x", *headers)
+def call(body: bytes, *headers: str, path: str = "demo.echo", method: str = "POST", version: str = "HTTP/1.1") -> bytes:
+    lines = (f"{method} /api/rpc/{path} {version}", "Host: x", *headers)
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -68,6 +68,24 @@ async def replies_of(client: Client, pieces: Sequence[bytes], number: int) -> li
 
         group.create_task(send())
         return [await reply_of(reader) for _ in range(number)]
+
+
+async def test_an_answer_over_http_1_0_ends_the_connection(client: Client) -> None:
+    async with connected(client) as (reader, writer):
+        writer.write(call(b"", version="HTTP/1.0"))
+        first, headers, body = await reply_of(reader)
+        assert (first, headers["content-type"]) == ("HTTP/1.0 200 OK", "application/json")
+        assert body.startswith(b'{"window":"7d"')
+        assert await reader.read() == b""
+
+
+async def test_a_connection_goes_on_after_an_answer(client: Client) -> None:
+    async with connected(client) as (reader, writer):
+        for _ in range(5):
+            writer.write(sized(b"{}"))
+            first, headers, body = await reply_of(reader)
+            assert (first, headers.get("connection")) == ("HTTP/1.1 200 OK", None)
+            assert body.endswith(b"}")
 
 
 @pytest.mark.parametrize("body", [b"", b'{"text":"b"}'])

@@ -61,6 +61,27 @@ async def test_an_output_may_be_a_list(client: Client) -> None:
     assert await send(client, "/api/rpc/demo/list") == (200, {"json": [{"value": 1.5}]})
 
 
+@pytest.mark.parametrize("length", [0, 100, 70_000, 900_000])
+async def test_a_long_answer_arrives_whole(client: Client, length: int) -> None:
+    text = "x" * length
+    _, plain = await send(client, PLAIN, json.dumps({"text": text}))
+    _, enveloped = await send(client, ORPC, json.dumps({"json": {"text": text}}))
+    assert plain == {"window": "7d", "text": text, "items": [], "maxValue": 1.5}
+    assert enveloped == {"json": plain}
+
+
+@pytest.mark.parametrize(("figures", "number"), [(0, 1), (50, 1), (100_000, 1), (100_000, 10)])
+async def test_a_body_in_pieces_arrives_whole(client: Client, figures: int, number: int) -> None:
+    wanted = [{"value": value} for value in range(figures)]
+    request = {"text": str(figures), "number": number}
+    assert await send(client, "/api/rpc/demo.pieces", json.dumps(request)) == (200, wanted)
+    assert await send(client, "/api/rpc/demo/pieces", json.dumps({"json": request})) == (200, {"json": wanted})
+    items = [{"url": "http://x/api/rpc/demo/pieces", "body": {"json": {"text": "3"}}}]
+    async with client.post("/api/rpc/__batch__", json=items, headers={"x-orpc-batch": "buffered"}) as response:
+        (reply,) = await response.json()
+    assert reply["body"] == {"json": [{"value": 0}, {"value": 1}, {"value": 2}]}
+
+
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; x=", ""]
 )
