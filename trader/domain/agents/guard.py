@@ -16,6 +16,7 @@ from trader.clock import cut_to_ms, iso
 from trader.domain.agents.tools import ClosePosition, CreatePosition, UpdateExitPlan
 from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import Account, Marks, equity
+from trader.domain.exchange.order_validation import MisplacedPrice, PastTime, check_plan
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import STALE_AFTER, untimely
 from trader.domain.money import ONE, ZERO, divide, format_decimal, from_number
@@ -123,7 +124,7 @@ def judge_opening(
         _no_fresh_price(symbol, situation)
         or _day_loss(situation, limits)
         or _leverage(decision, symbol, situation, limits)
-        or check_plan(plan, decision.side, situation.marks[symbol], situation.now)
+        or _plan(plan, decision.side, situation.marks[symbol], situation.now)
         or _reversal(decision.side, symbol, situation, limits)
         or _notional(decision, symbol, situation, limits)
     )
@@ -162,7 +163,7 @@ def judge_plan(decision: UpdateExitPlan, symbol: str, situation: RiskContext) ->
         invalidation_price=_decimal(decision.invalidation_price),
         time_exit=_utc(decision.time_exit),
     )
-    refusal = check_plan(changes, held.side, situation.marks[symbol], situation.now)
+    refusal = _plan(changes, held.side, situation.marks[symbol], situation.now)
     if refusal is not None:
         return refusal
     given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
@@ -172,21 +173,17 @@ def judge_plan(decision: UpdateExitPlan, symbol: str, situation: RiskContext) ->
     return plan
 
 
-def check_plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refusal | None:
-    """Whether each given price lies on its side of the mark, and the time in the future."""
-    losing, winning = ("below", "above") if side is Side.LONG else ("above", "below")
-    for name, price, where in (
-        ("stop", plan.stop, losing),
-        ("invalidationPrice", plan.invalidation_price, losing),
-        ("target", plan.target, winning),
-    ):
-        if price is not None and (price >= mark if where == "below" else price <= mark):
-            return Refusal(
-                name, f"The {name} {format_decimal(price)} of a {side} must be {where} the mark {format_decimal(mark)}."
-            )
-    if plan.time_exit is not None and plan.time_exit <= now:
-        return Refusal("timeExit", f"The timeExit {iso(plan.time_exit)} is not in the future.")
-    return None
+def _plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refusal | None:
+    """The exchange's own check of an exit plan, with the fields named as the model's tools name them."""
+    match check_plan(plan, side, mark, now):
+        case None:
+            return None
+        case PastTime(time_exit):
+            return Refusal("timeExit", f"The timeExit {iso(time_exit)} is not in the future.")
+        case MisplacedPrice(field, price, where):
+            name = "invalidationPrice" if field == "invalidation_price" else field
+            limit = format_decimal(mark)
+            return Refusal(name, f"The {name} {format_decimal(price)} of a {side} must be {where} the mark {limit}.")
 
 
 def _no_fresh_price(symbol: str, situation: RiskContext) -> Refusal | None:

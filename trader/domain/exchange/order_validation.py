@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from decimal import Decimal
+from typing import Literal, NamedTuple
 
 from trader.domain.exchange.account import Account, opposing
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
@@ -52,22 +53,42 @@ def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: De
     return None
 
 
-def refusal_of_plan(plan: ExitPlan | None, side: Side, mark: Decimal, at: datetime) -> str | None:
-    """Why an exit plan cannot be set: a price on the side where it would fire at once, or a time that has passed."""
-    if plan is None:
-        return None
-    for name, price, protects in (
+class MisplacedPrice(NamedTuple):
+    """A price of an exit plan that would fire at once, since it is not `where` of the mark. `field` is its name."""
+
+    field: str
+    price: Decimal
+    where: Literal["below", "above"]
+
+
+class PastTime(NamedTuple):
+    """A time exit that is not in the future."""
+
+    time_exit: datetime
+
+
+def check_plan(plan: ExitPlan, side: Side, mark: Decimal, at: datetime) -> MisplacedPrice | PastTime | None:
+    """Return the first field of an exit plan that would fire at once, or None when the plan can be set."""
+    for field, price, is_protective in (
         ("stop", plan.stop, True),
-        ("invalidation price", plan.invalidation_price, True),
+        ("invalidation_price", plan.invalidation_price, True),
         ("target", plan.target, False),
     ):
-        if price is None:
-            continue
-        must_be_below = (side is Side.LONG) == protects
-        if price >= mark if must_be_below else price <= mark:
-            where = "below" if must_be_below else "above"
-            shown = format_decimal(price)
-            return f"the {name} {shown} of a {side.lower()} must be {where} the mark {format_decimal(mark)}"
+        where: Literal["below", "above"] = "below" if (side is Side.LONG) == is_protective else "above"
+        if price is not None and (price >= mark if where == "below" else price <= mark):
+            return MisplacedPrice(field, price, where)
     if plan.time_exit is not None and plan.time_exit <= at:
-        return "the time exit has passed already"
+        return PastTime(plan.time_exit)
     return None
+
+
+def refusal_of_plan(plan: ExitPlan | None, side: Side, mark: Decimal, at: datetime) -> str | None:
+    """Return why an exit plan cannot be set, in words; None when it can, or when there is none."""
+    match None if plan is None else check_plan(plan, side, mark, at):
+        case None:
+            return None
+        case PastTime():
+            return "the time exit has passed already"
+        case MisplacedPrice(field, price, where):
+            name, limit = field.replace("_", " "), format_decimal(mark)
+            return f"the {name} {format_decimal(price)} of a {side.lower()} must be {where} the mark {limit}"
