@@ -33,7 +33,7 @@ from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.exchange import bulk
 from trader.store.exchange.accounts import (
-    Holding,
+    DatabaseIdentity,
     select_accounts,
     select_processed_until,
     update_processed_until,
@@ -209,7 +209,7 @@ async def _finish(database: Database, settings: Settings, start: datetime, end: 
     marks = {symbol: quote.mark for symbol, quote in source.tick(int(end.timestamp())).quotes.items()}
     async with database.transaction() as conn:
         await bulk.upsert_all_variant_hours(conn)
-        await upsert_service_state(conn, Holding(source.identity, "simulated"))
+        await upsert_service_state(conn, DatabaseIdentity(source.identity, "simulated"))
         await update_processed_until(conn, await update_term(conn), end, marks)
     async with database.connection() as conn:  # else autovacuum does it, beside the first hours of whoever reads
         await conn.execute("VACUUM (ANALYZE)", timeout=bulk.BULK_TIMEOUT_S)

@@ -28,7 +28,7 @@ from trader.leadership import Guards, Service
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.paper import PaperExchange
 from trader.services.exchange.protocol import Exchange
 from trader.services.live.drift import DriftRecorder
@@ -222,17 +222,17 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
         await ensure_partitions(conn, clock.now())
     events = EventBus()
     market = MarketFeed(source, clock)
-    safety = Safety(database, clock, events)
+    halts = Halts(database, clock, events)
     exchange: Exchange
     if outside.accounts is None:
-        exchange = PaperExchange(database, market, clock, events, settings, safety)
+        exchange = PaperExchange(database, market, clock, events, settings, halts)
         silence_s = SILENCE_S
     else:
         drift = DriftRecorder(database)
-        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, safety, drift)
+        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, halts, drift)
         silence_s = 0  # one that goes on would send its orders to the venue, which knows no terms
-    limits = LossLimits(database, exchange, safety, settings)
-    guards = Guards(safety, limits, Operations(database, exchange, safety, limits))
+    limits = LossLimits(database, exchange, halts, settings)
+    guards = Guards(halts, limits, Operations(database, exchange, halts, limits))
     portfolio = Portfolio(database, exchange, clock, settings)
     providers = make_providers(settings)
     stack.push_async_callback(providers.close)
@@ -285,7 +285,7 @@ def build_app(service: Service) -> web.Application:
             running=service.running_schedulers,
             troubles=lambda: context.exchange.troubles,
             models_running=context.agents.running,
-            halts=lambda: service.safety.halts,
+            halts=lambda: service.halts.in_force,
         ),
     )
     if context.settings.metrics == "on":

@@ -13,7 +13,7 @@ from trader.domain.market.markets import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
 from trader.services.events import EventBus, MarketChecked
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import Operations
 from trader.store.database.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
@@ -29,7 +29,7 @@ _STANDBY_EVERY_S: Final = 0.5
 class Guards(NamedTuple):
     """What keeps trading within what operators and limits allow."""
 
-    safety: Safety
+    halts: Halts
     limits: LossLimits
     operations: Operations
 
@@ -51,7 +51,7 @@ class Service:
         self.database = database
         self.hubs = hubs
         self.schedulers = schedulers
-        self.safety, self.limits, self.operations = guards
+        self.halts, self.limits, self.operations = guards
         self.started_at = context.clock.now()
         self._events = events
         self._lock = lock
@@ -74,9 +74,9 @@ class Service:
 
         async def on_tick(tick: Tick) -> None:
             await exchange.on_tick(tick)
-            halts = self.safety.halts
+            halts = self.halts.in_force
             await self.limits.on_tick(tick)
-            if is_lockstep and self.safety.halts is not halts:
+            if is_lockstep and self.halts.in_force is not halts:
                 # Operators are minded in real time, in which a replay gets as far as it can.
                 await self.operations.sweep()
 
@@ -120,7 +120,7 @@ class Service:
     async def _lead(self) -> None:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.resign)
-            await self.safety.load()  # before anybody can trade
+            await self.halts.load()  # before anybody can trade
             await self.limits.load(self.context.clock.now())
             await self.context.exchange.lead()
             await self.context.agents.start()

@@ -15,7 +15,7 @@ from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Provider, Providers
 from trader.services.agents.schedule import Agents, InvocationRecord
 from trader.services.events import Event, EventBus, WorkflowProgress
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import upsert_model
@@ -107,8 +107,8 @@ class Floor:
         bus.subscribe(self.events.append)
         self.settings = make_settings(**settings)
         self.market = MarketFeed(self.source, self.clock)
-        self.safety = Safety(database, self.clock, bus)
-        self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings, self.safety)
+        self.halts = Halts(database, self.clock, bus)
+        self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings, self.halts)
         self.provider = ScriptedProvider()
         providers: list[Provider] = [self.provider]
         self.providers = Providers(*providers)

@@ -20,12 +20,12 @@ class Guarded:
 
     def __init__(self, venue: Venue) -> None:
         self.venue = venue
-        self.safety = venue.safety
-        self.limits = LossLimits(venue.database, venue.exchange, venue.safety, venue.settings)
-        self.operations = Operations(venue.database, venue.exchange, venue.safety, self.limits)
+        self.halts = venue.halts
+        self.limits = LossLimits(venue.database, venue.exchange, venue.halts, venue.settings)
+        self.operations = Operations(venue.database, venue.exchange, venue.halts, self.limits)
 
     async def start(self) -> None:
-        await self.safety.load()
+        await self.halts.load()
         await self.limits.load(self.venue.clock.now())
         self.operations.start()
 

@@ -27,7 +27,7 @@ from trader.gateways.lighter.account import LighterAccounts
 from trader.gateways.lighter.signer import OrderTerms, Signed
 from trader.services.events import Event, EventBus
 from trader.services.exchange.audit import audit
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.market.feed import MarketFeed
@@ -113,18 +113,18 @@ class Bench:
         self.market = MarketFeed(source, clock)
         self.accounts: LighterAccounts
         self.exchange: LiveExchange
-        self.safety: Safety
+        self.halts: Halts
 
     async def start(self, **settings: str) -> None:
         bus = EventBus()
         bus.subscribe(self.events.append)
         chosen = live_settings(self.venue.url, **settings)
         self.accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
-        self.safety = Safety(self.database, self.clock, bus)
-        await self.safety.load()
+        self.halts = Halts(self.database, self.clock, bus)
+        await self.halts.load()
         drift = DriftRecorder(self.database)
         self.exchange = LiveExchange(
-            self.database, self.market, self.clock, bus, chosen, self.accounts, self.safety, drift
+            self.database, self.market, self.clock, bus, chosen, self.accounts, self.halts, drift
         )
         await self.exchange.lead()
 

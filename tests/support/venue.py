@@ -12,7 +12,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.services.events import Event, EventBus
 from trader.services.exchange.audit import audit
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
@@ -31,8 +31,8 @@ class Venue:
         bus.subscribe(self.events.append)
         self.market = MarketFeed(source, clock)
         self.settings = make_settings(**settings)
-        self.safety = Safety(database, clock, bus)
-        self.exchange = PaperExchange(database, self.market, clock, bus, self.settings, self.safety)
+        self.halts = Halts(database, clock, bus)
+        self.exchange = PaperExchange(database, self.market, clock, bus, self.settings, self.halts)
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the markets."""

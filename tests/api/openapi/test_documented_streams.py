@@ -74,7 +74,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
         await floor.cycle()
         floor.provider.scripts["good"] = [calling(("closePosition", {"symbol": "BTC"}))]
         await floor.cycle()
-        await floor.safety.halt("good", HaltCause.OPERATOR, "looks wrong", "someone")
+        await floor.halts.halt("good", HaltCause.OPERATOR, "looks wrong", "someone")
         seen = [data for event in floor.events for data in workflow_data(event)]
     for data in seen:
         check(document, "workflow", data)

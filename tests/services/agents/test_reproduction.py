@@ -91,7 +91,7 @@ async def test_calls_that_change_nothing_come_out_the_same(floor: Floor) -> None
 
 
 async def test_a_call_that_a_halt_refused_comes_out_the_same(floor: Floor) -> None:
-    await floor.safety.halt("ada", HaltCause.OPERATOR, "venue maintenance", "someone")
+    await floor.halts.halt("ada", HaltCause.OPERATOR, "venue maintenance", "someone")
     rerun = await again(floor, await run_one(floor, calling(opening()), hold()))
     assert (rerun.is_same, rerun.calls[0].told) == (
         True,

@@ -170,7 +170,7 @@ async def test_a_halted_account_that_cannot_be_reached_keeps_no_other_from_being
 ) -> None:
     venue, cancel = guarded.venue, guarded.venue.exchange.cancel_order
     await guarded.do(Verb.HALT)
-    monkeypatch.setattr(guarded.safety, "refusal_to_open", lambda _: None)
+    monkeypatch.setattr(guarded.halts, "refusal_to_open", lambda _: None)
     for one in ("a", "b"):
         await venue.buy("0.02", account_id=one, type=OrderType.LIMIT, limit_price=D(90_000))
     monkeypatch.undo()
@@ -206,7 +206,7 @@ async def test_a_standby_sees_halts_and_carries_nothing_out(database: Database, 
     command = await guarded.ask(Verb.HALT)
     venue.exchange._reviews.stop()  # as it is while another process leads
     await standby.operations.poll()
-    assert len(standby.safety.halts) == 1
+    assert len(standby.halts.in_force) == 1
     async with database.connection() as conn:
         state = await store.select_command_state(conn, command.id)
     assert state is not None
@@ -245,7 +245,7 @@ async def test_a_leader_that_ends_begins_with_nothing_more(database: Database, g
         state = await store.select_command_state(conn, command.id)
     assert state is not None
     assert not state.taken
-    assert guarded.safety.refusal_to_open("a") is not None
+    assert guarded.halts.refusal_to_open("a") is not None
 
 
 async def test_a_command_that_nobody_carried_out_in_time_is_not_carried_out_later(
@@ -266,16 +266,16 @@ async def test_while_the_database_is_away_a_halt_holds_and_is_written_later(dsn:
     async with guarding(database, ScriptedSource(), ManualClock(START)) as guarded:
         await guarded.see(QUIET)
         proxy.stop()
-        await guarded.safety.halt(None, HaltCause.DRAWDOWN, "it fell", "limit")
-        assert guarded.safety.refusal_to_open("a") is not None
+        await guarded.halts.halt(None, HaltCause.DRAWDOWN, "it fell", "limit")
+        assert guarded.halts.refusal_to_open("a") is not None
         with pytest.raises(Unavailable):
-            await guarded.safety.load()
-        assert guarded.safety.refusal_to_open("a") is not None
+            await guarded.halts.load()
+        assert guarded.halts.refusal_to_open("a") is not None
         proxy.pass_on()
         async with asyncio.timeout(20):
             while True:
                 try:
-                    await guarded.safety.load()
+                    await guarded.halts.load()
                     break
                 except Unavailable:
                     await asyncio.sleep(0.01)
@@ -292,7 +292,7 @@ async def test_a_model_is_told_the_truth(database: Database) -> None:
         await floor.add("m")
         floor.provider.scripts["m"] = [calling(opening()), hold()]
         await floor.agents.start()
-        await floor.safety.halt(None, HaltCause.OPERATOR, "venue maintenance", "someone")
+        await floor.halts.halt(None, HaltCause.OPERATOR, "venue maintenance", "someone")
         (record,) = await floor.cycle()
         call, _ = record.tool_calls
         assert call.status == "rejected"
@@ -318,7 +318,7 @@ async def test_flatten_closes_everything_and_says_so(database: Database, guarded
     }
     assert len(outcome.cancelled) == 2
     assert outcome.left == ()
-    assert guarded.safety.refusal_to_open("a") is not None, "flattening halts"
+    assert guarded.halts.refusal_to_open("a") is not None, "flattening halts"
     async with database.connection() as conn:
         rows = await conn.fetch("SELECT DISTINCT close_reason FROM orders WHERE status = 'CLOSED'")
         causes = await conn.fetch("SELECT cause, count(*) AS n FROM fills GROUP BY cause ORDER BY cause")

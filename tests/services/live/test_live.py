@@ -17,7 +17,7 @@ from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatu
 from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
 from trader.services.events import EventBus, MarketChecked, VenueDiffers
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.operations.loss_limits import LossLimits
@@ -548,7 +548,7 @@ async def test_a_standby_shows_what_the_leader_trades_and_sends_nothing(bench: B
     events = EventBus()
     standby = LiveExchange(
         bench.database, bench.market, bench.clock, events, live_settings(bench.venue.url), accounts,
-        Safety(bench.database, bench.clock, events), DriftRecorder(bench.database),
+        Halts(bench.database, bench.clock, events), DriftRecorder(bench.database),
     )  # fmt: skip
     await standby.follow()
     assert standby.term is None
@@ -655,7 +655,7 @@ async def test_a_restart_while_the_venue_is_away_shows_everything_and_opens_noth
 
 async def test_a_halt_keeps_everything_from_opening_and_nothing_from_closing(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
-    await bench.safety.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
+    await bench.halts.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
     assert "strange prices" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
     assert (await bench.sell("0.25", reduce_only=True)).status is OrderStatus.FILLED
     await bench.agree()
@@ -664,10 +664,10 @@ async def test_a_halt_keeps_everything_from_opening_and_nothing_from_closing(ben
 async def test_an_operator_flattens_through_the_venue(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     await bench.buy("1", symbol="ETH", type=OrderType.LIMIT, limit_price=D(3000), leverage=D(5))
-    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
-    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
+    limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
+    operations = Operations(bench.database, bench.exchange, bench.halts, limits)
     operations.start()
-    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
     async with asyncio.timeout(30):
         while bench.account().positions or bench.account().resting:
             await operations.poll()

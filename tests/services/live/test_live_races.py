@@ -64,7 +64,7 @@ async def test_an_order_whose_caller_has_gone_is_not_sent_twice(bench: Bench) ->
 
 async def test_an_order_that_closes_opens_nothing_when_the_stop_was_faster(bench: Bench) -> None:
     await bench.buy("0.1", leverage=D(5), exit_plan=ExitPlan(stop=D(93000)))
-    await bench.safety.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
+    await bench.halts.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
     bench.venue.reach("BTC", "92900.0")  # the stop is filled at the venue, and nothing of it is known here yet
     answer = await bench.sell("0.1")
     assert (answer.status, answer.reason) == (OrderStatus.REJECTED, "the venue ended the order: canceled-reduce-only")
@@ -151,10 +151,10 @@ async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[Operatio
     bench.venue.read_faults = ["ok", "ok", *["500"] * 50_000]
     with pytest.raises(OrderUndecided):
         await bench.buy("0.1", leverage=D(5))
-    limits = LossLimits(bench.database, bench.exchange, bench.safety, live_settings(bench.venue.url))
-    operations = Operations(bench.database, bench.exchange, bench.safety, limits)
+    limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
+    operations = Operations(bench.database, bench.exchange, bench.halts, limits)
     operations.start()
-    await bench.safety.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
+    await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
     async with asyncio.timeout(30):
         yield operations
     await operations.close()

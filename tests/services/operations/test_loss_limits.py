@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_force(guarded: Guarded) -> CAUSES:
-    return [(halt.account_id, halt.cause) for halt in guarded.safety.halts]
+    return [(halt.account_id, halt.cause) for halt in guarded.halts.in_force]
 
 
 async def test_without_a_limit_nothing_is_measured_or_halted(database: Database) -> None:
@@ -198,7 +198,7 @@ async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(data
         await venue.buy("0.1", leverage=D(10))
         await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
         context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock)
-        guards = Guards(guarded.safety, guarded.limits, guarded.operations)
+        guards = Guards(guarded.halts, guarded.limits, guarded.operations)
         made: Any = (context, database, None, None, None, None, guards)
         service = Service(*made)
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})

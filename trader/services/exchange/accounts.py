@@ -56,7 +56,7 @@ class Tally:
         self.trades += len(posting.trades)
 
 
-class Books:
+class Accounts:
     """Every account, and the ways to change one."""
 
     def __init__(self, database: Database, events: EventBus, catch_up: CatchUp) -> None:
@@ -75,7 +75,7 @@ class Books:
         self._term: int | None = None
         self.reviewed_until: datetime | None = None
 
-    async def lead(self, holding: store.Holding, symbols: Collection[str]) -> Mapping[str, Decimal]:
+    async def lead(self, holding: store.DatabaseIdentity, symbols: Collection[str]) -> Mapping[str, Decimal]:
         """Begin a term: rebuild every account from its rows and check the books. Gives the last marks noted.
 
         :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
@@ -107,7 +107,7 @@ class Books:
         )
         return marks
 
-    async def follow(self, holding: store.Holding) -> Mapping[str, Decimal]:
+    async def follow(self, holding: store.DatabaseIdentity) -> Mapping[str, Decimal]:
         """Read what the leader has changed since the last time, for a process that only shows it. Gives the last marks.
 
         :raises StartError: the database is of another market or trading mode
@@ -243,7 +243,7 @@ def _ended() -> Unavailable:
     return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
 
 
-def _refuse_foreign(found: store.Holding, holding: store.Holding) -> None:
+def _refuse_foreign(found: store.DatabaseIdentity, holding: store.DatabaseIdentity) -> None:
     if found.market_identity != holding.market_identity:
         raise StartError(
             f"This database holds the books of the market {found.market_identity}; MARKET_SOURCE now gives "

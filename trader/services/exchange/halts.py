@@ -19,7 +19,7 @@ from trader.store.operations import safety as store
 log = logging.getLogger("trader.safety")
 
 
-class Safety:
+class Halts:
     """The halts. The exchange asks `refusal_to_open` before every order that may open or add."""
 
     def __init__(self, database: Database, clock: Clock, events: EventBus) -> None:
@@ -31,7 +31,7 @@ class Safety:
         self._rows = asyncio.Lock()
 
     @property
-    def halts(self) -> Sequence[Halt]:
+    def in_force(self) -> Sequence[Halt]:
         """Those in force, the oldest first."""
         return self._halts
 

@@ -19,7 +19,7 @@ from trader.domain.market.markets import Market, Tick
 from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Tally
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import (
     IdempotentOrders,
     checked,
@@ -47,13 +47,13 @@ class PaperExchange:
         clock: Clock,
         events: EventBus,
         settings: Settings,
-        safety: Safety | None = None,
+        halts: Halts | None = None,
     ) -> None:
         self._database = database
         self._market = market
         self._clock = clock
         self._settings = settings
-        self._safety = safety or Safety(database, clock, events)
+        self._halts = halts or Halts(database, clock, events)
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps / 10_000,
@@ -61,7 +61,7 @@ class PaperExchange:
         )
         self._reviews = TickProcessor(database, market, clock, events, self._rules)
         self._books = self._reviews.books
-        self._holding = store.Holding(market.identity, "simulated")
+        self._holding = store.DatabaseIdentity(market.identity, "simulated")
         self._placings = IdempotentOrders(database)
         self._opening = asyncio.Lock()
 
@@ -240,7 +240,7 @@ class PaperExchange:
         refusal = await self._wait_for_book(order.symbol)
 
         def decide(account: Account) -> Posting:
-            halted = self._safety.refusal_to_open(account.id) if may_open(account, order) else None
+            halted = self._halts.refusal_to_open(account.id) if may_open(account, order) else None
             if (reason := halted or refusal or self._refusal_in_gap()) is not None:
                 return rules_of_exchange.refuse(account, order, reason, self._clock.now())
             return rules_of_exchange.place(

@@ -15,10 +15,10 @@ from trader.domain.exchange.rules import Moment, is_due, review
 from trader.domain.market.markets import STALE_AFTER, Tick
 from trader.errors import BooksViolated, MarketUnavailable, Unavailable
 from trader.services.events import EventBus
-from trader.services.exchange.accounts import Books
+from trader.services.exchange.accounts import Accounts
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
-from trader.store.exchange.accounts import Holding
+from trader.store.exchange.accounts import DatabaseIdentity
 
 log = logging.getLogger("trader.exchange")
 
@@ -44,7 +44,7 @@ class TickProcessor:
     """
 
     def __init__(self, database: Database, market: MarketFeed, clock: Clock, events: EventBus, rules: Rules) -> None:
-        self.books = Books(database, events, self._catch_up)
+        self.books = Accounts(database, events, self._catch_up)
         self.marks: dict[str, Decimal] = {}
         self._reviewed_marks: Mapping[str, Decimal] = {}
         self._market = market
@@ -56,7 +56,7 @@ class TickProcessor:
         self._ask_again_at: datetime | None = None
         self._give_up_at: datetime | None = None
 
-    async def lead(self, holding: Holding, symbols: Collection[str]) -> None:
+    async def lead(self, holding: DatabaseIdentity, symbols: Collection[str]) -> None:
         """Begin a term: rebuild the books, and go through what was missed while nobody led.
 
         :raises StartError: the database is of another market or trading mode, its books do not balance, or an account

@@ -241,7 +241,7 @@ class LiveAccount:
         if may_open(self._outbox.account, order):
             if self.trouble is not None:
                 return f"the account is stopped, only reducing is allowed: {self.trouble}"
-            if (halted := floor.safety.refusal_to_open(self.account_id)) is not None:
+            if (halted := floor.halts.refusal_to_open(self.account_id)) is not None:
                 return halted
         moment = Moment(now, floor.market.quotes(), floor.marks)
         trial = rules_of_exchange.place(

@@ -23,8 +23,8 @@ from trader.domain.money import ZERO, format_decimal
 from trader.errors import MarketDataError, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
 from trader.services.events import Event, EventBus, MarketChecked
-from trader.services.exchange.accounts import Books, Tally
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.accounts import Accounts, Tally
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import IdempotentOrders, checked, order_id_of, present_answer
 from trader.services.live.account import LiveAccount
 from trader.services.live.drift import DriftRecorder
@@ -60,7 +60,7 @@ class LiveExchange:
         events: EventBus,
         settings: Settings,
         accounts: LighterAccounts,
-        safety: Safety,
+        halts: Halts,
         drift: DriftRecorder,
     ) -> None:
         self._database = database
@@ -68,7 +68,7 @@ class LiveExchange:
         self._clock = clock
         self._settings = settings
         self._venue = accounts
-        self._holding = store.Holding(market.identity, "live", accounts.url, accounts.default_index)
+        self._holding = store.DatabaseIdentity(market.identity, "live", accounts.url, accounts.default_index)
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps
@@ -76,10 +76,10 @@ class LiveExchange:
             maker_rate=settings.maker_fee_bps / 10_000,
             liquidation_rate=ZERO,
         )
-        self._books = Books(database, events, _nothing_missed)
+        self._books = Accounts(database, events, _nothing_missed)
         self._marks: dict[str, Decimal] = {}
         self._floor = Floor(
-            database, market, clock, self._books, self._rules, events, accounts, safety, drift, self._marks
+            database, market, clock, self._books, self._rules, events, accounts, halts, drift, self._marks
         )
         self._placings = IdempotentOrders(database)
         self._desks: dict[str, LiveAccount] = {}

@@ -27,8 +27,8 @@ from trader.errors import BooksViolated, MarketDataError, Unavailable
 from trader.gateways.lighter.account import LighterAccount, LighterAccounts
 from trader.gateways.market.candles import floor_time
 from trader.services.events import EventBus
-from trader.services.exchange.accounts import Books
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.halts import Halts
 from trader.services.live.drift import DriftRecorder
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
@@ -55,11 +55,11 @@ class Floor:
     database: Database
     market: MarketFeed
     clock: Clock
-    books: Books
+    books: Accounts
     rules: Rules
     events: EventBus
     accounts: LighterAccounts
-    safety: Safety
+    halts: Halts
     drift: DriftRecorder
     marks: dict[str, Decimal]
 

@@ -14,7 +14,7 @@ from trader.domain.money import ZERO
 from trader.domain.operations import loss_limits as rules
 from trader.domain.operations.loss_limits import LossBaseline, LossThresholds, Worth
 from trader.errors import Unavailable
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.protocol import Exchange
 from trader.settings import Settings
 from trader.store.database.pool import Database
@@ -30,10 +30,10 @@ _SAVE_EVERY: Final = timedelta(seconds=10)
 class LossLimits:
     """Daily loss and drawdown, of each account and of all together. Without a limit set it does nothing."""
 
-    def __init__(self, database: Database, exchange: Exchange, safety: Safety, settings: Settings) -> None:
+    def __init__(self, database: Database, exchange: Exchange, halts: Halts, settings: Settings) -> None:
         self._database = database
         self._exchange = exchange
-        self._safety = safety
+        self._halts = halts
         self._each = LossThresholds(settings.max_daily_loss_percent, settings.max_drawdown_percent)
         self._together = LossThresholds(settings.max_total_daily_loss_percent, settings.max_total_drawdown_percent)
         self._verb = Verb.FLATTEN if settings.flatten_on_limit == "on" else Verb.HALT
@@ -131,10 +131,10 @@ class LossLimits:
 
     async def _halt_when_hit(self, account_id: str | None, mark: LossBaseline, limits: LossThresholds) -> None:
         hit = rules.breach(mark, limits)
-        if hit is None or self._safety.is_limited(account_id):
+        if hit is None or self._halts.is_limited(account_id):
             return
         log.error("%s: %s limit: %s", scope(account_id), hit.cause, hit.reason)
-        await self._safety.halt(account_id, hit.cause, hit.reason, "limit", self._verb)
+        await self._halts.halt(account_id, hit.cause, hit.reason, "limit", self._verb)
 
     async def _save(self, now: datetime) -> None:
         """Record what has changed; of who is halted by a limit nothing, since lifting the halt renews that row."""
@@ -142,7 +142,7 @@ class LossLimits:
         changed = [
             (account_id, mark)
             for account_id, mark in ((None, self._total), *self._marks.items())
-            if self._saved.get(account_id) != mark and not self._safety.is_limited(account_id)
+            if self._saved.get(account_id) != mark and not self._halts.is_limited(account_id)
         ]
         if not changed:
             return

@@ -16,7 +16,7 @@ from trader.domain.exchange.halts import Cancelled, Closed, Command, Left, Outco
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, Order, OrderStatus
 from trader.domain.money import format_decimal
 from trader.errors import TraderError, Unavailable
-from trader.services.exchange.halts import Safety
+from trader.services.exchange.halts import Halts
 from trader.services.exchange.protocol import Exchange
 from trader.services.operations.loss_limits import LossLimits
 from trader.store.database.pool import Database
@@ -40,10 +40,10 @@ _ROUND_S: Final = 1.0
 class Operations:
     """Sees commands and halts within `POLL_S`, and carries them out as the leader."""
 
-    def __init__(self, database: Database, exchange: Exchange, safety: Safety, limits: LossLimits) -> None:
+    def __init__(self, database: Database, exchange: Exchange, halts: Halts, limits: LossLimits) -> None:
         self._database = database
         self._exchange = exchange
-        self._safety = safety
+        self._halts = halts
         self._limits = limits
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._works: dict[UUID, _Work] = {}
@@ -78,7 +78,7 @@ class Operations:
         """
         async with self._database.connection() as conn:  # before the halts, which are written with their commands
             commands = await store.select_open_commands(conn, _GOOD_FOR, _AT_ONCE_MAX)
-        self._limits.renew(await self._safety.load())
+        self._limits.renew(await self._halts.load())
         if not self._is_open or self._exchange.term is None:
             return
         await self._reap()
@@ -122,7 +122,7 @@ class Operations:
                     log.warning("%s is halted: its resting %s order was cancelled", account.id, order.symbol)
 
         accounts = [account for account in self._exchange.accounts.values() if account.resting]
-        await _for_each((one for one in accounts if self._safety.refusal_to_open(one.id) is not None), sweep)
+        await _for_each((one for one in accounts if self._halts.refusal_to_open(one.id) is not None), sweep)
 
     async def _carry_out(self, command: Command) -> None:
         """Do it all and record the outcome. What the database's absence has interrupted is begun again by `poll`."""
@@ -239,7 +239,7 @@ class Operations:
         while (positions := self._held(account_id)) or self._exchange.undecided(account_id):
             if attempt > first and loop.time() >= deadline_s:
                 break
-            if self._safety.refusal_to_open(account_id) is None:
+            if self._halts.refusal_to_open(account_id) is None:
                 reasons = {position.symbol: "trading was resumed meanwhile" for position in positions}
                 break
             if attempt > first:

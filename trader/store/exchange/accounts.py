@@ -201,7 +201,7 @@ async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decima
 # --- the service itself -----------------------------------------------------------------------------------------------
 
 
-class Holding(msgspec.Struct, frozen=True):
+class DatabaseIdentity(msgspec.Struct, frozen=True):
     """Whose books a database holds: of which market, in which mode, and of a live one at which venue and account."""
 
     market_identity: str
@@ -213,7 +213,7 @@ class Holding(msgspec.Struct, frozen=True):
 class ServiceState(msgspec.Struct, frozen=True):
     """What the database is of, and up to which tick every account has been reviewed."""
 
-    holding: Holding
+    holding: DatabaseIdentity
     processed_until: datetime | None
 
 
@@ -224,12 +224,12 @@ RETURNING market_identity, trading_mode, venue_url, venue_account_index, process
 """
 
 
-async def upsert_service_state(conn: Connection, holding: Holding) -> ServiceState:
+async def upsert_service_state(conn: Connection, holding: DatabaseIdentity) -> ServiceState:
     """The state of the database; a new one becomes of this market, mode, venue and account."""
     record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(holding))
     assert record is not None
     *found, processed_until = record
-    return ServiceState(Holding(*found), processed_until)
+    return ServiceState(DatabaseIdentity(*found), processed_until)
 
 
 SELECT_PROCESSED_UNTIL = "SELECT processed_until FROM service_state"

@@ -177,7 +177,7 @@ async def select_known_account(conn: Connection, account_id: str) -> bool:
     return found
 
 
-class Holding(NamedTuple):
+class Exposure(NamedTuple):
     """A position, or (with its limit) a resting order."""
 
     account_id: str
@@ -197,9 +197,9 @@ ORDER BY account_id, symbol, side
 """
 
 
-async def select_holdings(conn: Connection, account_id: str | None) -> list[Holding]:
+async def select_holdings(conn: Connection, account_id: str | None) -> list[Exposure]:
     """What an account, or all (None), hold and have resting."""
-    return [Holding(*row) for row in await conn.fetch(SELECT_HOLDINGS, account_id)]
+    return [Exposure(*row) for row in await conn.fetch(SELECT_HOLDINGS, account_id)]
 
 
 # -- limits ----------------------------------------------------------------------------------------------------------
