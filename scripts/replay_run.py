@@ -33,7 +33,7 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import NotFound, StartError, TraderError
-from trader.services.agents.reproduction import RunRerun, execute_run_again
+from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.settings import read_database_url
 from trader.store.database.pool import attached
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-async def _find(database_url: str | None, invocation_id: UUID) -> RunRerun:
+async def _find(database_url: str | None, invocation_id: UUID) -> InvocationReproduction:
     if database_url:
         return await _execute_again(database_url, invocation_id)
     async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
@@ -65,12 +65,12 @@ async def _find(database_url: str | None, invocation_id: UUID) -> RunRerun:
     raise NotFound(f"no database of this folder has the run {invocation_id}")
 
 
-async def _execute_again(dsn: str, invocation_id: UUID) -> RunRerun:
+async def _execute_again(dsn: str, invocation_id: UUID) -> InvocationReproduction:
     async with attached(dsn) as database:
-        return await execute_run_again(database, invocation_id)
+        return await reproduce_invocation(database, invocation_id)
 
 
-def _tell(rerun: RunRerun) -> int:
+def _tell(rerun: InvocationReproduction) -> int:
     run = rerun.invocation
     print(f"{run.model_id}, {run.started_at:%Y-%m-%d %H:%M:%S} UTC, {run.status}, {len(rerun.calls)} calls")
     for call in rerun.calls:

@@ -42,7 +42,7 @@ from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
 from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, Packer
-from trader.services.agents.workflow import Bounds, Workflow
+from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.events import EventBus
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
@@ -136,7 +136,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
             observer,
             clock,
             EventBus(),
-            Bounds(settings.run_tokens_max, settings.answer_tokens_max),
+            InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max),
         )
         return await _run(database, clock, model, workflow)
 

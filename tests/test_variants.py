@@ -11,7 +11,15 @@ import pytest
 from trader import variants
 from trader.domain.agents.messages import rules_text
 from trader.domain.agents.tools import TOOL_SCHEMAS, TOOLS
-from trader.domain.agents.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.domain.agents.view import (
+    LastAction,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
+    View,
+)
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS
@@ -29,7 +37,17 @@ SPECIFIED = [
      "Regime-adaptive allocator blending trend and range strategies"),
 ]  # fmt: skip
 LEVERAGE = {"Apex": 10, "Trendsurfer": 5, "Contrarian": 3, "Sovereign": 5}
-SHOWN = (View, AccountView, PositionView, TradeView, StatsView, MarketView, LastAction, ExitPlan, Indicators)
+SHOWN = (
+    View,
+    ObservedAccount,
+    ObservedPosition,
+    ObservedTrade,
+    ObservedStats,
+    ObservedMarket,
+    LastAction,
+    ExitPlan,
+    Indicators,
+)
 TECHNICAL = ("MACD", "stochastic", "OBV", "Ichimoku cloud", "Fibonacci", "moving average", "order flow", "news")
 
 every_variant = pytest.mark.parametrize("variant", VariantId)

@@ -10,10 +10,10 @@ import orjson
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 
 from trader.clock import ManualClock
-from trader.domain.agents.conversation import Answer, ToolRequest, Turn
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Provider, Providers
-from trader.services.agents.schedule import Agents, InvocationRecord
+from trader.services.agents.schedule import Agents, FinishedInvocation
 from trader.services.events import Event, EventBus, WorkflowProgress
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.paper import PaperExchange
@@ -23,23 +23,23 @@ from trader.store.database.pool import Database
 
 MIDS = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
-Script = Callable[[Turn], Awaitable[Answer] | Answer]
+Script = Callable[[Turn], Awaitable[ModelAnswer] | ModelAnswer]
 
 
-def calling(*calls: tuple[str, Any], text: str | None = None, tokens: int = 100) -> Answer:
+def calling(*calls: tuple[str, Any], text: str | None = None, tokens: int = 100) -> ModelAnswer:
     """An answer with these tool calls, given as (name, arguments); arguments that are text go as they are."""
     requests = tuple(
         ToolRequest(f"call_{n}", name, given if isinstance(given, str) else orjson.dumps(given).decode())
         for n, (name, given) in enumerate(calls, 1)
     )
     message = {"role": "assistant", "content": text or ""}
-    return Answer(
+    return ModelAnswer(
         text=text, calls=requests, message=message, model="fake/one", raw='{"said": 1}', key_number=1,
         input_tokens=tokens, output_tokens=tokens, tokens_spent=2 * tokens,
     )  # fmt: skip
 
 
-def hold(reason: str = "nothing to do") -> Answer:
+def hold(reason: str = "nothing to do") -> ModelAnswer:
     return calling(("holding", {"reason": reason}))
 
 
@@ -58,12 +58,12 @@ class ScriptedProvider:
     is_remote = True
 
     def __init__(self) -> None:
-        self.scripts: dict[str, list[Script | Answer | Exception]] = {}
+        self.scripts: dict[str, list[Script | ModelAnswer | Exception]] = {}
         self.turns: list[Turn] = []
         self.active = 0
         self.active_max = 0
 
-    async def answer(self, turn: Turn) -> Answer:
+    async def answer(self, turn: Turn) -> ModelAnswer:
         # The conversation grows later; what was asked stays.
         self.turns.append(Turn(**{name: getattr(turn, name) for name in turn.__struct_fields__}))
         self.turns[-1] = Turn(
@@ -77,10 +77,10 @@ class ScriptedProvider:
         try:
             if isinstance(step, Exception):
                 raise step
-            if isinstance(step, Answer):
+            if isinstance(step, ModelAnswer):
                 return step
             answer = step(turn)
-            return answer if isinstance(answer, Answer) else await answer
+            return answer if isinstance(answer, ModelAnswer) else await answer
         finally:
             self.active -= 1
 
@@ -140,7 +140,7 @@ class Floor:
         while self.agents.running():
             await asyncio.wait([task for task, _ in self.agents._running.values()])
 
-    async def cycle(self) -> list[InvocationRecord]:
+    async def cycle(self) -> list[FinishedInvocation]:
         """One whole cycle, a second later than the last; its records, by model."""
         await self.see()
         await self.start_batch()

@@ -10,12 +10,12 @@ import orjson
 from trader.domain.agents.conversation import storable
 from trader.domain.agents.messages import opening_messages, plan_json, rules_text, tool_message
 from trader.domain.agents.view import (
-    AccountView,
     LastAction,
-    MarketView,
-    PositionView,
-    StatsView,
-    TradeView,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
     VariantLimits,
     View,
 )
@@ -26,22 +26,22 @@ from trader.domain.market.markets import Candle
 NOW = datetime(2025, 1, 2, 12, 0, 0, 250_000, tzinfo=UTC)
 D = Decimal
 
-ACCOUNT = AccountView(
+ACCOUNT = ObservedAccount(
     initial_capital=D("1E+4"), equity=D("10012.3456789012345678"), cash=D(10_000), available_cash=D("9012.5"),
     margin=D(1_000), exposure=D(9_400), day_opening_equity=D("1.0E+4"), peak_equity=D(10_100),
     drawdown_percent=D("0.87"), day_loss_percent=D(0), taker_fee_rate=D("0.0005"),
 )  # fmt: skip
-POSITION = PositionView(
+POSITION = ObservedPosition(
     symbol="BTC", side=Side.LONG, quantity=D("0.10000"), entry_price=D(94_000), mark=D("94100.50"),
     notional=D("9410.05"), margin=D(940), leverage=D(10), unrealized=D("10.05"), fees=D("4.7"), funding=D("-0.0118"),
     risk=D(100), liquidation_price=None, exit_plan=ExitPlan(stop=D(93_000), time_exit=NOW), confidence=D(55),
     opened_at=NOW,
 )  # fmt: skip
-TRADE = TradeView(
+TRADE = ObservedTrade(
     symbol="ETH", side=Side.SHORT, quantity=D(1), entry_price=D(3_300), exit_price=D(3_200), net_pnl=D("96.75"),
     fees=D("3.25"), funding=D(0), close_reason="target", confidence=None, opened_at=NOW, closed_at=NOW,
 )  # fmt: skip
-MARKET = MarketView(
+MARKET = ObservedMarket(
     symbol="BTC", quoted_at=NOW, stale=False, price=D("94100.50"), bid=D(94_100), ask=D(94_101), spread=D(1),
     funding_rate=D("0.0000125"), tick=D("0.1"), lot=D("0.00001"), min_notional=D(10), leverage_max=40,
     candles={"15m": (Candle(NOW, 94_000.123456789, 1.0, 2.0, 3.0, 0.000012345678912),)},
@@ -49,7 +49,7 @@ MARKET = MarketView(
     last_action=LastAction(action="createPosition", side=Side.LONG, cycles_ago=2),
 )  # fmt: skip
 VIEW = View(
-    at=NOW, account=ACCOUNT, positions=(POSITION,), trades=(TRADE,), stats=StatsView(trade_count=1),
+    at=NOW, account=ACCOUNT, positions=(POSITION,), trades=(TRADE,), stats=ObservedStats(trade_count=1),
     markets={"BTC": MARKET},
 )  # fmt: skip
 
@@ -86,8 +86,8 @@ def test_what_is_absent_is_null_and_candles_are_rows() -> None:
 def test_every_field_of_the_view_is_shown() -> None:
     _, data = shown()
     assert data.keys() == {field.encode_name for field in msgspec.structs.fields(View)}
-    assert data["account"].keys() == {field.encode_name for field in msgspec.structs.fields(AccountView)}
-    assert data["markets"][0].keys() == {field.encode_name for field in msgspec.structs.fields(MarketView)}
+    assert data["account"].keys() == {field.encode_name for field in msgspec.structs.fields(ObservedAccount)}
+    assert data["markets"][0].keys() == {field.encode_name for field in msgspec.structs.fields(ObservedMarket)}
 
 
 def test_rules_carry_the_limits_of_the_variant() -> None:

@@ -9,7 +9,15 @@ import pytest
 
 from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
-from trader.domain.agents.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.domain.agents.view import (
+    LastAction,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
+    View,
+)
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import MARKETS, Interval
@@ -28,7 +36,7 @@ TREND = Indicators(close=100.0, atr=1.0, adx=35.0, plus_di=30.0, minus_di=10.0, 
 RANGE = Indicators(close=100.0, atr=1.0, adx=15.0, rsi=45.0, vwap=104.0, vwap_deviation=1.5)
 
 
-def market(indicators: Indicators | None, interval: Interval, **changes: Any) -> MarketView:
+def market(indicators: Indicators | None, interval: Interval, **changes: Any) -> ObservedMarket:
     """SOL at 100.05 with a spread of two ticks."""
     rules = MARKETS["SOL"]
     fields: dict[str, Any] = {
@@ -37,10 +45,10 @@ def market(indicators: Indicators | None, interval: Interval, **changes: Any) ->
         "lot": rules.lot, "min_notional": rules.min_notional, "leverage_max": rules.leverage_max, "candles": {},
         "indicators": {} if indicators is None else {interval: indicators},
     }  # fmt: skip
-    return MarketView(**(fields | changes))
+    return ObservedMarket(**(fields | changes))
 
 
-def view(*markets: MarketView, positions: tuple[PositionView, ...] = (), **changes: Any) -> View:
+def view(*markets: ObservedMarket, positions: tuple[ObservedPosition, ...] = (), **changes: Any) -> View:
     fields: dict[str, Any] = {
         "initial_capital": Decimal(10_000), "equity": Decimal(10_000), "cash": Decimal(10_000),
         "available_cash": Decimal(10_000), "margin": ZERO, "exposure": ZERO, "day_opening_equity": Decimal(10_000),
@@ -49,15 +57,15 @@ def view(*markets: MarketView, positions: tuple[PositionView, ...] = (), **chang
     }  # fmt: skip
     return View(
         at=NOW,
-        account=AccountView(**(fields | {name: value for name, value in changes.items() if name in fields})),
+        account=ObservedAccount(**(fields | {name: value for name, value in changes.items() if name in fields})),
         positions=positions,
         trades=changes.get("trades", ()),
-        stats=changes.get("stats", StatsView()),
+        stats=changes.get("stats", ObservedStats()),
         markets={shown.symbol: shown for shown in markets},
     )
 
 
-def holding(side: Side = Side.LONG, stop: str | None = "97", **changes: Any) -> PositionView:
+def holding(side: Side = Side.LONG, stop: str | None = "97", **changes: Any) -> ObservedPosition:
     """10 SOL from 99, opened an hour ago."""
     entry, quantity = Decimal(99), Decimal(10)
     lost = ZERO if stop is None else (entry - Decimal(stop)) * side.direction
@@ -69,7 +77,7 @@ def holding(side: Side = Side.LONG, stop: str | None = "97", **changes: Any) -> 
         "exit_plan": ExitPlan(stop=None if stop is None else Decimal(stop)), "confidence": None,
         "opened_at": NOW - timedelta(hours=1),
     }  # fmt: skip
-    return PositionView(**(fields | changes))
+    return ObservedPosition(**(fields | changes))
 
 
 def run(variant: VariantId, shown: View) -> tuple[list[Decision], str]:
@@ -136,20 +144,20 @@ def test_apex_waits(changes: dict[str, Any], reason: str) -> None:
 
 
 def test_apex_bets_half_kelly_of_its_own_trades() -> None:
-    assert apex.half_kelly(StatsView()) == Decimal("0.1")  # the prior: (0.52 − 0.48 / 1.5) / 2
-    own = StatsView(trade_count=40, win_rate_percent=50.0, average_win=Decimal(22), average_loss=Decimal(20))
+    assert apex.half_kelly(ObservedStats()) == Decimal("0.1")  # the prior: (0.52 − 0.48 / 1.5) / 2
+    own = ObservedStats(trade_count=40, win_rate_percent=50.0, average_win=Decimal(22), average_loss=Decimal(20))
     assert apex.half_kelly(own) == pytest.approx(Decimal("0.0227"), abs=Decimal("0.0001"))
     assert apex.risk(own) == apex.RISK_MAX
-    some = StatsView(trade_count=10, win_rate_percent=50.0, average_win=Decimal(10), average_loss=Decimal(20))
+    some = ObservedStats(trade_count=10, win_rate_percent=50.0, average_win=Decimal(10), average_loss=Decimal(20))
     assert apex.half_kelly(some) == pytest.approx(Decimal("0.01"), abs=Decimal("1e-9"))  # half prior: 51 %, 1:1
     assert apex.risk(some) == pytest.approx(Decimal("0.01"), abs=Decimal("1e-9"))
 
 
 def test_apex_without_an_edge_only_probes() -> None:
-    losing = StatsView(trade_count=30, win_rate_percent=20.0, average_win=Decimal(10), average_loss=Decimal(10))
+    losing = ObservedStats(trade_count=30, win_rate_percent=20.0, average_win=Decimal(10), average_loss=Decimal(10))
     assert apex.half_kelly(losing) == 0
     assert entry(VariantId.APEX, RELEASE, stats=losing).quantity == 16.666  # 0.25 % of equity over 1.5
-    hopeless = StatsView(trade_count=30, win_rate_percent=0.0, average_loss=Decimal(10))
+    hopeless = ObservedStats(trade_count=30, win_rate_percent=0.0, average_loss=Decimal(10))
     assert apex.risk(hopeless) == apex.RISK_PROBE
 
 
@@ -278,8 +286,8 @@ SIGNALS = {
 every_variant = pytest.mark.parametrize("variant", VariantId)
 
 
-def traded(closed_at: datetime) -> TradeView:
-    return TradeView(
+def traded(closed_at: datetime) -> ObservedTrade:
+    return ObservedTrade(
         symbol="SOL", side=Side.LONG, quantity=Decimal(1), entry_price=PRICE, exit_price=PRICE, net_pnl=ZERO, fees=ZERO,
         funding=ZERO, close_reason="stop", confidence=None, opened_at=closed_at, closed_at=closed_at,
     )  # fmt: skip

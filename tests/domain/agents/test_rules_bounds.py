@@ -27,7 +27,7 @@ from trader.domain.agents.tools import (
     Holding,
     UpdateExitPlan,
 )
-from trader.domain.agents.view import AccountView, MarketView, PositionView, StatsView, View
+from trader.domain.agents.view import ObservedAccount, ObservedMarket, ObservedPosition, ObservedStats, View
 from trader.domain.exchange.account import Account, Position, Run, available_cash, equity
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators, indicators
@@ -73,13 +73,13 @@ def reading(rng: Random, price: float) -> Indicators:
     )
 
 
-def priced(rng: Random, symbol: str) -> MarketView:
+def priced(rng: Random, symbol: str) -> ObservedMarket:
     rules = MARKETS[symbol]
     level = LEVEL[symbol] * rng.uniform(0.5, 2)
     bid = from_number(round(level / float(rules.tick))) * rules.tick
     spread = rules.tick * rng.choice([1, 2, 5, 40])
     price = bid + spread / 2
-    return MarketView(
+    return ObservedMarket(
         symbol=symbol,
         quoted_at=NOW,
         stale=False,
@@ -97,7 +97,7 @@ def priced(rng: Random, symbol: str) -> MarketView:
     )
 
 
-def position(rng: Random, market: MarketView, worth: Decimal) -> Position:
+def position(rng: Random, market: ObservedMarket, worth: Decimal) -> Position:
     """A position that lost or won up to 3 %, with a stop that the exchange would have taken."""
     side = rng.choice(list(Side))
     entry = market.price * from_number(rng.uniform(0.97, 1.03))
@@ -117,7 +117,7 @@ def position(rng: Random, market: MarketView, worth: Decimal) -> Position:
     )
 
 
-def account_of(rng: Random, shown: Mapping[str, MarketView]) -> Account:
+def account_of(rng: Random, shown: Mapping[str, ObservedMarket]) -> Account:
     """From tiny to large, holding nothing, something or everything."""
     capital = from_number(round(10 ** rng.uniform(0.5, 6.5), 2))
     held = rng.sample(sorted(shown), rng.choice([0, 0, 1, 2, 3]))
@@ -131,12 +131,12 @@ def account_of(rng: Random, shown: Mapping[str, MarketView]) -> Account:
     )
 
 
-def seen(account: Account, shown: Mapping[str, MarketView], drawdown: Decimal, stats: StatsView) -> View:
+def seen(account: Account, shown: Mapping[str, ObservedMarket], drawdown: Decimal, stats: ObservedStats) -> View:
     marks = {symbol: market.price for symbol, market in shown.items()}
     worth = equity(account, marks)
     return View(
         at=NOW,
-        account=AccountView(
+        account=ObservedAccount(
             initial_capital=account.run.initial_capital,
             equity=worth,
             cash=account.cash,
@@ -156,10 +156,10 @@ def seen(account: Account, shown: Mapping[str, MarketView], drawdown: Decimal, s
     )
 
 
-def _position(held: Position, mark: Decimal) -> PositionView:
+def _position(held: Position, mark: Decimal) -> ObservedPosition:
     stop = held.exit_plan.stop
     lost = ZERO if stop is None else held.quantity * (held.entry_price - stop) * held.side.direction
-    return PositionView(
+    return ObservedPosition(
         symbol=held.symbol,
         side=held.side,
         quantity=held.quantity,
@@ -179,9 +179,9 @@ def _position(held: Position, mark: Decimal) -> PositionView:
     )
 
 
-def record(rng: Random) -> StatsView:
+def record(rng: Random) -> ObservedStats:
     """A past of any kind."""
-    return StatsView(
+    return ObservedStats(
         trade_count=rng.choice([0, 5, 30, 500]),
         win_rate_percent=rng.choice([None, 0.0, 45.0, 60.0, 100.0]),
         average_win=rng.choice([None, Decimal("0.01"), Decimal(50)]),
@@ -293,7 +293,7 @@ def test_every_agent_finds_trades_in_real_markets() -> None:
     entered: Counter[VariantId] = Counter()
     for index in asked:
         at = history["BTC"][index].open_time
-        shown = seen(empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in MARKETS}, ZERO, StatsView())
+        shown = seen(empty, {symbol: _shown(symbol, candles[symbol], at) for symbol in MARKETS}, ZERO, ObservedStats())
         for variant, definition in VARIANTS.items():
             entered[variant] += len(definition.agent(shown, definition.limits)) > 1
     for variant in VariantId:
@@ -328,11 +328,11 @@ def _merged(minutes: list[Candle], interval: Interval) -> list[Candle]:
     ]
 
 
-def _shown(symbol: str, candles: Mapping[Interval, list[Candle]], at: datetime) -> MarketView:
+def _shown(symbol: str, candles: Mapping[Interval, list[Candle]], at: datetime) -> ObservedMarket:
     session = _closed(candles["5m"], "5m", at)
     rules = MARKETS[symbol]
     price = from_number(session[-1].close) // rules.tick * rules.tick
-    return MarketView(
+    return ObservedMarket(
         symbol=symbol, quoted_at=at, stale=False, price=price, bid=price - rules.tick, ask=price + rules.tick,
         spread=2 * rules.tick, funding_rate=ZERO, tick=rules.tick, lot=rules.lot, min_notional=rules.min_notional,
         leverage_max=rules.leverage_max, candles={},

@@ -17,7 +17,7 @@ from support.orpc import installed_packages
 from trader.domain.models import VariantId
 from trader.gateways.agents.chat import ChatClient, ProviderRow
 from trader.gateways.agents.providers import Providers
-from trader.services.agents.schedule import InvocationRecord
+from trader.services.agents.schedule import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_steps
 from trader.store.database.pool import Database
@@ -76,7 +76,7 @@ async def floor_on(database: Database, server: Server, *keys: str) -> AsyncItera
     await client.close()
 
 
-async def run(floor: Floor, model: str) -> InvocationRecord:
+async def run(floor: Floor, model: str) -> FinishedInvocation:
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE models SET router_model_name = $1", model)
     (record,) = await floor.cycle()

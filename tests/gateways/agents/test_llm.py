@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from trader.domain.agents.conversation import Answer, Turn
+from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.tools import BadCall, Holding, decode
-from trader.domain.agents.view import AccountView, StatsView, View
+from trader.domain.agents.view import ObservedAccount, ObservedStats, View
 from trader.domain.models import Model, VariantId
 from trader.errors import ProviderError
 from trader.gateways.agents.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
@@ -31,11 +31,11 @@ MODEL = Model(
 ZERO = Decimal(0)
 VIEW = View(
     at=NOW,
-    account=AccountView(
+    account=ObservedAccount(
         initial_capital=ZERO, equity=ZERO, cash=ZERO, available_cash=ZERO, margin=ZERO, exposure=ZERO,
         day_opening_equity=ZERO, peak_equity=ZERO, drawdown_percent=ZERO, day_loss_percent=ZERO, taker_fee_rate=ZERO,
     ),
-    positions=(), trades=(), stats=StatsView(), markets={},
+    positions=(), trades=(), stats=ObservedStats(), markets={},
 )  # fmt: skip
 TURN = Turn(
     model=MODEL,
@@ -499,7 +499,7 @@ async def test_unreachable_server() -> None:
     await client.close()
 
 
-async def read(fake: tuple[FakeServer, str], client: ChatClient, message: dict[str, Any], **more: Any) -> Answer:
+async def read(fake: tuple[FakeServer, str], client: ChatClient, message: dict[str, Any], **more: Any) -> ModelAnswer:
     fake[0].script = [answering(200, said(message, **more))]
     return await client.answer(TURN)
 

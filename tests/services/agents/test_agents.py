@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from support.floor import Floor, calling, hold, open_floor, opening
 from support.scripted import START
 
-from trader.domain.agents.conversation import Answer, Turn, invocation_id
+from trader.domain.agents.conversation import ModelAnswer, Turn, invocation_id
 from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, Side
 from trader.domain.models import VariantId
@@ -26,7 +26,7 @@ from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import PROVIDERS, Providers
 from trader.gateways.agents.rules import RuleProvider
 from trader.services.agents import recorder as run_record
-from trader.services.agents.schedule import InvocationRecord
+from trader.services.agents.schedule import FinishedInvocation
 from trader.services.events import ConversationsChanged
 from trader.services.exchange.paper import PaperExchange
 from trader.store.agents.invocations import select_payload, select_steps, update_invocation
@@ -40,7 +40,7 @@ async def floor(database: Database) -> AsyncIterator[Floor]:
         yield floor
 
 
-async def run_one(floor: Floor, *script: Any) -> InvocationRecord:
+async def run_one(floor: Floor, *script: Any) -> FinishedInvocation:
     """One cycle of one model with this script."""
     await floor.add("ada")
     floor.provider.scripts["ada"] = list(script)
@@ -293,7 +293,7 @@ async def test_unconfigured_provider(floor: Floor) -> None:
 
 
 async def test_too_long_is_a_timeout(database: Database) -> None:
-    async def think(_: Turn) -> Answer:
+    async def think(_: Turn) -> ModelAnswer:
         await asyncio.sleep(30)
         raise AssertionError
 
@@ -324,7 +324,7 @@ async def run_one_of_many(floor: Floor, *script: Any) -> None:
 async def test_shutdown_records_interrupted_runs(database: Database) -> None:
     asked = asyncio.Event()
 
-    async def think(_: Turn) -> Answer:
+    async def think(_: Turn) -> ModelAnswer:
         asked.set()
         await asyncio.sleep(30)
         raise AssertionError
@@ -498,7 +498,7 @@ async def test_orders_of_a_killed_process_get_their_calls(floor: Floor) -> None:
 async def test_at_most_so_many_at_once(database: Database) -> None:
     release = asyncio.Event()
 
-    async def wait(_: Turn) -> Answer:
+    async def wait(_: Turn) -> ModelAnswer:
         await release.wait()
         return hold()
 
@@ -536,7 +536,7 @@ async def test_inactive_models_do_not_run_and_new_ones_do(floor: Floor) -> None:
 async def test_a_model_waits_for_its_turn_as_it_is_then(database: Database) -> None:
     may_end = asyncio.Event()
 
-    async def think(_: Turn) -> Answer:
+    async def think(_: Turn) -> ModelAnswer:
         await may_end.wait()
         return hold()
 
@@ -575,7 +575,7 @@ async def test_a_record_that_could_not_be_written_is_written_later(dsn: str, dat
     away = await AwayDatabase.connect(dsn, size=4)
     assert isinstance(away, AwayDatabase)
 
-    def break_off(_: Turn) -> Answer:
+    def break_off(_: Turn) -> ModelAnswer:
         away.away = True
         return hold("unheard")
 

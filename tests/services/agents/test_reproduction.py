@@ -19,8 +19,8 @@ from support.floor import Floor, calling, hold, open_floor, opening
 from trader.domain.exchange.halts import HaltCause
 from trader.domain.exchange.orders import Cause
 from trader.errors import NotFound
-from trader.services.agents.reproduction import RunRerun, execute_run_again
-from trader.services.agents.schedule import InvocationRecord
+from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
+from trader.services.agents.schedule import FinishedInvocation
 from trader.store.database.pool import Database
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "replay_run.py"
@@ -33,14 +33,14 @@ async def floor(database: Database) -> AsyncIterator[Floor]:
         yield floor
 
 
-async def run_one(floor: Floor, *script: Any) -> InvocationRecord:
+async def run_one(floor: Floor, *script: Any) -> FinishedInvocation:
     floor.provider.scripts["ada"] = list(script)
     (record,) = await floor.cycle()
     return record
 
 
-async def again(floor: Floor, record: InvocationRecord) -> RunRerun:
-    return await execute_run_again(floor.database, record.invocation.id)
+async def again(floor: Floor, record: FinishedInvocation) -> InvocationReproduction:
+    return await reproduce_invocation(floor.database, record.invocation.id)
 
 
 async def test_the_whole_life_of_a_position_comes_out_the_same(floor: Floor) -> None:
@@ -104,7 +104,7 @@ async def test_what_the_market_did_while_the_order_waited_is_done_again(database
     async with open_floor(database, SIM_LATENCY_MS="200") as floor:
         await floor.add("ada")
 
-        async def cycle(script: Any, mids: dict[str, str], *, after_s: float = 1) -> InvocationRecord:
+        async def cycle(script: Any, mids: dict[str, str], *, after_s: float = 1) -> FinishedInvocation:
             floor.provider.scripts["ada"] = [script, hold()]
             await floor.start_batch()
             await floor.see(mids, after_s=after_s)
@@ -195,7 +195,7 @@ async def test_what_is_not_recorded_is_told(floor: Floor) -> None:
     rerun = await again(floor, record)
     assert [call.same for call in rerun.calls] == [None, True]
     with pytest.raises(NotFound):
-        await execute_run_again(floor.database, UUID(int=7))
+        await reproduce_invocation(floor.database, UUID(int=7))
 
 
 async def test_what_a_venue_executed_is_not_executed_again_on_paper(floor: Floor) -> None:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, or_unset
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
-from trader.services.agents.schedule import InvocationRecord, ModelSummary
+from trader.services.agents.schedule import FinishedInvocation, ModelSummary
 
 FinishedStatus = Literal["completed", "failed", "timeout"]
 
@@ -102,7 +102,7 @@ class GetInvocationsOutput(Wire, kw_only=True):
     conversations: list[InvocationView]
 
 
-def invocation_of(record: InvocationRecord) -> InvocationView:
+def invocation_of(record: FinishedInvocation) -> InvocationView:
     """The wire record of one finished run."""
     invocation, model = record.invocation, record.model
     assert invocation.status != "running"  # only finished runs are read

@@ -43,7 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens_max: int
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider said. `message` is what goes back to it in the next turn, `raw` its answer as it came.
 
     `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens are 0 when the

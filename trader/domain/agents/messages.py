@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trader.clock import iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import MarketView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, VariantLimits, View
 from trader.domain.exchange.account import Account, Marks, available_cash, equity
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer
 from trader.domain.market.indicators import Indicators
@@ -57,7 +57,7 @@ def view_text(view: View) -> str:
     )
 
 
-def market_json(market: MarketView) -> dict[str, Any]:
+def market_json(market: ObservedMarket) -> dict[str, Any]:
     """One market, its candles as rows of figures."""
     shown: dict[str, Any] = _plain(msgspec.to_builtins(replace(market, candles={}), builtin_types=(Decimal,)))
     shown["candles"] = {interval: candle_rows(candles) for interval, candles in market.candles.items()}

@@ -31,7 +31,7 @@ TRIED_MAX: Final = 8
 """How many moments are tried at most for one call, the latest first."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class RecordedQuote(msgspec.Struct, frozen=True):
     """A quote with its whole book."""
 
     symbol: str
@@ -43,7 +43,7 @@ class Shown(msgspec.Struct, frozen=True):
     asks: tuple[Level, ...]
 
     @classmethod
-    def of(cls, quote: Quote) -> "Shown":
+    def of(cls, quote: Quote) -> "RecordedQuote":
         book = quote.book
         return cls(quote.symbol, quote.at, quote.bid, quote.ask, quote.mark, book.bids, book.asks)
 
@@ -52,11 +52,11 @@ class Shown(msgspec.Struct, frozen=True):
         return Quote(self.symbol, self.at, self.bid, self.ask, self.mark, lambda: book)
 
 
-class Update(msgspec.Struct, frozen=True):
+class RecordedUpdate(msgspec.Struct, frozen=True):
     """An update of the markets that came while the call was executed."""
 
     at: datetime
-    quotes: tuple[Shown, ...]
+    quotes: tuple[RecordedQuote, ...]
 
 
 class FundingRate(NamedTuple):
@@ -80,12 +80,12 @@ class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: int
     situation: RiskContext
     answered_at: datetime
-    quotes: tuple[Shown, ...] = ()
-    updates: tuple[Update, ...] = ()
+    quotes: tuple[RecordedQuote, ...] = ()
+    updates: tuple[RecordedUpdate, ...] = ()
     rates: tuple[FundingRate, ...] = ()
 
 
-class Again(NamedTuple):
+class Reproduced(NamedTuple):
     """What a call comes to when it is executed again. `booking` is None when nothing is booked."""
 
     outcome: Outcome
@@ -105,14 +105,14 @@ def judge(
             return judge_plan(decision, symbol, situation)
 
 
-def execute_again(meeting: CallInputs, decision: Change, symbol: str, invocation_id: UUID) -> Iterator[Again]:
+def reproduce(meeting: CallInputs, decision: Change, symbol: str, invocation_id: UUID) -> Iterator[Reproduced]:
     """What the call comes to: at the moment of its answer first, then at each earlier one it may have met.
 
     An update that came within the milliseconds of the commit may have been met or not; nothing else is uncertain.
     """
     verdict = judge(decision, symbol, meeting.situation, meeting.limits)
     if isinstance(verdict, Refusal):
-        yield Again(outcomes.refused(verdict), None)
+        yield Reproduced(outcomes.refused(verdict), None)
         return
     rates = {(symbol, boundary): rate for symbol, boundary, rate in meeting.rates}
     for account, moment in reversed(list(_moments(meeting, rates))[-TRIED_MAX:]):
@@ -121,7 +121,7 @@ def execute_again(meeting: CallInputs, decision: Change, symbol: str, invocation
         elif _meets_book(meeting, symbol, moment):
             order = verdict.order(account.id, invocation_id, meeting.number)
             posting = exchange.place(account, order, moment, meeting.rules, lambda *key: rates[key])
-            yield Again(outcomes.of_order(posting.answer), posting)
+            yield Reproduced(outcomes.of_order(posting.answer), posting)
 
 
 def _moments(meeting: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
@@ -148,8 +148,8 @@ def _meets_book(meeting: CallInputs, symbol: str, moment: Moment) -> bool:
     return quote is not None and (not latency or quote.at >= meeting.situation.now + latency)
 
 
-def _set_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Again:
+def _set_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Reproduced:
     result = exchange.set_exit_plan(account, symbol, plan, moment, rules)
     if isinstance(result, str):
-        return Again(outcomes.of_plan(plan, result), None)
-    return Again(outcomes.of_plan(plan, None), result)
+        return Reproduced(outcomes.of_plan(plan, result), None)
+    return Reproduced(outcomes.of_plan(plan, None), result)

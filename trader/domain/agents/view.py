@@ -32,7 +32,7 @@ class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
     reversal_cycles: int = 3
 
 
-class AccountView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The account at the marks of the view. `exposure` is Σ quantity × mark of all positions.
 
     `day_opening_equity` is the equity at 00:00 UTC (or at the start of the run, if that is later), `peak_equity` the
@@ -53,7 +53,7 @@ class AccountView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     taker_fee_rate: Decimal
 
 
-class PositionView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ObservedPosition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An open position. `unrealized` is gross; `fees` (positive) and `funding` (negative: paid) are those so far.
 
     `risk` is what is lost, before costs, when the present stop is hit: quantity × |entry − stop|. None without a stop
@@ -78,7 +78,7 @@ class PositionView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     opened_at: datetime
 
 
-class TradeView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ObservedTrade(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One of the last completed trades. `net_pnl` is after fees and funding."""
 
     symbol: str
@@ -95,7 +95,7 @@ class TradeView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     closed_at: datetime
 
 
-class StatsView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ObservedStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The agent's own record over the closed trades of this run. `average_loss` is positive.
 
     A win has a net pnl above zero. Averages are None without a win (or a loss), `win_rate_percent` and `expectancy`
@@ -140,7 +140,7 @@ class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     chaikin_money_flow: float | None = None
 
 
-class MarketView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One market. `price` is the mark; `quoted_at` the time of the quote, `stale` whether it is too old to trade on.
 
     `candles` and `indicators` are of closed candles only, per interval, candles ascending. `leverage_max` is the
@@ -170,12 +170,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything an agent decides from, at one moment. `trades` are newest first, `positions` oldest first."""
 
     at: datetime
-    account: AccountView
-    positions: tuple[PositionView, ...]
-    trades: tuple[TradeView, ...]
-    stats: StatsView
-    markets: Mapping[str, MarketView]
+    account: ObservedAccount
+    positions: tuple[ObservedPosition, ...]
+    trades: tuple[ObservedTrade, ...]
+    stats: ObservedStats
+    markets: Mapping[str, ObservedMarket]
 
-    def position(self, symbol: str) -> PositionView | None:
+    def position(self, symbol: str) -> ObservedPosition | None:
         """The position in a market, if there is one."""
         return next((held for held in self.positions if held.symbol == symbol), None)

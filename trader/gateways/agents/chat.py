@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import aiohttp
 import msgspec
 
-from trader.domain.agents.conversation import Answer, Turn
+from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.tools import TOOL_SCHEMAS
 from trader.errors import ProviderError
 from trader.gateways.agents.keys import Key, KeyRing
@@ -112,7 +112,7 @@ class ChatClient:
         if self._session is not None:
             await self._session.close()
 
-    async def answer(self, turn: Turn) -> Answer:
+    async def answer(self, turn: Turn) -> ModelAnswer:
         """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
         request = self._request(turn)
         body = msgspec.json.encode(request)

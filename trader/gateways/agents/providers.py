@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
-from trader.domain.agents.conversation import Answer, Turn
+from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.gateways.agents.chat import ChatClient, ProviderRow
 from trader.gateways.agents.rules import RuleProvider
 from trader.settings import PROVIDERS as CONFIGURABLE
@@ -32,7 +32,7 @@ class Provider(Protocol):
         """Whether it reads the messages of a turn."""
         ...
 
-    async def answer(self, turn: Turn) -> Answer:
+    async def answer(self, turn: Turn) -> ModelAnswer:
         """Answer one turn.
 
         :raises ProviderError: no usable answer; the message says why, without secrets

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from trader.domain.agents.conversation import Answer, Message, ToolRequest, Turn, storable
+from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, Turn, storable
 
 CALLS_MAX = 16
 """Tool calls taken from one answer."""
@@ -80,7 +80,7 @@ def decode_reply(content: bytes) -> Reply:
     return reply
 
 
-def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> Answer:
+def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
     """What a reply with a choice says. Of one without usage the tokens spent are estimated from the bytes."""
     assert reply.choices, "there is one"
     message, reason = reply.choices[0].message, reply.choices[0].finish_reason
@@ -96,7 +96,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
     )
     usage = reply.usage if isinstance(reply.usage, dict) else {}
     taken, given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    return Answer(
+    return ModelAnswer(
         text=text,
         calls=calls,
         message=_message(message, text, calls),

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from trader.domain.agents.conversation import Answer, ToolRequest, Turn
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.agents.tools import TOOL_NAMES, Decision
 from trader.variants import VARIANTS
 
@@ -13,10 +13,10 @@ class RuleProvider:
     name = "rules"
     is_remote = False
 
-    async def answer(self, turn: Turn) -> Answer:
+    async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]
         decisions = variant.agent(turn.view, variant.limits) if turn.number == 1 else []
-        return Answer(
+        return ModelAnswer(
             text=None,
             calls=tuple(_request(number, decision) for number, decision in enumerate(decisions, 1)),
             message={},

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from trader.domain.agents.guard import RiskContext
-from trader.domain.agents.reproduction import CallInputs, FundingRate, Shown, Update
+from trader.domain.agents.reproduction import CallInputs, FundingRate, RecordedQuote, RecordedUpdate
 from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import hours_crossed
 from trader.domain.exchange.ledger import Rules
@@ -49,7 +49,7 @@ class CallRecorder:
             situation=self._situation,
             answered_at=at,
             quotes=_shown(self._quotes, concerned),
-            updates=tuple(Update(tick.at, _shown(tick.quotes, concerned)) for tick in latest[first:]),
+            updates=tuple(RecordedUpdate(tick.at, _shown(tick.quotes, concerned)) for tick in latest[first:]),
             rates=tuple(
                 FundingRate(held, hour, self._market.funding_rate(held, hour))
                 for held, position in account.positions.items()
@@ -58,5 +58,5 @@ class CallRecorder:
         )
 
 
-def _shown(quotes: Mapping[str, Quote], symbols: set[str]) -> tuple[Shown, ...]:
-    return tuple(Shown.of(quote) for symbol, quote in quotes.items() if symbol in symbols)
+def _shown(quotes: Mapping[str, Quote], symbols: set[str]) -> tuple[RecordedQuote, ...]:
+    return tuple(RecordedQuote.of(quote) for symbol, quote in quotes.items() if symbol in symbols)

@@ -11,7 +11,15 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.agents.guard import LastTrade, RiskContext
-from trader.domain.agents.view import AccountView, LastAction, MarketView, PositionView, StatsView, TradeView, View
+from trader.domain.agents.view import (
+    LastAction,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
+    View,
+)
 from trader.domain.exchange.account import Account, available_cash, equity, liquidation_price
 from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Side
@@ -55,8 +63,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     run_id: UUID
     sequence: int
     hour: datetime
-    trades: tuple[TradeView, ...]
-    stats: StatsView
+    trades: tuple[ObservedTrade, ...]
+    stats: ObservedStats
     actions: dict[str, Action]
     curve: list[EquityMark]
 
@@ -185,7 +193,7 @@ class Observer:
 
     async def _market_view(
         self, symbol: str, intervals: Sequence[Interval], now: datetime, last_action: LastAction | None
-    ) -> MarketView | None:
+    ) -> ObservedMarket | None:
         quote = self._market.quote(symbol)
         if quote is None:
             return None
@@ -195,7 +203,7 @@ class Observer:
         for interval in intervals:
             history, computed[interval] = await self.indicators(symbol, interval)
             candles[interval] = tuple(history[-SHOWN_CANDLES:])
-        return MarketView(
+        return ObservedMarket(
             symbol=symbol,
             quoted_at=quote.at,
             stale=quote.is_stale(now),
@@ -214,12 +222,12 @@ class Observer:
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 
-    def _account_view(self, account: Account, situation: RiskContext, past: Past) -> AccountView:
+    def _account_view(self, account: Account, situation: RiskContext, past: Past) -> ObservedAccount:
         marks = situation.marks
         worth = equity(account, marks)
         peak = max(worth, account.run.initial_capital, *(mark.equity for mark in past.curve))
         lowest = worth if situation.day_lowest_equity is None else min(worth, situation.day_lowest_equity)
-        return AccountView(
+        return ObservedAccount(
             initial_capital=account.run.initial_capital,
             equity=worth,
             cash=account.cash,
@@ -233,9 +241,9 @@ class Observer:
             taker_fee_rate=self._taker_fee_rate,
         )
 
-    def _position_view(self, account: Account, symbol: str) -> PositionView:
+    def _position_view(self, account: Account, symbol: str) -> ObservedPosition:
         position, marks = account.positions[symbol], self._exchange.marks()
-        return PositionView(
+        return ObservedPosition(
             symbol=symbol,
             side=position.side,
             quantity=position.quantity,

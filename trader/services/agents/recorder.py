@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.conversation import Answer, Message, ToolRequest, invocation_id, storable, tool_call_id
+from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, invocation_id, storable, tool_call_id
 from trader.domain.agents.invocations import Invocation, InvocationStatus, Step, ToolCall, ToolCallStatus
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.outcomes import of_order
@@ -170,7 +170,7 @@ class InvocationRecorder:
         """The conversation that the payload will hold; the list may still grow."""
         self._messages = messages
 
-    def add_step(self, provider: str, answer: Answer, at: datetime) -> Step:
+    def add_step(self, provider: str, answer: ModelAnswer, at: datetime) -> Step:
         """A step that has ended."""
         before = self.invocation
         step = Step(

@@ -11,7 +11,7 @@ from trader.domain.agents.guard import Refusal
 from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.agents.messages import decision_json
 from trader.domain.agents.outcomes import EXCHANGE, Outcome
-from trader.domain.agents.reproduction import Again, CallInputs, Change, execute_again, judge
+from trader.domain.agents.reproduction import CallInputs, Change, Reproduced, judge, reproduce
 from trader.domain.agents.tools import ARGUMENTS_MAX, BadCall, Decision, decode
 from trader.domain.exchange.halts import is_of_halt
 from trader.domain.exchange.ledger import Posting
@@ -25,7 +25,7 @@ from trader.store.exchange.accounts import select_answer_of_client
 from trader.store.exchange.audit import select_is_live
 
 
-class CallRerun(NamedTuple):
+class CallReproduction(NamedTuple):
     """One call, executed again. `same` is None when what it met is not recorded; then and when not, `told` says why."""
 
     number: int
@@ -35,18 +35,18 @@ class CallRerun(NamedTuple):
     told: str
 
 
-class RunRerun(NamedTuple):
+class InvocationReproduction(NamedTuple):
     """A run, executed again. `is_same`: every call came to what is recorded, and the books hold just that."""
 
     invocation: Invocation
-    calls: tuple[CallRerun, ...]
+    calls: tuple[CallReproduction, ...]
 
     @property
     def is_same(self) -> bool:
         return all(call.same is True for call in self.calls)
 
 
-async def execute_run_again(database: Database, invocation_id: UUID) -> RunRerun:
+async def reproduce_invocation(database: Database, invocation_id: UUID) -> InvocationReproduction:
     """Execute every recorded call of a run again. Nothing is written.
 
     :raises NotFound: there is no such run
@@ -61,7 +61,7 @@ async def execute_run_again(database: Database, invocation_id: UUID) -> RunRerun
         meetings = {meeting.number: meeting for meeting in payload.meetings}
         is_live = await select_is_live(conn)
         reruns = [await _compare(conn, invocation, call, meetings, is_live=is_live) for call in calls]
-    return RunRerun(invocation, tuple(reruns))
+    return InvocationReproduction(invocation, tuple(reruns))
 
 
 Finding = tuple[bool | None, str]
@@ -70,7 +70,7 @@ Finding = tuple[bool | None, str]
 
 async def _compare(
     conn: Connection, invocation: Invocation, call: ToolCall, meetings: Mapping[int, CallInputs], *, is_live: bool
-) -> CallRerun:
+) -> CallReproduction:
     raw = call.metadata["raw"]
     name = call.type if raw is None else raw["name"]
     if raw is None:
@@ -88,7 +88,7 @@ async def _compare(
             found = at_venue or await _compare_change(conn, invocation, call, decision, meeting)
         else:
             found = _compare_words(call, decision)
-    return CallRerun(call.number, name, call.status, *found)
+    return CallReproduction(call.number, name, call.status, *found)
 
 
 def _compare_words(call: ToolCall, decision: Decision | BadCall) -> Finding:
@@ -132,10 +132,10 @@ async def _compare_change(
     return difference is None, difference or _summary(found)
 
 
-def _closest(meeting: CallInputs, decision: Change, invocation_id: UUID, recorded: Outcome) -> Again | None:
+def _closest(meeting: CallInputs, decision: Change, invocation_id: UUID, recorded: Outcome) -> Reproduced | None:
     """The re-execution that comes to what is recorded, else the likeliest one; None when no book was met."""
     symbol = canonical_symbol(decision.symbol)
-    tried = list(execute_again(meeting, decision, symbol, invocation_id))
+    tried = list(reproduce(meeting, decision, symbol, invocation_id))
     return next((each for each in tried if each.outcome == recorded), tried[0] if tried else None)
 
 
@@ -156,7 +156,7 @@ async def _difference(conn: Connection, invocation: Invocation, number: int, pos
     return None
 
 
-def _summary(again: Again) -> str:
+def _summary(again: Reproduced) -> str:
     posting = again.posting
     if posting is None:
         return f"refused: {again.outcome[1].get('reason')}"

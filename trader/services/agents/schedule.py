@@ -20,7 +20,7 @@ from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call
-from trader.services.agents.workflow import INTERRUPTED, RUN_LIMIT_S, Bounds, Workflow
+from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
@@ -53,7 +53,7 @@ ANSWERS_BYTES_MAX: Final = 512 * 1024
 _log = logging.getLogger("trader.agents")
 
 
-class InvocationRecord(msgspec.Struct, frozen=True):
+class FinishedInvocation(msgspec.Struct, frozen=True):
     """A finished run, its model, and its tool calls in their order.
 
     `answers` are the provider's raw ones; None when they were not asked for, are not kept, or are too long.
@@ -97,7 +97,7 @@ class Agents:
         providers: Mapping[str, Provider],
         *,
         supplier: Taapi | None = None,
-        run_limit_s: float = RUN_LIMIT_S,
+        run_limit_s: float = INVOCATION_LIMIT_S,
     ) -> None:
         self._database = database
         self._exchange = exchange
@@ -105,7 +105,7 @@ class Agents:
         self._events = events
         self._settings = settings
         self._providers = providers
-        self._bounds = Bounds(settings.run_tokens_max, settings.answer_tokens_max, run_limit_s)
+        self._bounds = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, run_limit_s)
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = Packer()
         self._models: dict[str, Model] = {}
@@ -215,7 +215,7 @@ class Agents:
         limit: int = 50,
         *,
         with_answers: bool = False,
-    ) -> list[InvocationRecord]:
+    ) -> list[FinishedInvocation]:
         """Finished runs, the latest first, of one model or variant or of all (None)."""
         async with self._database.connection() as conn:
             if model_id is None and variant is None:
@@ -228,7 +228,7 @@ class Agents:
                 self._know(await select_models(conn))
         answers = await asyncio.to_thread(_short_answers, found, payloads) if payloads else {}
         return [
-            InvocationRecord(one, self._models[one.model_id], tuple(calls.get(one.id, ())), answers.get(one.id))
+            FinishedInvocation(one, self._models[one.model_id], tuple(calls.get(one.id, ())), answers.get(one.id))
             for one in found
         ]
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from trader.clock import Clock, iso
-from trader.domain.agents.conversation import Answer, Message, ToolRequest, Turn
+from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, Turn
 from trader.domain.agents.guard import Refusal
 from trader.domain.agents.invocations import InvocationStatus
 from trader.domain.agents.messages import account_json, indicators_json, opening_messages, tool_message
@@ -39,7 +39,7 @@ from trader.services.exchange.protocol import Exchange
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
-RUN_LIMIT_S: Final = 600.0
+INVOCATION_LIMIT_S: Final = 600.0
 INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
 """How long a cancelled run may take to write its record."""
@@ -50,12 +50,12 @@ EndedBy = Literal["holding", "answer", "steps", "tokens"]
 _log = logging.getLogger("trader.agents")
 
 
-class Bounds(NamedTuple):
+class InvocationLimits(NamedTuple):
     """What a run may take: tokens in all and of one answer, and seconds of real time."""
 
     tokens: int
     answer_tokens: int
-    lasts_s: float = RUN_LIMIT_S
+    lasts_s: float = INVOCATION_LIMIT_S
 
 
 class Workflow:
@@ -69,7 +69,7 @@ class Workflow:
         observer: Observer,
         clock: Clock,
         events: EventBus,
-        bounds: Bounds,
+        bounds: InvocationLimits,
     ) -> None:
         self.record = record
         self._model: Model = record.model
@@ -133,7 +133,7 @@ class Workflow:
 
     async def _step(
         self, provider: Provider, view: View, messages: list[Message], number: int, answer_tokens_max: int
-    ) -> Answer:
+    ) -> ModelAnswer:
         turn = Turn(
             model=self._model,
             temperature=self._variant.temperature,
@@ -160,7 +160,7 @@ class Workflow:
         self._publish("workflow:step", details)
         return answer
 
-    async def _execute_calls(self, answer: Answer, messages: list[Message]) -> bool:
+    async def _execute_calls(self, answer: ModelAnswer, messages: list[Message]) -> bool:
         """Execute the calls of an answer in their order. Whether one of them ended the cycle."""
         ended = False
         for request in answer.calls:
@@ -275,7 +275,7 @@ class Workflow:
             _log.warning("%s: run %s is not recorded yet: %s", self._model.id, self.record.id, error)
 
 
-def _ended_without_calls(answer: Answer, limit: int, tokens_left: int) -> EndedBy:
+def _ended_without_calls(answer: ModelAnswer, limit: int, tokens_left: int) -> EndedBy:
     """What ended a run whose model called no tool. :raises ProviderError: it was cut off, and decided nothing"""
     if answer.cut_by is None:
         return "answer"

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
-from trader.domain.agents.view import StatsView, TradeView
+from trader.domain.agents.view import ObservedStats, ObservedTrade
 from trader.domain.exchange.orders import OrderSide, Side
 from trader.domain.money import divide
 from trader.store.database.pool import Connection
@@ -21,10 +21,12 @@ LIMIT $3
 """
 
 
-async def select_latest_trades(conn: Connection, account_id: str, run_id: UUID, limit: int) -> tuple[TradeView, ...]:
+async def select_latest_trades(
+    conn: Connection, account_id: str, run_id: UUID, limit: int
+) -> tuple[ObservedTrade, ...]:
     """The last completed trades of a run, newest first."""
     return tuple(
-        TradeView(
+        ObservedTrade(
             symbol=row["symbol"],
             side=Side(row["side"]),
             quantity=row["quantity"],
@@ -54,12 +56,12 @@ WHERE run_id = $1 AND status = 'CLOSED'
 """
 
 
-async def select_own_statistics(conn: Connection, run_id: UUID) -> StatsView:
+async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats:
     """The trade statistics of a run; the ratios that need the equity curve are left out."""
     row = await conn.fetchrow(SELECT_OWN_STATISTICS, run_id)
     assert row is not None  # an aggregate without GROUP BY has one row
     count = row["trade_count"]
-    return StatsView(
+    return ObservedStats(
         trade_count=count,
         win_rate_percent=100 * row["win_count"] / count if count else None,
         average_win=row["average_win"],

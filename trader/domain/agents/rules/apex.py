@@ -11,7 +11,7 @@ from typing import Final
 from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import MarketView, StatsView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, ObservedStats, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -40,7 +40,7 @@ def decide(view: View, limits: VariantLimits) -> list[Decision]:
     return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
 
 
-def half_kelly(stats: StatsView) -> Decimal:
+def half_kelly(stats: ObservedStats) -> Decimal:
     """Half of p − (1 − p) / b, with win rate p and payoff b = average win / average loss.
 
     Until there are 20 closed trades the missing ones count as the prior's: 52 % and 1.5:1. Not below zero.
@@ -58,12 +58,12 @@ def half_kelly(stats: StatsView) -> Decimal:
     return max(divide(win_rate - divide(1 - win_rate, payoff), Decimal(2)), ZERO)
 
 
-def risk(stats: StatsView) -> Decimal:
+def risk(stats: ObservedStats) -> Decimal:
     """The part of equity that a trade may lose."""
     return min(max(half_kelly(stats), RISK_PROBE), RISK_MAX)
 
 
-def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     atr, vwap, momentum = indicators.atr, indicators.vwap, indicators.momentum
     if atr is None or vwap is None or momentum is None or indicators.squeeze_on is None:
         return desk.absent(ATR=atr, VWAP=vwap, momentum=momentum, squeeze=indicators.squeeze_on)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from trader.domain.agents.rules.sizing import Room, Signal, room_of, sized
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
-from trader.domain.agents.view import MarketView, PositionView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS, Interval
 from trader.domain.money import divide, format_decimal, from_number
@@ -20,7 +20,7 @@ COOLDOWN_CANDLES: Final = 3
 """Candles that must close after an exit before the market is entered again, so that one signal is not traded twice."""
 
 RuleAgent = Callable[[View, VariantLimits], list[Decision]]
-Entry = Callable[[View, MarketView, Indicators], Signal | str]
+Entry = Callable[[View, ObservedMarket, Indicators], Signal | str]
 
 
 class Cared(NamedTuple):
@@ -30,7 +30,7 @@ class Cared(NamedTuple):
     why: str
 
 
-Care = Callable[[View, MarketView, PositionView], Cared]
+Care = Callable[[View, ObservedMarket, ObservedPosition], Cared]
 
 
 def decide(view: View, limits: VariantLimits, interval: Interval, enter: Entry, care: Care) -> list[Decision]:
@@ -52,18 +52,18 @@ def decide(view: View, limits: VariantLimits, interval: Interval, enter: Entry, 
     return [*decisions, Holding(reason=("; ".join(reasons) or "no market has a price")[:4000])]
 
 
-def keep(_view: View, _market: MarketView, held: PositionView) -> Cared:
+def keep(_view: View, _market: ObservedMarket, held: ObservedPosition) -> Cared:
     """Care of a position that only its exit plan ends."""
     return Cared(None, f"{standing(held)}, {planned(held)}")
 
 
-def standing(held: PositionView) -> str:
+def standing(held: ObservedPosition) -> str:
     """How a position stands, in words."""
     size = format_decimal(held.quantity)
     return f"{held.side} {size} from {held.entry_price:.6g} at {held.mark:.6g} ({held.unrealized:+.2f})"
 
 
-def planned(held: PositionView) -> str:
+def planned(held: ObservedPosition) -> str:
     """Its exit plan, in words."""
     plan = held.exit_plan
     words = [f"stop {'none' if plan.stop is None else format_decimal(plan.stop)}"]
@@ -74,13 +74,13 @@ def planned(held: PositionView) -> str:
     return ", ".join(words)
 
 
-def close(held: PositionView, why: str) -> Cared:
+def close(held: ObservedPosition, why: str) -> Cared:
     """The whole position closed at market."""
     return Cared(ClosePosition(symbol=held.symbol), f"{standing(held)} closed: {why}")
 
 
 def _entry(
-    view: View, limits: VariantLimits, market: MarketView, interval: Interval, enter: Entry, room: Room
+    view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval, enter: Entry, room: Room
 ) -> tuple[CreatePosition | None, str, Room]:
     """The order that opens (None: there is none), why, and the room that is left for the other markets."""
     left = room._replace(shares=room.shares - 1)
@@ -102,7 +102,7 @@ def _entry(
     return order, why, Room(room.cash - spent, room.notional - notional, left.shares)
 
 
-def _barred(view: View, limits: VariantLimits, market: MarketView, interval: Interval) -> str | None:
+def _barred(view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval) -> str | None:
     """Why the market may not be entered now, whatever its indicators say."""
     account = view.account
     if market.stale:
@@ -117,7 +117,7 @@ def _barred(view: View, limits: VariantLimits, market: MarketView, interval: Int
     return None
 
 
-def _stale(market: MarketView) -> str:
+def _stale(market: ObservedMarket) -> str:
     return f"the price is of {market.quoted_at:%H:%M:%S} UTC, too old to act on"
 
 
@@ -128,7 +128,7 @@ def _candles_since(moment: datetime, now: datetime, interval: Interval) -> int:
     return (now - epoch) // span - (moment - epoch) // span
 
 
-def _not_yet(market: MarketView, limits: VariantLimits, signal: Signal) -> str | None:
+def _not_yet(market: ObservedMarket, limits: VariantLimits, signal: Signal) -> str | None:
     """Why the guard would call the entry a reversal."""
     last = market.last_action
     if last is None or last.side is signal.side or last.cycles_ago > limits.reversal_cycles:
@@ -136,7 +136,7 @@ def _not_yet(market: MarketView, limits: VariantLimits, signal: Signal) -> str |
     return f"{last.side} was traded {last.cycles_ago} cycle(s) ago"
 
 
-def dear(view: View, market: MarketView, distance: float, share: float) -> str | None:
+def dear(view: View, market: ObservedMarket, distance: float, share: float) -> str | None:
     """Why a move of `distance` is not worth its costs: both taker fees and the spread above that share of it."""
     costs = float(2 * view.account.taker_fee_rate * market.price + market.spread)
     if costs <= share * distance:

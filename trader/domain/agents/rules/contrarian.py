@@ -13,7 +13,7 @@ import msgspec
 from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import MarketView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import VWAP_DEVIATIONS, Indicators
 from trader.domain.market.markets import Interval
@@ -59,7 +59,7 @@ def decide(view: View, limits: VariantLimits) -> list[Decision]:
     return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
 
 
-def stretch(market: MarketView, indicators: Indicators, adx_max: float) -> Stretch | str:
+def stretch(market: ObservedMarket, indicators: Indicators, adx_max: float) -> Stretch | str:
     """How the market is stretched away from VWAP while it ranges, or why there is nothing to fade."""
     adx, rsi, vwap, deviation = indicators.adx, indicators.rsi, indicators.vwap, indicators.vwap_deviation
     if adx is None or rsi is None or vwap is None or deviation is None:
@@ -78,7 +78,7 @@ def stretch(market: MarketView, indicators: Indicators, adx_max: float) -> Stret
     return Stretch(Side.LONG if below else Side.SHORT, vwap, abs(away), deviations, rsi, adx)
 
 
-def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     stretched = stretch(market, indicators, ADX_MAX)
     if isinstance(stretched, str):
         return stretched

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from trader.domain.agents.tools import CreatePosition
-from trader.domain.agents.view import MarketView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.money import ONE, ZERO, ceil_to, divide, floor_to, format_decimal, from_number
 
@@ -51,12 +51,14 @@ def room_of(view: View, limits: VariantLimits) -> Room:
     return Room(view.account.available_cash, notional, len(view.markets.keys() - held))
 
 
-def entry_price(market: MarketView, side: Side) -> Decimal:
+def entry_price(market: ObservedMarket, side: Side) -> Decimal:
     """What a market order would meet first."""
     return market.ask if side is Side.LONG else market.bid
 
 
-def sized(view: View, limits: VariantLimits, market: MarketView, signal: Signal, room: Room) -> CreatePosition | str:
+def sized(
+    view: View, limits: VariantLimits, market: ObservedMarket, signal: Signal, room: Room
+) -> CreatePosition | str:
     """The order, or why there can be none.
 
     Quantity = risk × equity / |entry − stop|, cut to the notional caps and to the market's share of the free cash at
@@ -97,7 +99,7 @@ def sized(view: View, limits: VariantLimits, market: MarketView, signal: Signal,
     )
 
 
-def _prices(market: MarketView, signal: Signal) -> Prices | str:
+def _prices(market: ObservedMarket, signal: Signal) -> Prices | str:
     """Entry, stop (rounded away from it) and target (rounded toward it), or what is wrong with them."""
     rising = signal.side is Side.LONG
     on_grid = floor_to if rising else ceil_to
@@ -112,7 +114,7 @@ def _prices(market: MarketView, signal: Signal) -> Prices | str:
     return Prices(entry, stop, target)
 
 
-def tightened(market: MarketView, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
+def tightened(market: ObservedMarket, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
     """The stop moved to `price`, on the tick grid; None when that would loosen it or leave it where it is."""
     moved = (floor_to if side is Side.LONG else ceil_to)(from_number(price), market.tick)
     return moved if stop is None or (moved - stop) * side.direction > 0 else None

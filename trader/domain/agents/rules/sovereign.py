@@ -13,7 +13,7 @@ from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules import contrarian, trendsurfer
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import MarketView, PositionView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -39,7 +39,7 @@ def risk(drawdown_percent: Decimal) -> Decimal:
     return divide(RISK, Decimal(2) ** int(drawdown_percent // DRAWDOWN_STEP_PERCENT))
 
 
-def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     adx, atr = indicators.adx, indicators.atr
     if adx is None or atr is None:
         return desk.absent(ADX=adx, ATR=atr)
@@ -50,7 +50,7 @@ def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | s
     return f"between the regimes, ADX {adx:.1f}"
 
 
-def _follow(view: View, market: MarketView, indicators: Indicators, atr: float) -> Signal | str:
+def _follow(view: View, market: ObservedMarket, indicators: Indicators, atr: float) -> Signal | str:
     side = trendsurfer.trend(indicators)
     if not isinstance(side, Side):
         return side
@@ -58,7 +58,7 @@ def _follow(view: View, market: MarketView, indicators: Indicators, atr: float) 
     return _signal(view, market, side, atr, None, trendsurfer.confidence(indicators), why)
 
 
-def _fade(view: View, market: MarketView, indicators: Indicators, atr: float) -> Signal | str:
+def _fade(view: View, market: ObservedMarket, indicators: Indicators, atr: float) -> Signal | str:
     stretched = contrarian.stretch(market, indicators, RANGE_ADX_MAX)
     if isinstance(stretched, str):
         return stretched
@@ -66,7 +66,7 @@ def _fade(view: View, market: MarketView, indicators: Indicators, atr: float) ->
 
 
 def _signal(
-    view: View, market: MarketView, side: Side, atr: float, target: float | None, confidence: float, why: str
+    view: View, market: ObservedMarket, side: Side, atr: float, target: float | None, confidence: float, why: str
 ) -> Signal | str:
     entry = float(entry_price(market, side))
     way = STOP_ATRS * atr if target is None else abs(target - entry)
@@ -87,7 +87,7 @@ def _signal(
     )
 
 
-def _review(view: View, _market: MarketView, held: PositionView) -> desk.Cared:
+def _review(view: View, _market: ObservedMarket, held: ObservedPosition) -> desk.Cared:
     """Closed when 24 h have not earned 1 R: what the stop would have cost from the entry."""
     state = f"{desk.standing(held)}, {desk.planned(held)}"
     if view.at - held.opened_at < PATIENCE:

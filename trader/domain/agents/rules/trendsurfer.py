@@ -10,7 +10,7 @@ from typing import Final
 from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
 from trader.domain.agents.tools import Decision, UpdateExitPlan
-from trader.domain.agents.view import MarketView, PositionView, VariantLimits, View
+from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -62,7 +62,7 @@ def confidence(indicators: Indicators) -> float:
     return 50 + min(indicators.adx - ADX_MIN, 25) * 0.8 + min(abs(indicators.plus_di - indicators.minus_di), 40) / 2
 
 
-def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | str:
+def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     side = trend(indicators)
     if not isinstance(side, Side):
         return side
@@ -90,7 +90,7 @@ def _enter(view: View, market: MarketView, indicators: Indicators) -> Signal | s
     )
 
 
-def _trail(_view: View, market: MarketView, held: PositionView) -> desk.Cared:
+def _trail(_view: View, market: ObservedMarket, held: ObservedPosition) -> desk.Cared:
     """The stop moved to the Kijun-Sen where that tightens it; closed when the price is beyond the Kijun-Sen already."""
     indicators = market.indicators.get(INTERVAL)
     kijun = indicators.kijun_sen if indicators is not None else None
