@@ -1,6 +1,6 @@
-"""Write what documents the settings from their definitions: the table in README.md, and .env.example.
+"""Write the settings table of docs/configuration.md and .env.example from the definitions of the settings.
 
-`python scripts/make_config_docs.py` writes; with `--check` it only says whether they are in step (exit code 1 if not).
+`python scripts/make_config_docs.py` writes both files; with `--check` it only compares them (exit code 1: out of date).
 """
 
 import sys
@@ -10,11 +10,12 @@ from pathlib import Path
 from trader.settings import DEFINITIONS, PROVIDERS
 
 ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "configuration.md"
 START, END = "<!-- settings:start -->", "<!-- settings:end -->"
 
 
 def configuration_table() -> str:
-    """The settings as a Markdown table."""
+    """Return the settings as a Markdown table."""
     rows = ["| name | default | meaning |", "|---|---|---|"]
     for definition in DEFINITIONS:
         default = definition.shown_default or (f"`{definition.default}`" if definition.default else "none")
@@ -29,17 +30,17 @@ def configuration_table() -> str:
     return "\n".join(rows)
 
 
-def readme_with_table(readme: str) -> str:
-    """The README with the table between its markers."""
-    before, start, rest = readme.partition(START)
+def document_with_table(document: str) -> str:
+    """Return the document with the current table between its markers."""
+    before, start, rest = document.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise SystemExit(f"README.md has no {START} and {END}")
+        raise SystemExit(f"{DOCUMENT.name} has no {START} and {END}")
     return f"{before}{START}\n{configuration_table()}\n{END}{after}"
 
 
 def env_example() -> str:
-    """An `.env` file of all settings, each with its meaning, none of them set."""
+    """Return an `.env` file that lists every setting with its meaning and sets none of them."""
     lines = [
         "# Settings of trader. Copy to .env in the folder where it runs, and set what you need.",
         "# The environment wins over this file; an empty value means the default.",
@@ -59,13 +60,13 @@ def _comment(text: str) -> list[str]:
 
 def main() -> int:
     documents = {
-        ROOT / "README.md": readme_with_table((ROOT / "README.md").read_text(encoding="utf-8")),
+        DOCUMENT: document_with_table(DOCUMENT.read_text(encoding="utf-8")),
         ROOT / ".env.example": env_example(),
     }
     stale = [path for path, text in documents.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
-            print(f"{path.name} is not in step with trader/settings.py; run scripts/make_config_docs.py")
+            print(f"{path.name} is out of date; run scripts/make_config_docs.py")
         return 1 if stale else 0
     for path in stale:
         path.write_text(documents[path], encoding="utf-8")

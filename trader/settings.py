@@ -1,7 +1,7 @@
 """The configuration: one frozen value, read once at start from the environment and the `.env` file.
 
 `DEFINITIONS` and `PROVIDERS` are the only place that says which settings there are; loading, `--help`, `.env.example`
-and the table in the README are made from them.
+and the table in docs/configuration.md are made from them.
 """
 
 import difflib
