@@ -220,6 +220,7 @@ async def test_a_job_that_stopped_starting_runs_is_not_running() -> None:
 
 async def test_scaled_time_sets_the_pace() -> None:
     clock = ScaledClock(START, speed=6000)
+    clock.release()
     done = asyncio.Event()
 
     async def work(number: int) -> None:

@@ -19,6 +19,11 @@ T = TypeVar("T")
 SET_BACK_LEAST: Final = timedelta(seconds=1)
 """A clock that is further behind than this when a wait ends was set back, by an operator or a time server."""
 
+AHEAD_OF_FEED_MAX: Final = timedelta(seconds=1)
+"""How far a scaled clock may be ahead of the market feed that it is followed by."""
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 def comes_up(due: datetime, every: timedelta, now: datetime) -> bool:
     """Whether what is due at `due`, `every` after the last time, is to be done now.
@@ -37,6 +42,26 @@ def iso(moment: datetime) -> str:
     """ISO 8601 in UTC with milliseconds and `Z`, the only form of a timestamp on the wire."""
     utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     return utc.isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+def epoch_second(moment: datetime) -> int:
+    """Return the whole seconds since 1970, rounded down."""
+    return (moment - EPOCH) // timedelta(seconds=1)
+
+
+def moment_of(second: int) -> datetime:
+    """Return the moment that is `second` seconds after 1970."""
+    return datetime.fromtimestamp(second, UTC)
+
+
+def floor_time(moment: datetime, span: timedelta) -> datetime:
+    """Return the latest multiple of `span` since 1970 that is not after `moment`."""
+    return EPOCH + (moment - EPOCH) // span * span
+
+
+def ceil_time(moment: datetime, span: timedelta) -> datetime:
+    """Return the earliest multiple of `span` since 1970 that is not before `moment`."""
+    return EPOCH - (EPOCH - moment) // span * span
 
 
 class Parking(Protocol[T]):
@@ -118,18 +143,38 @@ class SystemClock(_FreeClock):
 
 
 class ScaledClock(_FreeClock):
-    """Time that starts at `start` and passes `speed` times as fast as real time."""
+    """Time that starts at `start` and passes `speed` times as fast as real time, but never far ahead of its feed.
+
+    It stands still a second after the moment that `lead` was last called with: a speed that the service cannot follow
+    is only slower, and no price grows stale because of it. `release` ends that.
+    """
 
     def __init__(self, start: datetime, speed: float) -> None:
         self._start = start
         self._speed = speed
         self._origin_s = time.monotonic()
+        self._bound: datetime | None = start + AHEAD_OF_FEED_MAX
+        self._held = timedelta(0)
 
     def now(self) -> datetime:
-        return cut_to_ms(self._start + timedelta(seconds=(time.monotonic() - self._origin_s) * self._speed))
+        passed = timedelta(seconds=(time.monotonic() - self._origin_s) * self._speed)
+        moment = cut_to_ms(self._start + passed) - self._held
+        if self._bound is not None and moment > self._bound:
+            self._held += moment - self._bound
+            return self._bound
+        return moment
 
     def real_seconds(self, span: timedelta) -> float:
         return span.total_seconds() / self._speed
+
+    async def lead(self, moment: datetime) -> None:
+        self._bound = max(self.now(), moment + AHEAD_OF_FEED_MAX)
+        await self.sleep_until(moment)
+
+    def release(self) -> None:
+        """Let time go on without the feed, which has ended."""
+        self.now()
+        self._bound = None
 
 
 _participant: ContextVar["asyncio.Task[object] | None"] = ContextVar("participant", default=None)

@@ -1,4 +1,4 @@
-"""Make the market source that MARKET_SOURCE names: synthetic, replay or venue."""
+"""The market source that MARKET_SOURCE names: synthetic, replay or venue."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from trader.settings import Settings
 
 
 def make_source(settings: Settings) -> MarketSource:
-    """The source that MARKET_SOURCE names. Raises `StartError` for one that this build cannot give."""
+    """Return the source that MARKET_SOURCE names. Raises `StartError` for an unknown one."""
     kind, _, place = settings.market_source.partition(":")
     match kind:
         case "synthetic":

@@ -137,7 +137,7 @@ def test_a_broken_row_is_named_by_file_line_and_reason(
         (b"open_time,open,high,low,close,volume\n", "line 1: no candles"),
         (b"time,close,open,high,low,volume\n", "line 1: the header's columns are not"),
         (b"a,b,c\n", "line 1: 3 columns instead of 6 or 12"),
-        (b"\xff\xfe\x00", "line 1: is no text"),
+        (b"\xff\xfe\x00", "line 1: is not UTF-8 text"),
         (text_of(rows_of(5, step=5)).encode(), "no two candles are a minute apart"),
     ],
 )

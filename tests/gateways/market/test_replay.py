@@ -21,10 +21,9 @@ from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick, depth
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.lighter.source import VenueSource
-from trader.gateways.market.books import Grid
+from trader.gateways.market.books import Grid, marks_of_candle
 from trader.gateways.market.files import Row
-from trader.gateways.market.pace import PacedClock
-from trader.gateways.market.replay import ReplaySource, path
+from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.gateways.sources import make_source
 from trader.settings import Settings
@@ -60,14 +59,14 @@ def candles(draw: st.DrawFn) -> Row:
     return Row(0, first, prices[3], prices[0], second, draw(st.floats(0, 1e9)))
 
 
-# The path
+# The marks_of_candle
 
 
 @settings(max_examples=300, deadline=None)
 @given(candles(), st.sampled_from(("BTC", "ETH", "SOL")))
 def test_the_path_stays_within_its_candle_and_touches_both_extremes(row: Row, symbol: str) -> None:
     grid = Grid(MARKETS[symbol])
-    marks = [grid.price(mark) for mark in path(grid, row)]
+    marks = [grid.price(mark) for mark in marks_of_candle(grid, row)]
     half = MARKETS[symbol].tick / 2
     low, high = Decimal(row.low), Decimal(row.high)
     assert len(marks) == 60
@@ -89,18 +88,18 @@ def test_the_path_stays_within_its_candle_and_touches_both_extremes(row: Row, sy
 
 def test_the_path_goes_to_the_nearer_extreme_first() -> None:
     grid = Grid(MARKETS["BTC"])
-    marks = [float(grid.price(mark)) for mark in path(grid, Row(0, 100.0, 140.0, 80.0, 119.0, 1.0))]
+    marks = [float(grid.price(mark)) for mark in marks_of_candle(grid, Row(0, 100.0, 140.0, 80.0, 119.0, 1.0))]
     assert (marks[0], marks[20], marks[40], marks[59]) == (100, 80, 140, 119)
     assert marks[:3] == [100, 99, 98]
     assert marks[21:23] == [83, 86]
-    mirrored = [float(grid.price(mark)) for mark in path(grid, Row(0, 120.0, 140.0, 80.0, 119.0, 1.0))]
+    mirrored = [float(grid.price(mark)) for mark in marks_of_candle(grid, Row(0, 120.0, 140.0, 80.0, 119.0, 1.0))]
     assert (mirrored[20], mirrored[40]) == (140, 80)
 
 
 def test_of_two_extremes_as_near_the_one_away_from_the_close_comes_first() -> None:
     grid = Grid(MARKETS["BTC"])
-    assert grid.number(path(grid, Row(0, 100.0, 110.0, 90.0, 105.0, 1.0))[20]) == 90
-    assert grid.number(path(grid, Row(0, 100.0, 110.0, 90.0, 95.0, 1.0))[20]) == 110
+    assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 105.0, 1.0))[20]) == 90
+    assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 95.0, 1.0))[20]) == 110
 
 
 # Playing
@@ -115,7 +114,7 @@ async def test_a_tick_a_second_with_a_book_around_the_path(tmp_path: Path) -> No
     ticks = [tick async for tick in source.history(START - MINUTE, START + 10 * MINUTE)]
     assert [tick.at for tick in ticks] == [START + timedelta(seconds=n) for n in range(300)]
     grid = Grid(MARKETS["BTC"])
-    assert marks_of(ticks) == [grid.price(mark) for row in rows_of(5) for mark in path(grid, row)]
+    assert marks_of(ticks) == [grid.price(mark) for row in rows_of(5) for mark in marks_of_candle(grid, row)]
     for tick in ticks:
         quote = tick.quotes["BTC"]
         bids, asks = ([level.price for level in side] for side in (quote.book.bids, quote.book.asks))
@@ -205,7 +204,7 @@ async def test_time_waits_for_a_feed_that_cannot_follow(tmp_path: Path) -> None:
 
 
 async def test_a_released_clock_goes_on_where_it_was_held() -> None:
-    clock = PacedClock(START, 1_000_000)
+    clock = ScaledClock(START, 1_000_000)
     await clock.lead(START + timedelta(seconds=5))
     await asyncio.sleep(0.01)
     assert clock.now() == START + timedelta(seconds=6)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trader.clock import ManualClock
+from trader.clock import ManualClock, epoch_second, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
@@ -28,9 +28,8 @@ from trader.domain.market.markets import (
     depth,
 )
 from trader.errors import MarketUnavailable, StartError
-from trader.gateways.market.candles import aggregate, epoch_second, moment_of
 from trader.gateways.market.path import BLOCK_H, CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths, Regime, Regimes
-from trader.gateways.market.synthetic import SyntheticSource
+from trader.gateways.market.synthetic import SyntheticSource, aggregate
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 SYMBOLS = ("BTC", "ETH", "SOL")
@@ -123,7 +122,7 @@ def test_books_are_those_of_a_liquid_market() -> None:
     depths = []
     for hour in range(80):
         quote = source.tick(epoch_second(NOW) + hour * 3607).quotes["BTC"]
-        if Regimes(7).of_hour(epoch_second(quote.at) // HOUR_S) is Regime.CRASH:
+        if Regimes(7).of_block(epoch_second(quote.at) // HOUR_S // BLOCK_H) is Regime.CRASH:
             continue
         spreads[int((quote.ask - quote.bid) / MARKETS["BTC"].tick)] += 1
         depths.append((depth(quote.book.bids) + depth(quote.book.asks)) * quote.mark)

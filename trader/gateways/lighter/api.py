@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import aiohttp
 import msgspec
 
+from trader.clock import EPOCH, epoch_second, moment_of
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, canonical_symbol
 from trader.errors import MarketDataError
-from trader.gateways.market.candles import EPOCH, epoch_second, moment_of
 
 logger = logging.getLogger(__name__)
 

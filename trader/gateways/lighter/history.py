@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from trader.clock import epoch_second, floor_time, moment_of
 from trader.domain.exchange.orders import OrderSide
 from trader.domain.exchange.venue_orders import VenueFill
 from trader.domain.live.orders import VenueFunding
@@ -17,7 +18,6 @@ from trader.domain.money import ZERO
 from trader.errors import MarketDataError
 from trader.gateways.lighter.api import LighterApi, Listing
 from trader.gateways.lighter.signer import Signer
-from trader.gateways.market.candles import epoch_second, floor_time, moment_of
 
 _PAGE: Final = 100
 _PAGES_MAX: Final = 20

@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from trader.clock import EPOCH, floor_time
 from trader.domain.market.markets import STALE_AFTER, Quote, untimely
 from trader.errors import MarketDataError
 from trader.gateways.lighter.book import BookChange, StreamedBook
-from trader.gateways.market.candles import EPOCH, floor_time
 
 logger = logging.getLogger(__name__)
 

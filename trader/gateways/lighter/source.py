@@ -11,16 +11,14 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import SET_BACK_LEAST, Clock, SystemClock, comes_up
+from trader.clock import SET_BACK_LEAST, Clock, SystemClock, ceil_time, comes_up, epoch_second, floor_time
 from trader.domain.market.markets import INTERVALS, MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Market, Tick
 from trader.errors import MarketDataError, MarketUnavailable
 from trader.gateways.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
 from trader.gateways.lighter.market import LighterMarket
 from trader.gateways.lighter.stream import open_stream
-from trader.gateways.market.books import Grid
-from trader.gateways.market.candles import ceil_time, epoch_second, floor_time
+from trader.gateways.market.books import CLOSE_S, FURTHER_S, NEARER_S, CandlePath, Grid
 from trader.gateways.market.files import Row
-from trader.gateways.market.replay import CLOSE_S, FURTHER_S, NEARER_S, PlayedMinute
 
 logger = logging.getLogger(__name__)
 
@@ -167,15 +165,15 @@ class VenueSource:
 
     async def _played(
         self, listings: Mapping[str, Listing], start: datetime, stop: datetime
-    ) -> dict[datetime, list[PlayedMinute]]:
-        minutes: dict[datetime, list[PlayedMinute]] = {}
+    ) -> dict[datetime, list[CandlePath]]:
+        minutes: dict[datetime, list[CandlePath]] = {}
         for symbol in self._symbols:
             if (listing := listings.get(symbol)) is None:
                 continue
             grid = Grid(self._rules[symbol])
             for candle in await self._api.candles(listing.market_id, "1m", start, stop):
                 row = Row(epoch_second(candle.open_time) // 60, *candle[1:])
-                minutes.setdefault(candle.open_time, []).append(PlayedMinute(grid, row))
+                minutes.setdefault(candle.open_time, []).append(CandlePath(grid, row))
         return minutes
 
     async def _learn_rates(self, symbol: str, listing: Listing, after: datetime, until: datetime) -> None:

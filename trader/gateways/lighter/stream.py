@@ -10,10 +10,9 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from trader.clock import Clock
+from trader.clock import EPOCH, Clock
 from trader.errors import MarketDataError
 from trader.gateways.lighter.market import LighterMarket
-from trader.gateways.market.candles import EPOCH
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Where market data comes from: made (`synthetic`), recorded (`replay`) or met (`venue`)."""
+"""Market data sources: simulated (`synthetic`) or recorded (`replay`), and the protocol of all sources."""

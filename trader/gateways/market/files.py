@@ -1,4 +1,4 @@
-"""1-minute candles read from Binance kline files, and refused with file, line and reason when anything is wrong.
+"""Binance kline files: 1-minute candles, rejected with file, line and reason when anything is wrong.
 
 A file is CSV, plain or gzip, of 6 columns (open_time, open, high, low, close, volume) or Binance's 12, with or without
 a header, times in milliseconds or microseconds.
@@ -13,21 +13,21 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
+from trader.clock import moment_of
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import MarketDataError
-from trader.gateways.market.candles import moment_of
 
 _COLUMN_COUNTS: Final = (6, 12)
 _NAMES: Final = ["open", "high", "low", "close", "volume"]
 _FILE_NAME: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.csv(?:\.gz)?")
 _MS_MIN: Final = 10**11
-"""Times below are no milliseconds: it would be 1973."""
+"""Times below are not milliseconds: it would be 1973."""
 _US_MIN: Final = 10**14
 """Times from here on are microseconds: as milliseconds it would be the year 5138."""
 
 
 class Row(NamedTuple):
-    """A candle by the minute since 1970 in which it opens."""
+    """A candle, with the minute since 1970 in which it opens."""
 
     minute: int
     open: float
@@ -62,7 +62,7 @@ class Minutes:
         )
 
     def join(self, begin: int, stop: int) -> tuple[float, float, float, float, float]:
-        """Open, high, low, close and volume of the candles [begin, stop) as one; there is at least one."""
+        """Return open, high, low, close and volume of the candles [begin, stop) as one; there is at least one."""
         return (
             self.open[begin],
             max(self.high[begin:stop]),
@@ -80,7 +80,7 @@ class Minutes:
         self.volume.append(row.volume)
 
     def extend(self, later: "Minutes") -> None:
-        """Add candles that all come after those here."""
+        """Append candles that are all later."""
         self.minute.extend(later.minute)
         self.open.extend(later.open)
         self.high.extend(later.high)
@@ -90,7 +90,7 @@ class Minutes:
 
 
 def find_files(place: Path) -> dict[str, list[Path]]:
-    """The kline files of a folder, or the one file given, by market. Raises `MarketDataError` when there are none."""
+    """Return the kline files of a folder, or one file, by market. Raises `MarketDataError` when there are none."""
     try:
         paths = sorted(place.iterdir()) if place.is_dir() else [place]
         place.stat()
@@ -110,20 +110,20 @@ def find_files(place: Path) -> dict[str, list[Path]]:
 
 
 def read_market(paths: list[Path]) -> Minutes:
-    """The candles of all files of one market, joined in time order. Files that overlap are refused."""
+    """Return the candles of all files of one market in time order. Files that overlap are rejected."""
     parts = sorted(((read_file(path), path) for path in paths), key=lambda part: part[0].minute[0])
     joined, previous = parts[0]
     for minutes, path in parts[1:]:
         if minutes.minute[0] <= joined.minute[-1]:
             at = moment_of(minutes.minute[0] * 60).isoformat()
-            raise MarketDataError(f"{path}: begins at {at}, which {previous.name} has already")
+            raise MarketDataError(f"{path}: begins at {at}, which {previous.name} already contains")
         joined.extend(minutes)
         previous = path
     return joined
 
 
 def read_file(path: Path) -> Minutes:
-    """The candles of one file. Raises `MarketDataError` with file, line and reason."""
+    """Return the candles of one file. Raises `MarketDataError` with file, line and reason."""
     minutes = Minutes()
     column_count: int | None = None
     last_minute: int | None = None
@@ -156,7 +156,7 @@ def read_file(path: Path) -> Minutes:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line with its number from 1; blank ones only at the end."""
+    """Yield each line with its number from 1; blank lines are allowed only at the end."""
     number = 0
     blank: int | None = None
     opener = gzip.open if path.suffix == ".gz" else open
@@ -173,7 +173,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, EOFError, zlib.error) as error:
         _refuse(path, number + 1, f"cannot be read ({error})")
     except UnicodeDecodeError:
-        _refuse(path, number + 1, "is no text")
+        _refuse(path, number + 1, "is not UTF-8 text")
 
 
 def _row(fields: list[str]) -> Row:
@@ -194,7 +194,7 @@ def _row(fields: list[str]) -> Row:
 
 
 def _numbers(fields: list[str]) -> list[float]:
-    """All at once, which is the rule; one by one when something is wrong or looks so."""
+    """Convert all fields at once; one by one, to name the wrong one, when that fails or looks suspicious."""
     try:
         values = [float(field) for field in fields]
     except ValueError:
@@ -223,7 +223,7 @@ def _is_number(field: str) -> bool:
 
 
 def _minute(field: str) -> int:
-    """Minutes since 1970 of an open time in milliseconds or microseconds."""
+    """Return the minutes since 1970 of an open time in milliseconds or microseconds."""
     if not (field.isascii() and field.isdigit() and len(field) <= 16):
         raise ValueError(f"the time {field[:40]!r} is not a whole number of milliseconds or microseconds")
     time = int(field)

@@ -1,12 +1,12 @@
-"""The price path of the synthetic market: a function of seed, symbol and second, open to any moment at random.
+"""Price path of the synthetic market: a function of seed, symbol and second, with random access to any moment.
 
 Log prices are a sum: a constant level + beta × the common factor + the market's own walk. Both walks are Brownian
-bridges within Brownian bridges, so that a joint is shared by what lies on both sides of it:
+bridges nested in Brownian bridges, so that both sides of a joint share it:
 
     era (2,048 h)   independent, bounded levels: a price stays plausible for centuries
     block (8 h)     the regime decides the move: up, down, or nearly none
     hour            noise, and in a range a swing there and back
-    knot (5 s)      noise; its size is the volatility that a candle shows. Between two knots the price goes straight
+    knot (5 s)      noise; its size is the volatility that a candle shows. Between two knots the price is linear
 
 A crash is added to the factor: a fall within 20 minutes, a recovery of almost half within the next hour, and the rest
 of it forgotten over ten days.
@@ -36,7 +36,7 @@ _CRASH_BLOCKS: Final = (_CRASH_FALL_S + _CRASH_RECOVERY_S + _CRASH_MEMORY_S) // 
 
 
 class Regime(StrEnum):
-    """What the market as a whole does for a block of eight hours."""
+    """The behaviour of the whole market during a block of eight hours."""
 
     UP = "up"
     DOWN = "down"
@@ -47,7 +47,7 @@ class Regime(StrEnum):
 _REGIMES: Final = (Regime.UP, Regime.DOWN, Regime.RANGE, Regime.CRASH)
 _WEIGHTS: Final = (27, 25, 45, 3)
 _NOISE: Final = {Regime.UP: 0.9, Regime.DOWN: 1.0, Regime.RANGE: 0.9, Regime.CRASH: 1.8}
-"""Volatility within a block of the regime, against the usual."""
+"""Volatility within a block of each regime, relative to the usual."""
 
 
 class Crash(NamedTuple):
@@ -57,7 +57,7 @@ class Crash(NamedTuple):
     depth: float
 
     def at(self, second: int) -> float:
-        """What the crash takes from the log price."""
+        """Return the crash's addition to the log price, zero or negative."""
         since = second - self.second
         if since <= 0:
             return 0.0
@@ -70,7 +70,7 @@ class Crash(NamedTuple):
         return -self.depth * (1 - _CRASH_RECOVERED) * left * left
 
     def is_sharp_in(self, hour: int) -> bool:
-        """Whether its fall or recovery touches the hour."""
+        """Return whether its fall or recovery overlaps the hour."""
         start = hour * HOUR_S
         return self.second < start + HOUR_S and start < self.second + _CRASH_FALL_S + _CRASH_RECOVERY_S
 
@@ -80,7 +80,7 @@ def _ease(fraction: float) -> float:
 
 
 class Regimes:
-    """The regime of every block and the crashes there are, for one seed."""
+    """The regimes of all blocks and the crashes, for one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -89,11 +89,8 @@ class Regimes:
     def of_block(self, block: int) -> Regime:
         return self._of_block(block)[0]
 
-    def of_hour(self, hour: int) -> Regime:
-        return self.of_block(hour // BLOCK_H)
-
     def crashes(self, hour: int) -> list[Crash]:
-        """The crashes that still weigh on the hour."""
+        """Return the crashes that still affect the hour."""
         block = hour // BLOCK_H
         found = (self._of_block(earlier)[1] for earlier in range(block - _CRASH_BLOCKS, block + 1))
         return [crash for crash in found if crash is not None]
@@ -108,7 +105,7 @@ class Regimes:
 
 
 class Walk:
-    """One bounded random walk of log prices. `volatility` is per year; `trends` makes it follow the regimes."""
+    """A bounded random walk of log prices. `volatility` is per year; `trends` makes it follow the regimes."""
 
     def __init__(self, seed: int, name: str, volatility: float, regimes: Regimes, *, trends: bool) -> None:
         self._name = f"{seed}:{name}"
@@ -119,7 +116,7 @@ class Walk:
         self._block = lru_cache(maxsize=256)(self._draw_block)
 
     def _deviation(self, hours: float) -> float:
-        """The standard deviation of the log price over so many hours."""
+        """Return the standard deviation of the log price over this many hours."""
         return self._volatility * sqrt(hours / _YEAR_H)
 
     def _era_level(self, era: int) -> float:
@@ -127,7 +124,7 @@ class Walk:
         return self._deviation(BLOCK_H * _ERA_BLOCKS / 2) * max(-2.0, min(2.0, rng.gauss()))
 
     def _draw_era(self, era: int) -> list[float]:
-        """The log price at the joints of the era's blocks, both ends included."""
+        """Return the log price at the joints of the era's blocks, both ends included."""
         rng = Random(f"{self._name}:era:{era}")
         deviation = self._deviation(BLOCK_H)
         moves = [deviation * self._move(era * _ERA_BLOCKS + i, rng.gauss()) for i in range(_ERA_BLOCKS)]
@@ -138,7 +135,7 @@ class Walk:
         return joints
 
     def _move(self, block: int, noise: float) -> float:
-        """The move of one block in standard deviations."""
+        """Return the move of one block in standard deviations."""
         if not self._trends:
             return noise
         match self._regimes.of_block(block):
@@ -150,7 +147,7 @@ class Walk:
                 return 0.35 * noise
 
     def _draw_block(self, block: int) -> list[float]:
-        """The log price at the joints of the block's hours, both ends included."""
+        """Return the log price at the joints of the block's hours, both ends included."""
         era, place = divmod(block, _ERA_BLOCKS)
         start, end = self._era(era)[place : place + 2]
         rng = Random(f"{self._name}:block:{block}")
@@ -166,11 +163,11 @@ class Walk:
         return joints
 
     def hour(self, hour: int) -> list[float]:
-        """The log price at the knots of an hour, both ends included, crashes left out."""
+        """Return the log price at the knots of an hour, both ends included, without crashes."""
         block, place = divmod(hour, BLOCK_H)
         start, end = self._block(block)[place : place + 2]
         noise = _NOISE[self._regimes.of_block(block)] * (1 + 0.25 * sin(2 * pi * (hour % 24 - 9) / 24))
-        # A uniform step has the deviation 1/√12; sums of many are as good as normal and five times as cheap.
+        # A uniform step has the deviation 1/√12; sums of many are nearly normal and five times cheaper.
         scale = noise * self._deviation(1 / KNOTS) * sqrt(12)
         random = Random(f"{self._name}:{hour}").random
         steps = [random() for _ in range(KNOTS)]
@@ -181,8 +178,8 @@ class Walk:
 
 
 class Character(NamedTuple):
-    """How a synthetic market behaves: its usual price, how strongly it follows the common factor, the volatility per
-    year of what is its own, and what is traded in a quiet minute and shown on a side of its book, in quote currency."""
+    """Parameters of a synthetic market: its usual price, its beta to the common factor, the yearly volatility of its
+    own walk, and the volume of a quiet minute and the depth of one side of its book, both in quote currency."""
 
     level: float
     beta: float
@@ -198,7 +195,7 @@ CHARACTERS: Final = {
 }
 _FACTOR_VOLATILITY: Final = 0.36
 _FACTOR_HOURS_KEPT: Final = 1250
-"""Three hundred candles of 4 h, asked for market by market; 7 MB."""
+"""Enough for three hundred candles of 4 h, read market by market; 7 MB."""
 
 
 class Paths:
@@ -226,12 +223,12 @@ class Paths:
         return array("d", path)
 
     def hour(self, symbol: str, hour: int) -> list[float]:
-        """The log price at the knots of an hour since 1970, both ends included."""
+        """Return the log price at the knots of an hour since 1970, both ends included."""
         character = CHARACTERS[symbol]
         level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)
         return [level + beta * common + own for common, own in zip(self._factor_hour(hour), own_path, strict=True)]
 
     def is_stressed(self, hour: int) -> bool:
-        """Whether a crash is under way in the hour: books are thin and wide then."""
+        """Return whether a crash is under way in the hour: books are thin and wide then."""
         return any(crash.is_sharp_in(hour) for crash in self.regimes.crashes(hour))

@@ -1,7 +1,7 @@
-"""Recorded 1-minute candles traded again, second by second.
+"""Replay source: recorded 1-minute candles played second by second.
 
 Within its minute the price goes open → nearer extreme → further extreme → close, so that resting orders, triggers and
-liquidation see what the market saw, though nobody knows the true order. Books are made around that path.
+liquidation see what the market saw, though nobody knows the true order. Books are derived from that path.
 """
 
 import asyncio
@@ -9,46 +9,34 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from itertools import pairwise
-from math import sqrt
 from pathlib import Path
 from typing import Final
 
-from trader.clock import Clock, LockstepClock, iso
+from trader.clock import Clock, LockstepClock, ScaledClock, ceil_time, epoch_second, floor_time, iso, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,
     STALE_AFTER,
-    Book,
     Candle,
     Interval,
     Market,
-    Quote,
     Tick,
 )
 from trader.errors import MarketDataError, MarketUnavailable, StartError
-from trader.gateways.market.books import Grid, levels
-from trader.gateways.market.candles import ceil_time, epoch_second, floor_time, moment_of
-from trader.gateways.market.files import Minutes, Row, find_files, read_market
-from trader.gateways.market.pace import PacedClock
-
-NEARER_S: Final = 20
-FURTHER_S: Final = 40
-CLOSE_S: Final = 59
-"""The seconds of the minute at which the path touches its nearer extreme, its further one, and its close."""
+from trader.gateways.market.books import CLOSE_S, CandlePath, Grid
+from trader.gateways.market.files import Minutes, find_files, read_market
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
-"""Data this long is traded only after a warm-up, so that indicators work at once."""
+"""A recording this long is traded only after a warm-up, so that indicators have their history at once."""
 
-_LEVELS: Final = 10
 _TICKS_MIN: Final = 100
 """A market below so many ticks would move in steps of over one percent."""
 
 
 class ReplaySource:
-    """The candles of a folder or file. `speed` is a factor of real time; 0 is as fast as the service can follow."""
+    """Plays the candles of a folder or file at `speed` times real time; 0: as fast as the service can follow."""
 
     name = "replay"
 
@@ -115,26 +103,26 @@ class ReplaySource:
         self.ends_at = moment_of(self._last_second)
 
     def _last_pushed(self, second: int) -> int:
-        """The last second up to `second` at which there is a tick: the end may be asked for within a gap."""
+        """Return the last second up to `second` that has a tick: REPLAY_END may lie within a gap."""
         ends = (recording.last_second(second) for recording in self._recordings.values())
         return max(end for end in ends if end is not None)
 
     async def close(self) -> None:
-        """Let go of the candles."""
+        """Release the candles."""
         self._recordings.clear()
 
     def clock(self, resume_at: datetime | None) -> Clock:
         start = resume_at or moment_of(self._begin)
-        return PacedClock(start, self._speed) if self._speed else LockstepClock(start)
+        return ScaledClock(start, self._speed) if self._speed else LockstepClock(start)
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         for tick in self._walk(epoch_second(after), self._last_second):
             await clock.lead(tick.at)
-            await asyncio.sleep(0)  # a feed that is behind its clock must not keep others from running
+            await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
             yield tick
-        # Time goes on until everybody can see that prices are old; then nothing is left to wait for.
+        # Time goes on until the last prices are stale for every reader; then there is nothing left to wait for.
         await clock.lead(moment_of(self._last_second) + STALE_AFTER + timedelta(seconds=1))
-        if isinstance(clock, PacedClock):
+        if isinstance(clock, ScaledClock):
             clock.release()
         await asyncio.Event().wait()
 
@@ -143,7 +131,7 @@ class ReplaySource:
             yield tick
 
     def _walk(self, after: int, until: int) -> Iterator[Tick]:
-        """The ticks of the seconds in (after, until]. A second at which no market has a candle has none."""
+        """Yield the ticks of the seconds in (after, until]. A second without a candle of any market has none."""
         second = max(after + 1, self._first_minute * 60)
         while second <= until:
             minute = second // 60
@@ -156,7 +144,7 @@ class ReplaySource:
             second = next_minute * 60
 
     def _next_minute(self, minute: int) -> int:
-        """The first minute after a gap."""
+        """Return the first minute after a gap."""
         return min(
             (found for recording in self._recordings.values() if (found := recording.next_minute(minute)) is not None),
             default=self._last_second // 60 + 1,
@@ -168,7 +156,7 @@ class ReplaySource:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span = INTERVALS[interval]
         minutes = recording.minutes
-        # A candle of which the beginning or the end was not recorded is none.
+        # A candle whose beginning or end was not recorded is left out.
         first = ceil_time(max(start, moment_of(minutes.minute[0] * 60)), span)
         last = floor_time(min(end, moment_of(minutes.minute[-1] * 60 + 60)), span)
         width = span // timedelta(minutes=1)
@@ -188,18 +176,18 @@ class ReplaySource:
 
 
 class _Recording:
-    """The candles of one market, and where to find a minute in them."""
+    """The candles of one market, found by minute."""
 
     def __init__(self, market: Market, minutes: Minutes) -> None:
         self.minutes = minutes
         self._grid = Grid(market)
 
-    def minute(self, minute: int) -> "PlayedMinute | None":
-        """The minute's path; None within a gap."""
+    def minute(self, minute: int) -> CandlePath | None:
+        """Return the minute's path; None within a gap."""
         place = bisect_left(self.minutes.minute, minute)
         if place == len(self.minutes) or self.minutes.minute[place] != minute:
             return None
-        return PlayedMinute(self._grid, self.minutes[place])
+        return CandlePath(self._grid, self.minutes[place])
 
     def next_minute(self, minute: int) -> int | None:
         place = bisect_left(self.minutes.minute, minute)
@@ -208,49 +196,3 @@ class _Recording:
     def last_second(self, second: int) -> int | None:
         place = bisect_left(self.minutes.minute, second // 60 + 1) - 1
         return min(second, self.minutes.minute[place] * 60 + CLOSE_S) if place >= 0 else None
-
-
-class PlayedMinute:
-    """One candle as sixty quotes. Spread and depth are fixed functions of its price and its volume.
-
-    The spread is 0.2 basis points of the price, up to 2 more the less is traded; a side of the book shows, over ten
-    levels, as much as the geometric mean of 160,000 in quote currency and what the minute traded, and at least 10,000.
-    """
-
-    def __init__(self, grid: Grid, row: Row) -> None:
-        self.symbol = grid.market.symbol
-        self._grid = grid
-        self.marks = path(grid, row)
-        tick = float(grid.market.tick)
-        traded = row.volume * row.close
-        self._spread = max(1, round(row.close * (0.00002 + 0.0002 / (1 + traded / 20_000)) / tick))
-        self._step = max(1, round(row.close * 0.00002 / tick))
-        self._side = max(10_000.0, sqrt(160_000 * traded)) / row.close
-
-    def quote(self, second: int, at: datetime) -> Quote:
-        return self._grid.quote(at, self.marks[second], self._spread, self._book)
-
-    def _book(self, at: datetime, bid: int, ask: int) -> Book:
-        market = self._grid.market
-        sizes = [self._side * (place + 1) / 55 for place in range(_LEVELS)]
-        bids = levels(market, bid, [-self._step] * _LEVELS, sizes)
-        asks = levels(market, ask, [self._step] * _LEVELS, sizes)
-        return Book(market.symbol, at, bids, asks)
-
-
-def path(grid: Grid, row: Row) -> list[int]:
-    """The sixty marks of a candle in half ticks: within its low and high, and touching both.
-
-    The extreme nearer to the open comes first; when both are as near, the one away from the close.
-    """
-    low, high = grid.within(row.low, row.high)
-    opened = min(max(grid.nearest(row.open), low), high)
-    close = min(max(grid.nearest(row.close), low), high)
-    is_low_first = opened - low < high - opened or (opened - low == high - opened and close >= opened)
-    nearer, further = (low, high) if is_low_first else (high, low)
-    corners = ((0, opened), (NEARER_S, nearer), (FURTHER_S, further), (CLOSE_S, close))
-    marks = [opened]
-    for (begin, start), (end, goal) in pairwise(corners):
-        length = end - begin
-        marks += [start + round((goal - start) * step / length) for step in range(1, length + 1)]
-    return marks

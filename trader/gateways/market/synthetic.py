@@ -1,8 +1,8 @@
-"""A market that is made, not met: the same for everybody who knows its seed, at any moment past or future."""
+"""Synthetic source: a simulated market whose every moment, past or future, is a function of its seed."""
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import exp
 from random import Random
 
-from trader.clock import Clock, SystemClock
+from trader.clock import EPOCH, Clock, SystemClock, ceil_time, epoch_second, floor_time, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
@@ -24,7 +24,6 @@ from trader.domain.market.markets import (
 )
 from trader.errors import MarketUnavailable, StartError
 from trader.gateways.market.books import Grid, levels
-from trader.gateways.market.candles import EPOCH, aggregate, ceil_time, epoch_second, floor_time, moment_of
 from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths
 
 _HOUR = timedelta(hours=1)
@@ -34,7 +33,7 @@ _MINUTE_KNOTS = 60 // KNOT_S
 
 
 class SyntheticSource:
-    """Markets of our own making: seeded, correlated, with trends, ranges and crashes. Pushes once a second."""
+    """Seeded and correlated markets with trends, ranges and crashes. Pushes a tick once a second."""
 
     name = "synthetic"
     ends_at: datetime | None = None
@@ -64,7 +63,7 @@ class SyntheticSource:
             second += 1
             await clock.lead(moment_of(second))
             second = min(second, epoch_second(clock.now()))  # the clock may have been set back
-            await asyncio.sleep(0)  # a feed that is behind its clock must not keep others from running
+            await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
             yield self.tick(second)
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
@@ -72,7 +71,7 @@ class SyntheticSource:
             yield self.tick(second)
 
     def tick(self, second: int) -> Tick:
-        """What is pushed at a second since 1970."""
+        """Return the tick that is pushed at a second since 1970."""
         at = moment_of(second)
         return Tick(at, {symbol: maker.quote(second, at) for symbol, maker in self._makers.items()})
 
@@ -86,7 +85,7 @@ class SyntheticSource:
         parts: list[Candle] = []
         for hour in range((first - EPOCH) // _HOUR, -((EPOCH - last) // _HOUR)):
             parts += (candle for candle in maker.candles(hour, width) if first <= candle.open_time < last)
-            await asyncio.sleep(0)  # an hour takes a part of a millisecond, a thousand of them would be felt
+            await asyncio.sleep(0)  # one hour takes less than a millisecond, a thousand of them would block the loop
         return aggregate(parts, interval)
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
@@ -94,6 +93,27 @@ class SyntheticSource:
 
     def trouble(self, symbol: str) -> str | None:
         return None
+
+
+def aggregate(candles: Iterable[Candle], interval: Interval) -> list[Candle]:
+    """Join ascending candles into those of `interval`, which is not shorter than theirs."""
+    span = INTERVALS[interval]
+    joined: list[Candle] = []
+    for candle in candles:
+        open_time = floor_time(candle.open_time, span)
+        if joined and joined[-1].open_time == open_time:
+            last = joined[-1]
+            joined[-1] = Candle(
+                open_time,
+                last.open,
+                max(last.high, candle.high),
+                min(last.low, candle.low),
+                candle.close,
+                last.volume + candle.volume,
+            )
+        else:
+            joined.append(candle._replace(open_time=open_time))
+    return joined
 
 
 class _MarketMaker:
@@ -121,7 +141,7 @@ class _MarketMaker:
     def quote(self, second: int, at: datetime) -> Quote:
         hour, place = divmod(second, HOUR_S)
         mark = self._prices(hour)[place]
-        # Mostly one tick, now and then three or more: the low bits of a multiplied price are as good as a draw.
+        # Mostly one tick, now and then three or more, drawn by multiplicative hashing of price and second.
         draw = ((mark + second) * 2654435761 >> 16) & 15
         spread = 1 + 2 * (draw == 15) + 2 * (draw >= 12) + (10 * (draw & 3) if self._is_stressed(hour) else 0)
         return self._grid.quote(at, mark, spread, partial(self._book, second))
@@ -140,14 +160,14 @@ class _MarketMaker:
         return Book(self._market.symbol, at, sides[0], sides[1])
 
     def candles(self, hour: int, width: int) -> list[Candle]:
-        """The candles of an hour, `width` minutes each, of the very marks that its ticks show."""
+        """Return the candles of an hour, `width` minutes each, of the same marks as its ticks."""
         path = self._paths.hour(self._market.symbol, hour)
         volumes = self._volumes(hour, path)
         number, mark = self._grid.number, self._mark
         candles = []
         for minute in range(0, 60, width):
             begin, end = minute * _MINUTE_KNOTS, (minute + width) * _MINUTE_KNOTS
-            # The mark grows with the log price, and between knots the path is straight: these say all.
+            # The mark grows with the log price and the path is straight between knots, so extremes lie on knots.
             seen = path[begin:end]
             seen.append(_between(path[end - 1], path[end], KNOT_S - 1))
             opened, high, low, close = (number(mark(value)) for value in (seen[0], max(seen), min(seen), seen[-1]))
@@ -156,7 +176,7 @@ class _MarketMaker:
         return candles
 
     def _volumes(self, hour: int, path: list[float]) -> list[float]:
-        """What is traded in each minute of an hour, in base units: more when the price moves more."""
+        """Return the volume of each minute of an hour in base units: more when the price moves more."""
         random = Random(f"{self._name}:volume:{hour}").random
         usual = self._character.minute_volume / exp(path[0])
         volumes = []
@@ -168,5 +188,5 @@ class _MarketMaker:
 
 
 def _between(start: float, end: float, second: int) -> float:
-    """The log price so many seconds after the knot at `start`."""
+    """Return the log price `second` seconds after the knot at `start`."""
     return start + (end - start) * second / KNOT_S

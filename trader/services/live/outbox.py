@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from trader.clock import Clock
+from trader.clock import Clock, floor_time
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules, row_id
 from trader.domain.exchange.orders import Cause, Order, OrderAnswer
@@ -25,7 +25,6 @@ from trader.domain.market.markets import Quote
 from trader.domain.money import ZERO
 from trader.errors import BooksViolated, MarketDataError, Unavailable
 from trader.gateways.lighter.account import LighterAccount, LighterAccounts
-from trader.gateways.market.candles import floor_time
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts

@@ -15,10 +15,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import SET_BACK_LEAST, Clock, Parking, ScaledClock, SystemClock, iso
+from trader.clock import SET_BACK_LEAST, Clock, Parking, ScaledClock, SystemClock, floor_time, iso
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote, Tick, untimely
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
-from trader.gateways.market.candles import floor_time
 from trader.gateways.market.source import MarketSource
 
 logger = logging.getLogger(__name__)
