@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Execute the recorded calls of a run again, on the market it met, and say whether the books come out the same.
+"""Execute the recorded calls of an invocation again and report whether the books come out the same.
 
   scripts/replay_run.py 0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10 [--database-url URL]
 
-Every call is read again from the model's raw words, judged again by the guard on the account and marks of that
-moment, and met again with the recorded books by the rules of the exchange; what comes out is compared with the
-recorded results and with the rows of the books, digit for digit. Nothing is written. What a venue executed in live
-trading cannot be executed again: of such a call only the guard's verdict is compared, and it stays unknown.
+Every call is decoded again from the model's raw arguments, judged again by the guard on the account and marks of that
+moment, and executed again by the rules of the exchange on the recorded order books; the result is compared with the
+recorded one and with the rows of the books, digit for digit. Nothing is written. A call that a venue executed in live
+trading cannot be executed again: only the guard's verdict is compared, and the result stays unknown.
 
-Without --database-url: DATABASE_URL (of the environment or of .env), or the embedded PostgreSQL of this folder (of a
-service at work too). Exit code 0: the same; 1: not the same, or not all of it is recorded; 2: there is no such run, or
-the database cannot be read.
+Without --database-url: DATABASE_URL (from the environment or .env), or the embedded PostgreSQL of this folder, also
+while a service uses it. Exit code 0: the same; 1: not the same, or not all of it is recorded; 2: there is no such
+invocation, or the database cannot be read.
 """
 
 import argparse
@@ -42,46 +42,48 @@ WORDS = {True: "same", False: "DIFFERENT", None: "unknown"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("invocation", type=UUID, help="the id of the run, as getInvocations shows it")
-    parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
+    parser.add_argument("invocation", type=UUID, help="the id of the invocation, as getInvocations returns it")
+    parser.add_argument("--database-url", help="default: DATABASE_URL, from the environment or .env")
     options = parser.parse_args(arguments)
     try:
         database_url = options.database_url or read_database_url(os.environ, Path(".env"))
-        return _tell(asyncio.run(_find(database_url, options.invocation)))
+        return _report(asyncio.run(_reproduce(database_url, options.invocation)))
     except TraderError as error:
         print(f"replay_run: {error}", file=sys.stderr)
         return 2
 
 
-async def _find(database_url: str | None, invocation_id: UUID) -> InvocationReproduction:
+async def _reproduce(database_url: str | None, invocation_id: UUID) -> InvocationReproduction:
     if database_url:
-        return await _execute_again(database_url, invocation_id)
+        return await _reproduce_in(database_url, invocation_id)
     async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
         for name in await server.databases():
             try:
-                return await _execute_again(server.dsn(name), invocation_id)
+                return await _reproduce_in(server.dsn(name), invocation_id)
             except (NotFound, StartError):
-                continue  # a run of another market's database, or one that an earlier version has left
-    raise NotFound(f"no database of this folder has the run {invocation_id}")
+                continue  # the database of another market, or one of an earlier version
+    raise NotFound(f"no database of this folder has the invocation {invocation_id}")
 
 
-async def _execute_again(dsn: str, invocation_id: UUID) -> InvocationReproduction:
+async def _reproduce_in(dsn: str, invocation_id: UUID) -> InvocationReproduction:
     async with attached(dsn) as database:
         return await reproduce_invocation(database, invocation_id)
 
 
-def _tell(rerun: InvocationReproduction) -> int:
-    run = rerun.invocation
-    print(f"{run.model_id}, {run.started_at:%Y-%m-%d %H:%M:%S} UTC, {run.status}, {len(rerun.calls)} calls")
-    for call in rerun.calls:
-        print(f"  {call.number}. {call.name} ({call.status}): {WORDS[call.same]}: {call.told}")
-    if rerun.is_same:
+def _report(reproduction: InvocationReproduction) -> int:
+    invocation = reproduction.invocation
+    started_at = f"{invocation.started_at:%Y-%m-%d %H:%M:%S} UTC"
+    print(f"{invocation.model_id}, {started_at}, {invocation.status}, {len(reproduction.calls)} calls")
+    for call, found in reproduction.calls:
+        name = call.type if call.metadata["raw"] is None else call.metadata["raw"]["name"]
+        print(f"  {call.number}. {name} ({call.status}): {WORDS[found.same]}: {found.detail}")
+    if reproduction.is_same:
         print("The books come out the same.")
-    elif any(call.same is False for call in rerun.calls):
+    elif any(found.same is False for _, found in reproduction.calls):
         print("The books do NOT come out the same.")
     else:
-        print("Not everything that the run met is recorded; the rest comes out the same.")
-    return 0 if rerun.is_same else 1
+        print("Not all inputs of the invocation are recorded; the rest comes out the same.")
+    return 0 if reproduction.is_same else 1
 
 
 if __name__ == "__main__":

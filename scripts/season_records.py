@@ -10,7 +10,8 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from trader.domain.agents.conversation import ToolRequest, invocation_id, tool_call_id
+from trader.domain.agents.conversation import ToolRequest
+from trader.domain.agents.invocations import invocation_id, tool_call_id
 from trader.domain.agents.messages import answer_json, decision_json
 from trader.domain.agents.tools import TOOL_CALL_TYPES, TOOL_NAMES, Decision, FetchIndicators, raw_of
 from trader.domain.exchange.account import Run

@@ -52,7 +52,7 @@ def held(symbol: str, side: Side, quantity: str, entry: str | None = None, **mor
     )  # fmt: skip
 
 
-def situation(*positions: Position, capital: str = "10000", **more: Any) -> RiskContext:
+def context(*positions: Position, capital: str = "10000", **more: Any) -> RiskContext:
     run = Run(
         id=row_id("a", 0), number=1, initial_capital=Decimal(capital), quote_currency="USDT", started_at=NOW
     )  # fmt: skip
@@ -90,7 +90,7 @@ def approved(decision: CreatePosition, now: RiskContext, limits: VariantLimits =
 
 
 def test_a_sound_opening_passes_as_it_is() -> None:
-    order = approved(opening(confidence=61.5), situation())
+    order = approved(opening(confidence=61.5), context())
     assert order == Approved(
         symbol="BTC",
         side=OrderSide.BUY,
@@ -102,11 +102,11 @@ def test_a_sound_opening_passes_as_it_is() -> None:
 
 
 def test_leverage_of_the_variant_and_of_the_market() -> None:
-    assert approved(opening(leverage=5.0), situation()).leverage == 5
-    verdict = refused(opening(leverage=5.01), situation())
+    assert approved(opening(leverage=5.0), context()).leverage == 5
+    verdict = refused(opening(leverage=5.01), context())
     assert verdict == Refusal("leverage", "Leverage 5.01 is above the 5 that your variant allows.")
     wide = VariantLimits(leverage_max=50)
-    assert refused(opening(leverage=41.0), situation(), wide).reason == "Leverage 41 is above the 40 that BTC allows."
+    assert refused(opening(leverage=41.0), context(), wide).reason == "Leverage 41 is above the 40 that BTC allows."
 
 
 @pytest.mark.parametrize(
@@ -122,20 +122,20 @@ def test_leverage_of_the_variant_and_of_the_market() -> None:
     ],
 )
 def test_exit_plan_on_its_side(changes: dict[str, Any], rule: str) -> None:
-    assert refused(opening(**changes), situation()).rule == rule
+    assert refused(opening(**changes), context()).rule == rule
 
 
 def test_times_of_any_zone_are_those_of_utc() -> None:
     zone = timezone(timedelta(hours=5))
     later = (NOW + timedelta(hours=1, microseconds=1_500)).astimezone(zone)
     in_utc = NOW + timedelta(hours=1, milliseconds=1)
-    plan = approved(opening(time_exit=later), situation()).exit_plan
+    plan = approved(opening(time_exit=later), context()).exit_plan
     assert plan is not None
     assert (plan.time_exit, plan.time_exit.tzinfo if plan.time_exit else None) == (in_utc, UTC)
-    changed = judge_plan(UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", situation(held("BTC", Side.LONG, "0.1")))
+    changed = judge_plan(UpdateExitPlan(symbol="BTC", time_exit=later), "BTC", context(held("BTC", Side.LONG, "0.1")))
     assert isinstance(changed, ExitPlan)
     assert (changed.time_exit, changed.time_exit.tzinfo if changed.time_exit else None) == (in_utc, UTC)
-    passed = refused(opening(time_exit=NOW.astimezone(zone)), situation())
+    passed = refused(opening(time_exit=NOW.astimezone(zone)), context())
     assert passed.reason == "The timeExit 2025-01-02T12:00:00.000Z is not in the future."
 
 
@@ -149,35 +149,35 @@ def test_stop_is_mandatory_in_the_tool_itself() -> None:
 
 
 def test_notional_of_one_position() -> None:
-    assert approved(opening(quantity=0.5), situation()).quantity == Decimal("0.5")
-    verdict = refused(opening(quantity=0.50001), situation())
+    assert approved(opening(quantity=0.5), context()).quantity == Decimal("0.5")
+    verdict = refused(opening(quantity=0.50001), context())
     assert verdict.rule == "notional"
     assert "The BTC position would be worth 50001.00, 5.00 × the equity 10000.00; the limit is 5 ×." in verdict.reason
 
 
 def test_adding_counts_what_is_held() -> None:
-    now = situation(held("BTC", Side.LONG, "0.4"))
+    now = context(held("BTC", Side.LONG, "0.4"))
     assert approved(opening(quantity=0.1), now).quantity == Decimal("0.1")
     assert refused(opening(quantity=0.11), now).rule == "notional"
 
 
 def test_notional_of_all_positions() -> None:
     limits = VariantLimits(leverage_max=3)
-    now = situation(held("ETH", Side.SHORT, "5"))  # 20,000
+    now = context(held("ETH", Side.SHORT, "5"))  # 20,000
     assert approved(opening(quantity=0.1, leverage=3.0), now, limits)
     verdict = refused(opening(quantity=0.101, leverage=3.0), now, limits)
     assert verdict.reason.startswith("All positions together would be worth 30100.00, 3.01 ×")
 
 
 def test_no_equity_no_position() -> None:
-    now = situation(held("BTC", Side.SHORT, "1", entry="80000"), capital="15000", day_opening_equity=Decimal(-6000))
+    now = context(held("BTC", Side.SHORT, "1", entry="80000"), capital="15000", day_opening_equity=Decimal(-6000))
     assert now.equity < 0
     assert refused(opening(side=Side.SHORT, stop=110_000.0, target=None), now).rule in {"notional", "day loss"}
 
 
 @pytest.mark.parametrize(("age_s", "passes"), [(30, True), (30.001, False), (-30, True), (-3600, False)])
 def test_stale_market(age_s: float, passes: bool) -> None:
-    now = situation(quoted_at={"BTC": NOW - timedelta(seconds=age_s)})
+    now = context(quoted_at={"BTC": NOW - timedelta(seconds=age_s)})
     verdict = judge_opening(opening(), "BTC", now, LIMITS)
     assert isinstance(verdict, Approved) is passes
     if isinstance(verdict, Refusal):
@@ -185,30 +185,30 @@ def test_stale_market(age_s: float, passes: bool) -> None:
 
 
 def test_no_price_at_all() -> None:
-    assert refused(opening(), situation(quoted_at={})).rule == "price"
+    assert refused(opening(), context(quoted_at={})).rule == "price"
 
 
 def test_day_loss_holds_until_midnight() -> None:
-    calm = situation(day_opening_equity=Decimal(11_000))
+    calm = context(day_opening_equity=Decimal(11_000))
     assert not is_halted(calm, LIMITS)
-    lost = situation(day_opening_equity=Decimal("11111.2"))
+    lost = context(day_opening_equity=Decimal("11111.2"))
     assert is_halted(lost, LIMITS)
     verdict = refused(opening(), lost)
     assert verdict.rule == "day loss"
     assert "reached 10 % of its opening equity 11111.20 (equity now 10000.00)" in verdict.reason
-    recovered = situation(day_opening_equity=Decimal(10_000), day_lowest_equity=Decimal(9_000))
+    recovered = context(day_opening_equity=Decimal(10_000), day_lowest_equity=Decimal(9_000))
     assert refused(opening(), recovered).rule == "day loss"
-    assert approved(opening(), situation(day_opening_equity=Decimal(10_000), day_lowest_equity=Decimal("9000.01")))
+    assert approved(opening(), context(day_opening_equity=Decimal(10_000), day_lowest_equity=Decimal("9000.01")))
 
 
 def test_day_loss_allows_reducing() -> None:
-    now = situation(held("BTC", Side.LONG, "0.3"), day_opening_equity=Decimal(20_000))
+    now = context(held("BTC", Side.LONG, "0.3"), day_opening_equity=Decimal(20_000))
     verdict = judge_closing(ClosePosition(symbol="BTC", fraction=0.5), "BTC", now)
     assert verdict == Approved(symbol="BTC", side=OrderSide.SELL, quantity=Decimal("0.15"), reduce_only=True)
 
 
 def test_reversal_closes_and_opens() -> None:
-    now = situation(held("BTC", Side.SHORT, "0.2"))
+    now = context(held("BTC", Side.SHORT, "0.2"))
     order = approved(opening(quantity=0.1), now)
     assert (order.side, order.quantity, order.reduce_only) == (OrderSide.BUY, Decimal("0.3"), False)
     assert refused(opening(quantity=0.51), now).rule == "notional", "the size after the reversal counts"
@@ -218,7 +218,7 @@ def test_reversal_closes_and_opens() -> None:
 def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
     last = {"BTC": LastTrade(Side.SHORT, NOW - timedelta(seconds=age_s))}
     for positions in ((held("BTC", Side.SHORT, "0.2"),), ()):  # closing first does not help
-        verdict = judge_opening(opening(), "BTC", situation(*positions, last_trades=last), LIMITS)
+        verdict = judge_opening(opening(), "BTC", context(*positions, last_trades=last), LIMITS)
         assert isinstance(verdict, Approved) is passes, (positions, verdict)
         if isinstance(verdict, Refusal):
             assert verdict.rule == "reversal"
@@ -231,7 +231,7 @@ def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
 )
 def test_slow_runs_let_no_more_cycles_pass(traded_s: float, judged_s: float, cycles: int) -> None:
     last = {"BTC": LastTrade(Side.SHORT, NOW + timedelta(seconds=traded_s))}
-    now = msgspec.structs.replace(situation(last_trades=last), now=NOW + timedelta(seconds=judged_s))
+    now = msgspec.structs.replace(context(last_trades=last), now=NOW + timedelta(seconds=judged_s))
     fresh = msgspec.structs.replace(now, quoted_at=dict.fromkeys(MARKS, now.now))
     assert fresh.cycles_ago("BTC") == cycles
     assert isinstance(judge_opening(opening(), "BTC", fresh, LIMITS), Approved) is (cycles > 3)
@@ -239,12 +239,12 @@ def test_slow_runs_let_no_more_cycles_pass(traded_s: float, judged_s: float, cyc
 
 def test_adding_soon_after_is_no_reversal() -> None:
     last = {"BTC": LastTrade(Side.LONG, NOW)}
-    assert approved(opening(), situation(held("BTC", Side.LONG, "0.1"), last_trades=last))
-    assert approved(opening(), situation(last_trades=last))
+    assert approved(opening(), context(held("BTC", Side.LONG, "0.1"), last_trades=last))
+    assert approved(opening(), context(last_trades=last))
 
 
 def test_closing_all_and_nothing() -> None:
-    now = situation(held("ETH", Side.SHORT, "2.5"))
+    now = context(held("ETH", Side.SHORT, "2.5"))
     assert judge_closing(ClosePosition(symbol="ETH"), "ETH", now) == Approved(
         symbol="ETH", side=OrderSide.BUY, quantity=Decimal("2.5"), reduce_only=True
     )
@@ -254,7 +254,7 @@ def test_closing_all_and_nothing() -> None:
 
 def test_plan_changes_only_what_is_given() -> None:
     plan = ExitPlan(stop=Decimal(95_000), target=Decimal(110_000), invalidation="words")
-    now = situation(held("BTC", Side.LONG, "0.1", exit_plan=plan))
+    now = context(held("BTC", Side.LONG, "0.1", exit_plan=plan))
     changed = judge_plan(UpdateExitPlan(symbol="BTC", stop=98_000.5), "BTC", now)
     assert changed == ExitPlan(stop=Decimal("98000.5"), target=Decimal(110_000), invalidation="words")
     assert isinstance(judge_plan(UpdateExitPlan(symbol="BTC", stop=100_000.0), "BTC", now), Refusal)
@@ -262,7 +262,7 @@ def test_plan_changes_only_what_is_given() -> None:
 
 
 def test_plan_without_a_stop_is_refused() -> None:
-    now = situation(held("BTC", Side.LONG, "0.1", exit_plan=ExitPlan()))
+    now = context(held("BTC", Side.LONG, "0.1", exit_plan=ExitPlan()))
     verdict = judge_plan(UpdateExitPlan(symbol="BTC", target=110_000.0), "BTC", now)
     assert isinstance(verdict, Refusal)
     assert verdict.rule == "stop"
@@ -304,7 +304,7 @@ def test_no_order_leaves_the_limits(
 ) -> None:
     limits = VariantLimits(leverage_max=leverage_max)
     last = {"BTC": LastTrade(Side.SHORT, NOW - timedelta(seconds=age_s))}
-    now = situation(*positions, capital=str(capital), last_trades=last)
+    now = context(*positions, capital=str(capital), last_trades=last)
     verdict = judge_opening(decision, "BTC", now, limits)
     if isinstance(verdict, Refusal):
         assert verdict.rule

@@ -191,7 +191,7 @@ def record(rng: Random) -> ObservedStats:
 
 def judged(decision: Decision, account: Account, shown: View, variant: VariantId) -> object:
     """What the guard says."""
-    situation = RiskContext(
+    context = RiskContext(
         now=NOW,
         account=account,
         marks={symbol: market.price for symbol, market in shown.markets.items()},
@@ -203,11 +203,11 @@ def judged(decision: Decision, account: Account, shown: View, variant: VariantId
     )
     match decision:
         case CreatePosition():
-            return judge_opening(decision, decision.symbol, situation, VARIANTS[variant].limits)
+            return judge_opening(decision, decision.symbol, context, VARIANTS[variant].limits)
         case ClosePosition():
-            return judge_closing(decision, decision.symbol, situation)
+            return judge_closing(decision, decision.symbol, context)
         case UpdateExitPlan():
-            return judge_plan(decision, decision.symbol, situation)
+            return judge_plan(decision, decision.symbol, context)
         case _:
             return None
 
@@ -226,7 +226,7 @@ def test_the_drawn_situations_lead_to_every_kind_of_decision() -> None:
 
 
 def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
-    """What the agents decide in a drawn situation, each decision checked."""
+    """What the agents decide in a drawn context, each decision checked."""
     kinds: Counter[tuple[VariantId, type[Decision]]] = Counter()
     rng = Random(seed)
     markets = {symbol: priced(rng, symbol) for symbol in MARKETS}

@@ -17,8 +17,8 @@ from aiohttp.test_utils import TestServer
 from support.floor import Floor, calling, hold, open_floor, opening
 from support.scripted import START
 
-from trader.domain.agents.conversation import ModelAnswer, Turn, invocation_id
-from trader.domain.agents.invocations import Invocation
+from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.agents.invocations import Invocation, invocation_id
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, Side
 from trader.domain.models import VariantId
 from trader.errors import OrderUndecided, ProviderError, Unavailable

@@ -53,10 +53,12 @@ async def test_the_whole_life_of_a_position_comes_out_the_same(floor: Floor) -> 
     ]
     records = [await run_one(floor, *script) for script in runs]
     assert not floor.exchange.account("ada").positions
-    reruns = [await again(floor, record) for record in records]
-    assert [[call.same for call in rerun.calls] for rerun in reruns] == [[True, True]] * 5, reruns
-    assert all(rerun.is_same for rerun in reruns)
-    assert [rerun.calls[0].told for rerun in reruns] == [
+    reproductions = [await again(floor, record) for record in records]
+    assert [[found.same for _, found in reproduction.calls] for reproduction in reproductions] == [[True, True]] * 5, (
+        reproductions
+    )
+    assert all(each.is_same for each in reproductions)
+    assert [each.calls[0][1].detail for each in reproductions] == [
         "1 fills, to the last digit",
         "1 fills, to the last digit",
         "the exit plan is set",
@@ -84,16 +86,16 @@ async def test_calls_that_change_nothing_come_out_the_same(floor: Floor) -> None
     assert [call.status for call in record.tool_calls] == [
         "failed", "failed", "failed", "ok", "rejected", "rejected", "rejected", "rejected", "ok",
     ]  # fmt: skip
-    rerun = await again(floor, record)
-    assert rerun.is_same, rerun
-    assert "above the 10" in rerun.calls[4].told
-    assert "insufficient margin" in rerun.calls[6].told
+    reproduction = await again(floor, record)
+    assert reproduction.is_same, reproduction
+    assert "above the 10" in reproduction.calls[4][1].detail
+    assert "insufficient margin" in reproduction.calls[6][1].detail
 
 
 async def test_a_call_that_a_halt_refused_comes_out_the_same(floor: Floor) -> None:
     await floor.halts.halt("ada", HaltCause.OPERATOR, "venue maintenance", "someone")
-    rerun = await again(floor, await run_one(floor, calling(opening()), hold()))
-    assert (rerun.is_same, rerun.calls[0].told) == (
+    reproduction = await again(floor, await run_one(floor, calling(opening()), hold()))
+    assert (reproduction.is_same, reproduction.calls[0][1].detail) == (
         True,
         "rejected: trading is halted for account ada (operator: venue maintenance); only reducing is allowed",
     )
@@ -124,8 +126,8 @@ async def test_what_the_market_did_while_the_order_waited_is_done_again(database
             causes = [row[0] for row in await conn.fetch("SELECT cause FROM fills ORDER BY sequence")]
             assert await conn.fetchval("SELECT count(*) FROM funding_payments") == 1
         assert causes == [Cause.ORDER, Cause.STOP, Cause.ORDER]
-        rerun = await again(floor, record)
-        assert rerun.is_same, rerun
+        reproduction = await again(floor, record)
+        assert reproduction.is_same, reproduction
 
 
 async def test_an_order_that_met_no_book_comes_out_the_same(database: Database) -> None:
@@ -139,31 +141,31 @@ async def test_an_order_that_met_no_book_comes_out_the_same(database: Database) 
         await floor.idle()
         (record,) = await floor.agents.invocations()
         assert record.tool_calls[0].metadata["results"][0]["reason"] == "The market source is down"
-        rerun = await again(floor, record)
-        assert rerun.is_same, rerun
-        assert "it met no book" in rerun.calls[0].told
+        reproduction = await again(floor, record)
+        assert reproduction.is_same, reproduction
+        assert "it met no book" in reproduction.calls[0][1].detail
 
 
 async def test_an_agent_without_messages_leaves_what_it_met(floor: Floor) -> None:
     floor.provider.is_remote = False
-    rerun = await again(floor, await run_one(floor, calling(opening(), ("holding", {"reason": "in"}))))
-    assert rerun.is_same, rerun
-    assert rerun.calls[0].told == "1 fills, to the last digit"
+    reproduction = await again(floor, await run_one(floor, calling(opening(), ("holding", {"reason": "in"}))))
+    assert reproduction.is_same, reproduction
+    assert reproduction.calls[0][1].detail == "1 fills, to the last digit"
 
 
 async def test_a_change_of_the_books_is_noticed(floor: Floor) -> None:
     record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE fills SET price = price + 0.1")
-    rerun = await again(floor, record)
-    assert [call.same for call in rerun.calls] == [False, True]
-    assert "94000.2" in rerun.calls[0].told
-    assert not rerun.is_same
+    reproduction = await again(floor, record)
+    assert [found.same for _, found in reproduction.calls] == [False, True]
+    assert "94000.2" in reproduction.calls[0][1].detail
+    assert not reproduction.is_same
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE fills SET price = price - 0.1")
         assert (await again(floor, record)).is_same
         await conn.execute("UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,averagePrice}', '\"1\"')")
-    assert "now: ok" in (await again(floor, record)).calls[0].told
+    assert "now: ok" in (await again(floor, record)).calls[0][1].detail
 
 
 @pytest.mark.parametrize(
@@ -185,15 +187,15 @@ async def test_another_market_comes_to_other_books(floor: Floor, path: tuple[Any
         assert place[path[-1]] != value
         place[path[-1]] = value
         await conn.execute("UPDATE invocation_payloads SET payload = $1", zlib.compress(orjson.dumps(kept)))
-    assert (await again(floor, record)).calls[0].same is False
+    assert (await again(floor, record)).calls[0][1].same is False
 
 
 async def test_what_is_not_recorded_is_told(floor: Floor) -> None:
     record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     async with floor.database.connection() as conn:
         await conn.execute("DELETE FROM invocation_payloads")
-    rerun = await again(floor, record)
-    assert [call.same for call in rerun.calls] == [None, True]
+    reproduction = await again(floor, record)
+    assert [found.same for _, found in reproduction.calls] == [None, True]
     with pytest.raises(NotFound):
         await reproduce_invocation(floor.database, UUID(int=7))
 
@@ -206,12 +208,15 @@ async def test_what_a_venue_executed_is_not_executed_again_on_paper(floor: Floor
             "UPDATE service_state SET trading_mode = 'live', venue_url = 'https://venue', venue_account_index = 1"
         )
         await conn.execute("UPDATE fills SET price = price + 1")  # as no book of the simulator would fill it
-    rerun = await again(floor, record)
-    assert [call.same for call in rerun.calls] == [None, True, True, True]
-    assert rerun.calls[0].told == "the guard lets it through, as recorded; the venue executed it, which paper cannot"
+    reproduction = await again(floor, record)
+    assert [found.same for _, found in reproduction.calls] == [None, True, True, True]
+    assert (
+        reproduction.calls[0][1].detail
+        == "the guard approves it, as recorded; the venue executed it, which paper cannot"
+    )
     async with floor.database.connection() as conn:
         await conn.execute("UPDATE tool_calls SET metadata = jsonb_set(metadata, '{results,0,reason}', '\"luck\"')")
-    assert [call.same for call in (await again(floor, record)).calls] == [None, False, False, True]
+    assert [found.same for _, found in (await again(floor, record)).calls] == [None, False, False, True]
 
 
 @pytest.fixture(scope="module")
@@ -243,4 +248,4 @@ async def test_the_script_says_it(
     assert run(record.invocation.id) == 1
     assert capsys.readouterr().out.endswith("The books do NOT come out the same.\n")
     assert run(UUID(int=7)) == 2
-    assert "there is no run" in capsys.readouterr().err
+    assert "there is no invocation" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from trader.clock import ManualClock
 from trader.domain.exchange.orders import Fill
 from trader.domain.market.markets import Quote
 from trader.services.live.drift import DriftRecorder
-from trader.store.agents.reproduction import select_fills
+from trader.store.agents.invocations import select_fills
 from trader.store.database.pool import Database
 
 D = Decimal

@@ -1,18 +1,12 @@
 """One step of a run, between the workflow and whatever decides: an AI provider or a rule agent."""
 
-from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, Literal
-from uuid import UUID, uuid5
 
 import msgspec
 
-from trader.clock import iso
 from trader.domain.agents.view import View
 from trader.domain.models import Model
-
-_NAMESPACE: Final = UUID("5f0d6a3c-7a0b-5c6e-9a63-2f1f2f0d8c11")
-"""Of the ids of invocations. Derived ids make a replay write the same rows twice."""
 
 NESTED_MAX: Final = 400
 """How deep lists and objects may lie within each other in JSON of others: as deep as all who read it later go."""
@@ -65,16 +59,6 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tokens_spent: int = 0
     duration_ms: int | None = None
     cut_by: Literal["length", "content_filter"] | None = None
-
-
-def invocation_id(model: Model, started_at: datetime) -> UUID:
-    """The id of the run that a model started then."""
-    return uuid5(_NAMESPACE, f"{model.id}:{iso(started_at)}")
-
-
-def tool_call_id(invocation: UUID, number: int) -> UUID:
-    """The id of the n-th tool call of a run."""
-    return uuid5(invocation, str(number))
 
 
 def storable(value: Any, depth: int = NESTED_MAX) -> Any:

@@ -1,7 +1,7 @@
-"""The guard between a decision and its order: what no agent may do, whatever it says.
+"""The guard: risk rules that every decision of an agent must pass before it becomes an order.
 
-It is pure: the account and marks of the moment in, an approved order or a refusal out. A refusal names its rule in
-words and figures, for the record and for the model.
+The functions are pure: they take the account and marks of one moment and return an approved order or a refusal. A
+refusal states its rule in words and figures, for the record and for the model.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from trader.clock import cut_to_ms, iso
-from trader.domain.agents.tools import ClosePosition, CreatePosition, UpdateExitPlan
+from trader.domain.agents.tools import Change, ClosePosition, CreatePosition, UpdateExitPlan
 from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import Account, Marks, equity
 from trader.domain.exchange.order_validation import MisplacedPrice, PastTime, check_plan
@@ -22,23 +22,23 @@ from trader.domain.market.markets import STALE_AFTER, untimely
 from trader.domain.money import ONE, ZERO, divide, format_decimal, from_number
 
 CYCLE: Final = timedelta(seconds=60)
-"""The interval of the trade executor, in which reversals are counted."""
+"""The interval of the trade executor; the reversal rule counts in cycles."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""The grid of the cycles begins here, as that of all schedules does."""
+"""Start of the grid of cycles, as of all schedules."""
 
 OPENING_SIDE: Final = {Side.LONG: OrderSide.BUY, Side.SHORT: OrderSide.SELL}
 
 
 class Refusal(NamedTuple):
-    """What the guard does not let through. `rule` is its short name, `reason` the sentence with the figures."""
+    """A decision that breaks a rule. `rule` is the rule's short name, `reason` a sentence with the figures."""
 
     rule: str
     reason: str
 
 
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
-    """A market order that keeps every rule. `leverage` None means 1 and is of orders that only reduce."""
+    """A market order that keeps every rule. `leverage` is None (meaning 1) only for orders that reduce."""
 
     symbol: str
     side: OrderSide
@@ -49,7 +49,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     confidence: Decimal | None = None
 
     def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
-        """The order of the run's call with this number; its client order id makes sure that it is placed once."""
+        """Return the order of call `number` of an invocation; its client order id ensures that it is placed once."""
         return Order(
             account_id=account_id,
             symbol=self.symbol,
@@ -72,10 +72,10 @@ class LastTrade(NamedTuple):
 
 
 class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard judges by. `marks` and `quoted_at` hold every market that has a price.
+    """The state that the guard judges a decision by. `marks` and `quoted_at` hold every market that has a price.
 
-    `leverage_max` is each market's own. `day_opening_equity` is that at 00:00 UTC or at the start of the run,
-    `day_lowest_equity` the lowest known since (None: only the present one is known).
+    `leverage_max` is each market's own. `day_opening_equity` is the equity at 00:00 UTC or at the start of the run,
+    `day_lowest_equity` the lowest recorded since (None: nothing was recorded).
     """
 
     now: datetime
@@ -92,45 +92,50 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
         return equity(self.account, self.marks)
 
     def cycles_ago(self, symbol: str) -> int | None:
-        """How many cycles ago the market was last traded: 0 in this cycle, 1 in the one before.
+        """Return how many cycles ago the market was last traded: 0 in this cycle, 1 in the one before.
 
-        Counted on the grid of the cycles: a model that thinks longer than before has not let more of them pass.
+        Cycles are counted on their fixed grid, so the time that a model takes to answer does not change the count.
         """
         last = self.last_trades.get(symbol)
         return None if last is None else max(0, (self.now - _EPOCH) // CYCLE - (last.at - _EPOCH) // CYCLE)
 
 
-def is_halted(situation: RiskContext, limits: VariantLimits) -> bool:
-    """Whether the day's loss has reached the limit at any time today; it stays reached until 00:00 UTC."""
-    floor = situation.day_opening_equity * (100 - limits.day_loss_max_percent) / 100
-    lowest = situation.equity
-    if situation.day_lowest_equity is not None:
-        lowest = min(lowest, situation.day_lowest_equity)
+def is_halted(context: RiskContext, limits: VariantLimits) -> bool:
+    """Return whether the day's loss has reached the limit at any time today; it stays reached until 00:00 UTC."""
+    floor = context.day_opening_equity * (100 - limits.day_loss_max_percent) / 100
+    lowest = context.equity
+    if context.day_lowest_equity is not None:
+        lowest = min(lowest, context.day_lowest_equity)
     return lowest <= floor
 
 
+def judge(decision: Change, symbol: str, context: RiskContext, limits: VariantLimits) -> Approved | ExitPlan | Refusal:
+    """Return the order or exit plan that a decision becomes, or why it is refused."""
+    match decision:
+        case CreatePosition():
+            return judge_opening(decision, symbol, context, limits)
+        case ClosePosition():
+            return judge_closing(decision, symbol, context)
+        case UpdateExitPlan():
+            return judge_plan(decision, symbol, context)
+
+
 def judge_opening(
-    decision: CreatePosition, symbol: str, situation: RiskContext, limits: VariantLimits
+    decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits
 ) -> Approved | Refusal:
-    """The order that opens, adds or reverses. On the other side it closes the position and opens the quantity."""
-    plan = ExitPlan(
-        stop=from_number(decision.stop),
-        target=_decimal(decision.target),
-        invalidation=decision.invalidation,
-        invalidation_price=_decimal(decision.invalidation_price),
-        time_exit=_utc(decision.time_exit),
-    )
+    """Return the order that opens, adds or reverses; a reversal closes the position and opens the quantity at once."""
+    plan = _exit_plan(decision)
     refusal = (
-        _no_fresh_price(symbol, situation)
-        or _day_loss(situation, limits)
-        or _leverage(decision, symbol, situation, limits)
-        or _plan(plan, decision.side, situation.marks[symbol], situation.now)
-        or _reversal(decision.side, symbol, situation, limits)
-        or _notional(decision, symbol, situation, limits)
+        _no_fresh_price(symbol, context)
+        or _day_loss(context, limits)
+        or _leverage(decision, symbol, context, limits)
+        or _plan(plan, decision.side, context.marks[symbol], context.now)
+        or _reversal(decision.side, symbol, context, limits)
+        or _notional(decision, symbol, context, limits)
     )
     if refusal is not None:
         return refusal
-    held = situation.account.positions.get(symbol)
+    held = context.account.positions.get(symbol)
     reversed_quantity = held.quantity if held is not None and held.side is not decision.side else ZERO
     return Approved(
         symbol=symbol,
@@ -142,32 +147,26 @@ def judge_opening(
     )
 
 
-def judge_closing(decision: ClosePosition, symbol: str, situation: RiskContext) -> Approved | Refusal:
-    """The order that reduces; always allowed when there is something to reduce."""
-    held = situation.account.positions.get(symbol)
+def judge_closing(decision: ClosePosition, symbol: str, context: RiskContext) -> Approved | Refusal:
+    """Return the order that reduces a position; it is always allowed when there is one."""
+    held = context.account.positions.get(symbol)
     if held is None:
-        return _no_position(symbol, situation)
+        return _no_position(symbol, context)
     fraction = ONE if decision.fraction is None else from_number(decision.fraction)
     return Approved(symbol=symbol, side=CLOSING_SIDE[held.side], quantity=held.quantity * fraction, reduce_only=True)
 
 
-def judge_plan(decision: UpdateExitPlan, symbol: str, situation: RiskContext) -> ExitPlan | Refusal:
-    """The position's exit plan with what the decision changes."""
-    held = situation.account.positions.get(symbol)
+def judge_plan(decision: UpdateExitPlan, symbol: str, context: RiskContext) -> ExitPlan | Refusal:
+    """Return the position's exit plan with the changes of the decision."""
+    held = context.account.positions.get(symbol)
     if held is None:
-        return _no_position(symbol, situation)
-    changes = ExitPlan(
-        stop=_decimal(decision.stop),
-        target=_decimal(decision.target),
-        invalidation=decision.invalidation,
-        invalidation_price=_decimal(decision.invalidation_price),
-        time_exit=_utc(decision.time_exit),
-    )
-    refusal = _plan(changes, held.side, situation.marks[symbol], situation.now)
+        return _no_position(symbol, context)
+    changes = _exit_plan(decision)
+    refusal = _plan(changes, held.side, context.marks[symbol], context.now)
     if refusal is not None:
         return refusal
-    given = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
-    plan = msgspec.structs.replace(held.exit_plan, **given)
+    changed = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not None}
+    plan = msgspec.structs.replace(held.exit_plan, **changed)
     if plan.stop is None:
         return Refusal("stop", f"A stop is mandatory, and the {symbol} position has none: give one.")
     return plan
@@ -186,41 +185,41 @@ def _plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refusal |
             return Refusal(name, f"The {name} {format_decimal(price)} of a {side} must be {where} the mark {limit}.")
 
 
-def _no_fresh_price(symbol: str, situation: RiskContext) -> Refusal | None:
-    quoted_at = situation.quoted_at.get(symbol)
-    if quoted_at is None or symbol not in situation.marks:
+def _no_fresh_price(symbol: str, context: RiskContext) -> Refusal | None:
+    quoted_at = context.quoted_at.get(symbol)
+    if quoted_at is None or symbol not in context.marks:
         return Refusal("price", f"There is no price of {symbol} now.")
-    if untimely(quoted_at, situation.now) is None:
+    if untimely(quoted_at, context.now) is None:
         return None
-    age_s = (situation.now - quoted_at).total_seconds()
-    told = f"{age_s:.0f} s old" if age_s > 0 else f"{-age_s:.0f} s in the future, since the clock was set back"
+    age_s = (context.now - quoted_at).total_seconds()
+    age = f"{age_s:.0f} s old" if age_s > 0 else f"{-age_s:.0f} s in the future, since the clock was set back"
     return Refusal(
         "stale market",
-        f"No new position while the last update of {symbol} is older than {STALE_AFTER.seconds} s; it is {told}.",
+        f"No new position while the last update of {symbol} is older than {STALE_AFTER.seconds} s; it is {age}.",
     )
 
 
-def _day_loss(situation: RiskContext, limits: VariantLimits) -> Refusal | None:
-    if not is_halted(situation, limits):
+def _day_loss(context: RiskContext, limits: VariantLimits) -> Refusal | None:
+    if not is_halted(context, limits):
         return None
-    opening = situation.day_opening_equity
+    opening = context.day_opening_equity
     return Refusal(
         "day loss",
         f"Only reducing is allowed until 00:00 UTC: the day's loss reached {limits.day_loss_max_percent} % of its "
-        f"opening equity {opening:.2f} (equity now {situation.equity:.2f}).",
+        f"opening equity {opening:.2f} (equity now {context.equity:.2f}).",
     )
 
 
-def _leverage(decision: CreatePosition, symbol: str, situation: RiskContext, limits: VariantLimits) -> Refusal | None:
-    for allowed, whose in ((limits.leverage_max, "your variant"), (situation.leverage_max[symbol], symbol)):
+def _leverage(decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits) -> Refusal | None:
+    for allowed, whose in ((limits.leverage_max, "your variant"), (context.leverage_max[symbol], symbol)):
         if decision.leverage > allowed:
             return Refusal("leverage", f"Leverage {decision.leverage:g} is above the {allowed} that {whose} allows.")
     return None
 
 
-def _reversal(side: Side, symbol: str, situation: RiskContext, limits: VariantLimits) -> Refusal | None:
-    last, cycles = situation.last_trades.get(symbol), situation.cycles_ago(symbol)
-    held = situation.account.positions.get(symbol)
+def _reversal(side: Side, symbol: str, context: RiskContext, limits: VariantLimits) -> Refusal | None:
+    last, cycles = context.last_trades.get(symbol), context.cycles_ago(symbol)
+    held = context.account.positions.get(symbol)
     if last is None or cycles is None or cycles > limits.reversal_cycles:
         return None
     stood = held.side if held is not None else last.side
@@ -233,15 +232,15 @@ def _reversal(side: Side, symbol: str, situation: RiskContext, limits: VariantLi
     )
 
 
-def _notional(decision: CreatePosition, symbol: str, situation: RiskContext, limits: VariantLimits) -> Refusal | None:
-    """One position ≤ n × equity, and all of them ≤ max leverage × equity, at the marks and after this order."""
-    own_equity, marks = situation.equity, situation.marks
-    held = situation.account.positions.get(symbol)
+def _notional(decision: CreatePosition, symbol: str, context: RiskContext, limits: VariantLimits) -> Refusal | None:
+    """Limit one position to n × equity and all to max leverage × equity, at the marks and after this order."""
+    own_equity, marks = context.equity, context.marks
+    held = context.account.positions.get(symbol)
     quantity = from_number(decision.quantity)
     if held is not None and held.side is decision.side:
         quantity += held.quantity
     position = quantity * marks[symbol]
-    others = sum((p.quantity * marks[p.symbol] for p in situation.account.positions.values() if p is not held), ZERO)
+    others = sum((p.quantity * marks[p.symbol] for p in context.account.positions.values() if p is not held), ZERO)
     for value, allowed, what in (
         (position, limits.position_notional_max, f"The {symbol} position"),
         (position + others, limits.leverage_max, "All positions together"),
@@ -257,14 +256,20 @@ def _notional(decision: CreatePosition, symbol: str, situation: RiskContext, lim
     return None
 
 
-def _no_position(symbol: str, situation: RiskContext) -> Refusal:
-    held = ", ".join(situation.account.positions) or "none"
+def _no_position(symbol: str, context: RiskContext) -> Refusal:
+    held = ", ".join(context.account.positions) or "none"
     return Refusal("no position", f"You hold no position in {symbol}. Positions held: {held}.")
 
 
-def _utc(moment: datetime | None) -> datetime | None:
-    """A model may give a time of any zone; in the books all are of one."""
-    return None if moment is None else cut_to_ms(moment.astimezone(UTC))
+def _exit_plan(decision: CreatePosition | UpdateExitPlan) -> ExitPlan:
+    """Return the exit plan of a decision in the terms of the books: decimals, and times in UTC."""
+    return ExitPlan(
+        stop=_decimal(decision.stop),
+        target=_decimal(decision.target),
+        invalidation=decision.invalidation,
+        invalidation_price=_decimal(decision.invalidation_price),
+        time_exit=None if decision.time_exit is None else cut_to_ms(decision.time_exit.astimezone(UTC)),
+    )
 
 
 def _decimal(value: float | None) -> Decimal | None:

@@ -1,11 +1,17 @@
-"""Invocations of models: the record of one run through the trading workflow, its steps and its tool calls."""
+"""Invocations: the record of one pass of a model through the trading workflow, its steps and tool calls."""
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
-from uuid import UUID
+from typing import Any, Final, Literal
+from uuid import UUID, uuid5
 
 import msgspec
+
+from trader.clock import iso
+from trader.domain.models import Model
+
+_NAMESPACE: Final = UUID("5f0d6a3c-7a0b-5c6e-9a63-2f1f2f0d8c11")
+"""Namespace of invocation ids. Ids are derived, so a repeated replay writes the same rows."""
 
 InvocationStatus = Literal["running", "completed", "failed", "timeout"]
 ToolCallType = Literal["CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS"]
@@ -13,7 +19,10 @@ ToolCallStatus = Literal["ok", "rejected", "failed"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool call of a run. `metadata` is {raw, decisions, results}."""
+    """One tool call of an invocation. `metadata` is {raw, decisions, results}.
+
+    The fields are in the order of the table's columns.
+    """
 
     id: UUID
     invocation_id: UUID
@@ -25,7 +34,10 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange with the provider within a run. `key_number` counts the provider's keys from 1."""
+    """One request to the provider within an invocation and its answer. `key_number` counts the provider's keys from 1.
+
+    The fields are in the order of the table's columns.
+    """
 
     invocation_id: UUID
     number: int
@@ -41,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a model through the trading workflow."""
+    """One pass of a model through the trading workflow."""
 
     id: UUID
     model_id: str
@@ -54,3 +66,13 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: Decimal | None = None
+
+
+def invocation_id(model: Model, started_at: datetime) -> UUID:
+    """Return the id of the invocation that a model started at this time."""
+    return uuid5(_NAMESPACE, f"{model.id}:{iso(started_at)}")
+
+
+def tool_call_id(invocation: UUID, number: int) -> UUID:
+    """Return the id of the n-th tool call of an invocation."""
+    return uuid5(invocation, str(number))

@@ -1,7 +1,7 @@
-"""A call that changes the books, executed again: the guard and the rules of the exchange, on the market it met.
+"""Reproduction of a recorded call: the guard and the rules of the exchange, executed again on its recorded inputs.
 
-A `CallInputs` is kept with every such call of a run. It holds all that the pure rules look at, so that they can be run
-again at any time and must come to the same books.
+`CallInputs` are recorded with every call that may change the books. They hold everything that the pure rules look at,
+so executing the call again must give the same result and the same rows.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,9 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents import outcomes
-from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge_closing, judge_opening, judge_plan
-from trader.domain.agents.outcomes import Outcome
-from trader.domain.agents.tools import ClosePosition, CreatePosition, UpdateExitPlan
+from trader.domain.agents.guard import Refusal, RiskContext, judge
+from trader.domain.agents.messages import Outcome, order_outcome, plan_outcome, refused
+from trader.domain.agents.tools import Change
 from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account
@@ -24,11 +23,8 @@ from trader.domain.exchange.orders import ExitPlan
 from trader.domain.exchange.rules import Moment
 from trader.domain.market.markets import Book, Level, Quote
 
-Change = CreatePosition | ClosePosition | UpdateExitPlan
-"""The decisions that change the books."""
-
-TRIED_MAX: Final = 8
-"""How many moments are tried at most for one call, the latest first."""
+MOMENTS_MAX: Final = 8
+"""Moments tried for one call, the latest first."""
 
 
 class RecordedQuote(msgspec.Struct, frozen=True):
@@ -60,7 +56,7 @@ class RecordedUpdate(msgspec.Struct, frozen=True):
 
 
 class FundingRate(NamedTuple):
-    """The hourly rate of a market at an hour boundary."""
+    """The hourly funding rate of a market at an hour boundary."""
 
     symbol: str
     boundary: datetime
@@ -68,17 +64,17 @@ class FundingRate(NamedTuple):
 
 
 class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the call with this number met: the account and marks, then the books, until it was answered.
+    """The inputs of the call with this number: account and marks, then the market until it was answered.
 
-    `quotes` are those of the moment of `situation`, of every market that the account or the call has to do with. Of a
-    call that the guard refused there are none.
+    `quotes` are those of the moment of `context`, for every market that concerns the account or the call. A call that
+    the guard refused has none.
     """
 
     number: int
     limits: VariantLimits
     rules: Rules
     latency_ms: int
-    situation: RiskContext
+    context: RiskContext = msgspec.field(name="situation")
     answered_at: datetime
     quotes: tuple[RecordedQuote, ...] = ()
     updates: tuple[RecordedUpdate, ...] = ()
@@ -86,70 +82,54 @@ class CallInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reproduced(NamedTuple):
-    """What a call comes to when it is executed again. `booking` is None when nothing is booked."""
+    """The result of executing a call again. `posting` is None when nothing is booked."""
 
     outcome: Outcome
     posting: Posting | None
 
 
-def judge(
-    decision: Change, symbol: str, situation: RiskContext, limits: VariantLimits
-) -> Approved | ExitPlan | Refusal:
-    """What the guard makes of a decision."""
-    match decision:
-        case CreatePosition():
-            return judge_opening(decision, symbol, situation, limits)
-        case ClosePosition():
-            return judge_closing(decision, symbol, situation)
-        case UpdateExitPlan():
-            return judge_plan(decision, symbol, situation)
+def reproduce(inputs: CallInputs, decision: Change, symbol: str, invocation_id: UUID) -> Iterator[Reproduced]:
+    """Yield the result of the call at the moment of its answer, then at each earlier moment that it may have met.
 
-
-def reproduce(meeting: CallInputs, decision: Change, symbol: str, invocation_id: UUID) -> Iterator[Reproduced]:
-    """What the call comes to: at the moment of its answer first, then at each earlier one it may have met.
-
-    An update that came within the milliseconds of the commit may have been met or not; nothing else is uncertain.
+    An update within the milliseconds of the commit may have come before or after it; nothing else is uncertain.
     """
-    verdict = judge(decision, symbol, meeting.situation, meeting.limits)
+    verdict = judge(decision, symbol, inputs.context, inputs.limits)
     if isinstance(verdict, Refusal):
-        yield Reproduced(outcomes.refused(verdict), None)
+        yield Reproduced(refused(verdict), None)
         return
-    rates = {(symbol, boundary): rate for symbol, boundary, rate in meeting.rates}
-    for account, moment in reversed(list(_moments(meeting, rates))[-TRIED_MAX:]):
+    rates = {(symbol, boundary): rate for symbol, boundary, rate in inputs.rates}
+    for account, moment in reversed(list(_moments(inputs, rates))[-MOMENTS_MAX:]):
         if isinstance(verdict, ExitPlan):
-            yield _set_plan(account, symbol, verdict, moment, meeting.rules)
-        elif _meets_book(meeting, symbol, moment):
-            order = verdict.order(account.id, invocation_id, meeting.number)
-            posting = exchange.place(account, order, moment, meeting.rules, lambda *key: rates[key])
-            yield Reproduced(outcomes.of_order(posting.answer), posting)
+            result = exchange.set_exit_plan(account, symbol, verdict, moment, inputs.rules)
+            if isinstance(result, str):
+                yield Reproduced(plan_outcome(verdict, result), None)
+            else:
+                yield Reproduced(plan_outcome(verdict, None), result)
+        elif _has_book(inputs, symbol, moment):
+            order = verdict.order(account.id, invocation_id, inputs.number)
+            posting = exchange.place(account, order, moment, inputs.rules, lambda *key: rates[key])
+            yield Reproduced(order_outcome(posting.answer), posting)
 
 
-def _moments(meeting: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
-    """The account and the markets after each update, as seen when the call was answered."""
-    account = meeting.situation.account
-    quotes = {shown.symbol: shown.quote() for shown in meeting.quotes}
-    marks = dict(meeting.situation.marks)
-    yield account, Moment(meeting.answered_at, dict(quotes), dict(marks))
-    for update in meeting.updates:
-        new = {shown.symbol: shown.quote() for shown in update.quotes}
+def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> Iterator[tuple[Account, Moment]]:
+    """Yield the account and the markets before the first update and after each one, at the time of the answer."""
+    account = inputs.context.account
+    quotes = {recorded.symbol: recorded.quote() for recorded in inputs.quotes}
+    marks = dict(inputs.context.marks)
+    yield account, Moment(inputs.answered_at, dict(quotes), dict(marks))
+    for update in inputs.updates:
+        new = {recorded.symbol: recorded.quote() for recorded in update.quotes}
         quotes.update(new)
         marks.update({symbol: quote.mark for symbol, quote in new.items()})
         moment = Moment(update.at, dict(quotes), dict(marks), frozenset(new))
-        reviewed = exchange.review(account, moment, meeting.rules, lambda *key: rates[key])
+        reviewed = exchange.review(account, moment, inputs.rules, lambda *key: rates[key])
         if reviewed is not None:
             account = reviewed.account
-        yield account, Moment(meeting.answered_at, dict(quotes), dict(marks))
+        yield account, Moment(inputs.answered_at, moment.quotes, moment.marks)
 
 
-def _meets_book(meeting: CallInputs, symbol: str, moment: Moment) -> bool:
-    """Whether there is a book that the order could meet: the first one after the latency."""
+def _has_book(inputs: CallInputs, symbol: str, moment: Moment) -> bool:
+    """Return whether the order can meet a book: the first one after the latency."""
     quote = moment.quotes.get(symbol)
-    latency = timedelta(milliseconds=meeting.latency_ms)
-    return quote is not None and (not latency or quote.at >= meeting.situation.now + latency)
-
-
-def _set_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Reproduced:
-    result = exchange.set_exit_plan(account, symbol, plan, moment, rules)
-    if isinstance(result, str):
-        return Reproduced(outcomes.of_plan(plan, result), None)
-    return Reproduced(outcomes.of_plan(plan, None), result)
+    latency = timedelta(milliseconds=inputs.latency_ms)
+    return quote is not None and (not latency or quote.at >= inputs.context.now + latency)

@@ -121,7 +121,10 @@ class Holding(Tool, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(min_length=1, max_length=4000, description="Why, with the figures that decided it.")]
 
 
-Decision = CreatePosition | ClosePosition | UpdateExitPlan | FetchIndicators | Holding
+Change = CreatePosition | ClosePosition | UpdateExitPlan
+"""The decisions that change the books."""
+
+Decision = Change | FetchIndicators | Holding
 
 TOOLS: Final[Mapping[str, type[Decision]]] = {
     "createPosition": CreatePosition,

@@ -13,31 +13,31 @@ from trader.services.market.feed import MarketFeed
 
 
 class CallRecorder:
-    """Of one call: from the moment of its situation to its answer."""
+    """Of one call: from the moment of its context to its answer."""
 
-    def __init__(self, market: MarketFeed, rules: Rules, latency_ms: int, situation: RiskContext) -> None:
+    def __init__(self, market: MarketFeed, rules: Rules, latency_ms: int, context: RiskContext) -> None:
         self._market = market
         self._rules = rules
         self._latency_ms = latency_ms
-        self._situation = situation
+        self._context = context
         self._quotes = dict(market.quotes())
         latest = market.recent()
         self._last = latest[-1] if latest else None
 
     def refused(self, number: int, limits: VariantLimits) -> CallInputs:
-        """The meeting of a call that the guard refused: it met no book."""
+        """The inputs of a call that the guard refused: it met no book."""
         return CallInputs(
             number=number,
             limits=limits,
             rules=self._rules,
             latency_ms=self._latency_ms,
-            situation=self._situation,
-            answered_at=self._situation.now,
+            context=self._context,
+            answered_at=self._context.now,
         )
 
     def answered(self, number: int, limits: VariantLimits, symbol: str, at: datetime) -> CallInputs:
-        """The meeting of a call that reached the exchange and was answered at `at`."""
-        account = self._situation.account
+        """The inputs of a call that reached the exchange and was answered at `at`."""
+        account = self._context.account
         concerned = {symbol, *account.positions, *(order.symbol for order in account.resting)}
         latest = self._market.recent()
         first = next((n for n, tick in enumerate(latest, 1) if tick is self._last), 0)
@@ -46,7 +46,7 @@ class CallRecorder:
             limits=limits,
             rules=self._rules,
             latency_ms=self._latency_ms,
-            situation=self._situation,
+            context=self._context,
             answered_at=at,
             quotes=_shown(self._quotes, concerned),
             updates=tuple(RecordedUpdate(tick.at, _shown(tick.quotes, concerned)) for tick in latest[first:]),

@@ -70,7 +70,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observer:
-    """Builds views and situations."""
+    """Builds views and contexts."""
 
     def __init__(
         self,
@@ -93,16 +93,16 @@ class Observer:
     async def view(self, account_id: str, intervals: Sequence[Interval], now: datetime) -> View:
         """Everything the agent of an account decides from, with the indicators of these intervals."""
         past = await self._read_past(account_id, now)
-        situation = await self.situation(account_id, now)
-        account = situation.account
+        context = await self.context(account_id, now)
+        account = context.account
         markets = {}
         for symbol in self._exchange.markets:
-            seen = await self._market_view(symbol, intervals, now, _last_action(symbol, past, situation))
+            seen = await self._market_view(symbol, intervals, now, _last_action(symbol, past, context))
             if seen is not None:
                 markets[symbol] = seen
         return View(
             at=now,
-            account=self._account_view(account, situation, past),
+            account=self._account_view(account, context, past),
             positions=tuple(
                 self._position_view(account, symbol)
                 for symbol, _ in sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
@@ -112,7 +112,7 @@ class Observer:
             markets=markets,
         )
 
-    async def situation(self, account_id: str, now: datetime) -> RiskContext:
+    async def context(self, account_id: str, now: datetime) -> RiskContext:
         """What the guard judges by, at the marks of this moment.
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
@@ -136,10 +136,10 @@ class Observer:
             last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in past.actions.items()},
         )
 
-    def witness(self, situation: RiskContext) -> CallRecorder:
-        """Whoever notes what a call meets from this situation on."""
+    def witness(self, context: RiskContext) -> CallRecorder:
+        """Whoever notes what a call meets from this context on."""
         rules = Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate)  # those of this moment
-        return CallRecorder(self._market, rules, self._latency_ms, situation)
+        return CallRecorder(self._market, rules, self._latency_ms, context)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         """The latest closed candles of a market, ascending, and their indicators. Without history both are empty."""
@@ -222,11 +222,11 @@ class Observer:
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 
-    def _account_view(self, account: Account, situation: RiskContext, past: Past) -> ObservedAccount:
-        marks = situation.marks
+    def _account_view(self, account: Account, context: RiskContext, past: Past) -> ObservedAccount:
+        marks = context.marks
         worth = equity(account, marks)
         peak = max(worth, account.run.initial_capital, *(mark.equity for mark in past.curve))
-        lowest = worth if situation.day_lowest_equity is None else min(worth, situation.day_lowest_equity)
+        lowest = worth if context.day_lowest_equity is None else min(worth, context.day_lowest_equity)
         return ObservedAccount(
             initial_capital=account.run.initial_capital,
             equity=worth,
@@ -234,10 +234,10 @@ class Observer:
             available_cash=available_cash(account, marks),
             margin=account.margin,
             exposure=sum((p.quantity * marks[p.symbol] for p in account.positions.values()), ZERO),
-            day_opening_equity=situation.day_opening_equity,
+            day_opening_equity=context.day_opening_equity,
             peak_equity=peak,
             drawdown_percent=_fall_percent(peak, worth),
-            day_loss_percent=_fall_percent(situation.day_opening_equity, lowest),
+            day_loss_percent=_fall_percent(context.day_opening_equity, lowest),
             taker_fee_rate=self._taker_fee_rate,
         )
 
@@ -280,8 +280,8 @@ def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -
     return quantity * lost if lost > 0 else None
 
 
-def _last_action(symbol: str, past: Past, situation: RiskContext) -> LastAction | None:
-    action, cycles = past.actions.get(symbol), situation.cycles_ago(symbol)
+def _last_action(symbol: str, past: Past, context: RiskContext) -> LastAction | None:
+    action, cycles = past.actions.get(symbol), context.cycles_ago(symbol)
     if action is None or cycles is None:
         return None
     return LastAction(

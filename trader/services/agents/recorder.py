@@ -11,10 +11,17 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, invocation_id, storable, tool_call_id
-from trader.domain.agents.invocations import Invocation, InvocationStatus, Step, ToolCall, ToolCallStatus
-from trader.domain.agents.messages import decision_json
-from trader.domain.agents.outcomes import of_order
+from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, storable
+from trader.domain.agents.invocations import (
+    Invocation,
+    InvocationStatus,
+    Step,
+    ToolCall,
+    ToolCallStatus,
+    invocation_id,
+    tool_call_id,
+)
+from trader.domain.agents.messages import decision_json, order_outcome
 from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.tools import Decision, call_type, raw_of
 from trader.domain.models import Model
@@ -42,14 +49,14 @@ _log = logging.getLogger("trader.agents")
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a run beside its rows, compressed, and for a while only.
+    """What is kept of an invocation beside its rows, compressed and for a limited time.
 
-    `answers` are those of the provider, as they came; a rule agent has neither messages nor answers.
+    `answers` are the provider's raw answers; a rule agent has neither messages nor answers.
     """
 
     messages: list[Message] = []
     answers: list[str] = []
-    meetings: list[CallInputs] = []
+    inputs: list[CallInputs] = msgspec.field(name="meetings", default_factory=list)
 
 
 def packed(payload: Payload) -> bytes:
@@ -128,7 +135,7 @@ class InvocationRecorder:
         self._pending: PendingOrder | None = None
         self._answers: list[str] = []
         self._messages: list[Message] = []
-        self._meetings: list[CallInputs] = []
+        self._inputs: list[CallInputs] = []
         self._call_count = 0
         self._is_saved = False
 
@@ -203,9 +210,9 @@ class InvocationRecorder:
         if raw:
             self._answers.append(raw)
 
-    def add_meeting(self, meeting: CallInputs) -> None:
+    def add_inputs(self, inputs: CallInputs) -> None:
         """What a call met, so that it can be executed again."""
-        self._meetings.append(meeting)
+        self._inputs.append(inputs)
 
     def next_call(self) -> int:
         """The number of the tool call that comes now."""
@@ -282,14 +289,14 @@ class InvocationRecorder:
         """The run broke off while an order was on its way: record what the books say became of it."""
         answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id)
         self._pending = None
-        status, result = of_order(answer)
+        status, result = order_outcome(answer)
         self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)
 
     async def _save_payload(self) -> None:
         """Keep the messages and raw answers of an AI model, and what the calls of any model met."""
-        if not self._messages and not self._meetings:
+        if not self._messages and not self._inputs:
             return
-        payload = Payload(messages=self._messages, answers=self._answers, meetings=self._meetings)
+        payload = Payload(messages=self._messages, answers=self._answers, inputs=self._inputs)
         content = await self._packer.pack(payload)
         try:
             async with self._database.connection() as conn:
@@ -304,7 +311,7 @@ class InvocationRecorder:
 
 def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
     """The call that placed an order, as far as the order tells: what the model said is lost."""
-    status, result = of_order(order.answer)
+    status, result = order_outcome(order.answer)
     return ToolCall(
         id=tool_call_id(invocation_id, order.number),
         invocation_id=invocation_id,

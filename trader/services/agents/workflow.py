@@ -13,12 +13,20 @@ from typing import Any, Final, Literal, NamedTuple, Self
 
 from trader.clock import Clock, iso
 from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, Turn
-from trader.domain.agents.guard import Refusal
+from trader.domain.agents.guard import Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus
-from trader.domain.agents.messages import account_json, indicators_json, opening_messages, tool_message
-from trader.domain.agents.outcomes import Outcome, failed, of_order, of_plan, refused
-from trader.domain.agents.reproduction import Change, judge
-from trader.domain.agents.tools import BadCall, Decision, FetchIndicators, Holding, decode
+from trader.domain.agents.messages import (
+    Outcome,
+    account_json,
+    failed,
+    indicators_json,
+    opening_messages,
+    order_outcome,
+    plan_outcome,
+    refused,
+    tool_message,
+)
+from trader.domain.agents.tools import BadCall, Change, Decision, FetchIndicators, Holding, decode
 from trader.domain.agents.view import View
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import canonical_symbol
@@ -213,20 +221,20 @@ class Workflow:
 
     async def _change(self, decision: Change, symbol: str, pending: PendingOrder) -> Outcome:
         """A decision that changes the books: through the guard, then the exchange; what it met is kept."""
-        situation = await self._observer.situation(self._model.id, self._clock.now())
-        witness, limits = self._observer.witness(situation), self._variant.limits
-        verdict = judge(decision, symbol, situation, limits)
+        context = await self._observer.context(self._model.id, self._clock.now())
+        witness, limits = self._observer.witness(context), self._variant.limits
+        verdict = judge(decision, symbol, context, limits)
         if isinstance(verdict, Refusal):
-            self.record.add_meeting(witness.refused(pending.number, limits))
+            self.record.add_inputs(witness.refused(pending.number, limits))
             return refused(verdict)
         if isinstance(verdict, ExitPlan):
             refusal = await self._exchange.set_exit_plan(self._model.id, symbol, verdict)
-            outcome, answered_at = of_plan(verdict, refusal), self._clock.now()
+            outcome, answered_at = plan_outcome(verdict, refusal), self._clock.now()
         else:
             await self.record.before_order(pending)
             answer = await self._exchange.place_order(verdict.order(self._model.id, self.record.id, pending.number))
-            outcome, answered_at = of_order(answer), answer.at
-        self.record.add_meeting(witness.answered(pending.number, limits, symbol, answered_at))
+            outcome, answered_at = order_outcome(answer), answer.at
+        self.record.add_inputs(witness.answered(pending.number, limits, symbol, answered_at))
         return outcome
 
     def _publish(self, kind: WorkflowType, details: dict[str, Any]) -> None:

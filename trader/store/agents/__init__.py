@@ -1,1 +1,1 @@
-"""SQL of models, invocations and what agents see."""
+"""SQL of models, invocations and the history that agents see."""

@@ -1,4 +1,4 @@
-"""What an agent is shown of its own past: trades, statistics, actions and the equity of its day."""
+"""An agent's own history, for its view: trades, statistics, last trades per market, and equity."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -24,7 +24,7 @@ LIMIT $3
 async def select_latest_trades(
     conn: Connection, account_id: str, run_id: UUID, limit: int
 ) -> tuple[ObservedTrade, ...]:
-    """The last completed trades of a run, newest first."""
+    """Return the last completed trades of a run, newest first."""
     return tuple(
         ObservedTrade(
             symbol=row["symbol"],
@@ -57,7 +57,7 @@ WHERE run_id = $1 AND status = 'CLOSED'
 
 
 async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats:
-    """The trade statistics of a run; the ratios that need the equity curve are left out."""
+    """Return the trade statistics of a run, without the ratios that need the equity curve."""
     row = await conn.fetchrow(SELECT_OWN_STATISTICS, run_id)
     assert row is not None  # an aggregate without GROUP BY has one row
     count = row["trade_count"]
@@ -72,7 +72,7 @@ async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats
 
 
 class Action(NamedTuple):
-    """The last trade an agent's orders made in a market: the side of the position, and whether it closed."""
+    """The last fill of an agent's order in a market: the side of the position, and whether the fill reduced it."""
 
     side: Side
     closed: bool
@@ -96,7 +96,7 @@ JOIN orders o ON o.id = f.order_id
 async def select_last_actions(
     conn: Connection, account_id: str, run_id: UUID, symbols: Sequence[str]
 ) -> dict[str, Action]:
-    """The last fill of an order in each market; a market never traded in this run is absent."""
+    """Return the last fill of an order in each market; a market not traded in this run is absent."""
     rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
     found: dict[str, Action] = {}
     for row in rows:
@@ -121,7 +121,7 @@ ORDER BY hour
 
 
 async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[EquityMark]:
-    """The last equity of every recorded hour of a run, ascending."""
+    """Return the last equity of every recorded hour of a run, ascending."""
     rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
     return [EquityMark(row["hour"], row["last"]) for row in rows]
 
@@ -132,6 +132,6 @@ SELECT min(net_portfolio) FROM portfolio_snapshots WHERE account_id = $1 AND run
 
 
 async def select_lowest_equity(conn: Connection, account_id: str, run_id: UUID, since: datetime) -> Decimal | None:
-    """The lowest equity of a run recorded since a moment; None when nothing was."""
+    """Return the lowest equity of a run recorded since a moment; None when nothing was."""
     lowest: Decimal | None = await conn.fetchval(SELECT_LOWEST_EQUITY, account_id, run_id, since)
     return lowest

@@ -1,14 +1,14 @@
-"""The record of the trading workflow: models, invocations, their steps, tool calls and payloads."""
+"""Models and the record of their invocations: steps, tool calls and payloads."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
-from trader.domain.exchange.orders import OrderAnswer
+from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
 from trader.domain.models import Model, VariantId
 from trader.store.database.pool import Connection
 
@@ -20,29 +20,15 @@ ORDER BY created_at, id
 
 
 async def select_models(conn: Connection) -> list[Model]:
-    """Every model, the oldest first."""
-    return [_model(row) for row in await conn.fetch(SELECT_MODELS)]
-
-
-def _model(row: Any) -> Model:
-    return Model(
-        id=row["id"],
-        name=row["name"],
-        variant=VariantId(row["variant"]),
-        provider=row["provider"],
-        router_model_name=row["router_model_name"],
-        logo=row["logo"],
-        active=row["active"],
-        created_at=row["created_at"],
-        venue_account_index=row["venue_account_index"],
-    )
+    """Return every model, oldest first."""
+    return [Model(**{**row, "variant": VariantId(row["variant"])}) for row in await conn.fetch(SELECT_MODELS)]
 
 
 UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
 
 
 async def update_venue_account_index(conn: Connection, model_id: str, index: int | None) -> None:
-    """Say which account of the venue a model trades; None for VENUE_ACCOUNT_INDEX."""
+    """Set which account of the venue a model trades; None for VENUE_ACCOUNT_INDEX."""
     await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
 
 
@@ -56,7 +42,7 @@ SET name = excluded.name, variant = excluded.variant, provider = excluded.provid
 
 
 async def upsert_model(conn: Connection, model: Model) -> None:
-    """Add a model, or bring an existing one to these values; its `created_at` and its account at the venue stay."""
+    """Insert a model, or update an existing one except its `created_at` and its account at the venue."""
     await conn.execute(
         UPSERT_MODEL,
         model.id,
@@ -79,7 +65,7 @@ FROM models m
 
 
 async def select_model_activity(conn: Connection) -> dict[str, tuple[int, datetime | None]]:
-    """How many runs of each model have ended, and when its last one started."""
+    """Return per model how many invocations have ended and when the last one started."""
     rows = await conn.fetch(SELECT_MODEL_ACTIVITY)
     return {row["id"]: (row["invocation_count"], row["last_invoked_at"]) for row in rows}
 
@@ -92,7 +78,7 @@ ON CONFLICT (id) DO NOTHING
 
 
 async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
-    """Open the record of a run. False: there is one already that the model started at this moment."""
+    """Insert the record of an invocation. Return False when the model already has one that started at this moment."""
     done: str = await conn.execute(INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at)
     return done == "INSERT 0 1"
 
@@ -106,7 +92,7 @@ WHERE id = $1 AND status = 'running'
 
 
 async def update_invocation(conn: Connection, invocation: Invocation) -> None:
-    """Bring the record of a running run up to date, or close it; a closed one is never changed again."""
+    """Update the record of a running invocation, or close it; a closed one never changes again."""
     await conn.execute(
         UPDATE_INVOCATION,
         invocation.id,
@@ -130,13 +116,13 @@ RETURNING id, model_id
 
 
 async def update_interrupted(conn: Connection, reason: str, at: datetime) -> list[tuple[UUID, str]]:
-    """Close every run that was left open, as failed for `reason`: their ids and their models'."""
+    """Close every invocation that was left open, as failed for `reason`. Return their ids and their models' ids."""
     rows = await conn.fetch(UPDATE_INTERRUPTED, reason, at)
     return [(row["id"], row["model_id"]) for row in rows]
 
 
 class UnrecordedOrder(NamedTuple):
-    """An order of a run whose tool call is not recorded. `number` is that of the call."""
+    """An order of an invocation whose tool call is not recorded. `number` is that of the call."""
 
     number: int
     answer: OrderAnswer
@@ -161,7 +147,7 @@ ORDER BY number
 
 
 async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, account_id: str) -> list[UnrecordedOrder]:
-    """Orders that a run placed right before its process died, before it could record the call."""
+    """Return the orders that an invocation placed before its process died without recording the calls."""
     rows = await conn.fetch(SELECT_UNRECORDED_ORDERS, str(invocation_id), account_id)
     return [
         UnrecordedOrder(row["number"], msgspec.convert(row["answer"], OrderAnswer), row["opened"], row["created_at"])
@@ -178,42 +164,20 @@ ON CONFLICT DO NOTHING
 
 
 async def insert_step(conn: Connection, step: Step) -> None:
-    """Add a step; one that is there already stays as it is."""
-    await conn.execute(
-        INSERT_STEP,
-        step.invocation_id,
-        step.number,
-        step.provider,
-        step.key_number,
-        step.model,
-        step.tool_names,
-        step.input_tokens,
-        step.output_tokens,
-        step.cost_usd,
-        step.duration_ms,
-        step.created_at,
-    )
+    """Insert a step; an existing one stays as it is."""
+    await conn.execute(INSERT_STEP, *msgspec.structs.astuple(step))
 
 
 INSERT_TOOL_CALL = """
-INSERT INTO tool_calls (invocation_id, number, id, type, status, metadata, created_at)
+INSERT INTO tool_calls (id, invocation_id, number, type, status, metadata, created_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT DO NOTHING
 """
 
 
 async def insert_tool_call(conn: Connection, call: ToolCall) -> None:
-    """Add a tool call; one that is there already stays as it is."""
-    await conn.execute(
-        INSERT_TOOL_CALL,
-        call.invocation_id,
-        call.number,
-        call.id,
-        call.type,
-        call.status,
-        call.metadata,
-        call.created_at,
-    )
+    """Insert a tool call; an existing one stays as it is."""
+    await conn.execute(INSERT_TOOL_CALL, *msgspec.structs.astuple(call))
 
 
 INSERT_PAYLOAD = """
@@ -224,7 +188,7 @@ ON CONFLICT DO NOTHING
 
 
 async def insert_payload(conn: Connection, invocation_id: UUID, payload: bytes, at: datetime) -> None:
-    """Keep the compressed messages and raw answers of a run. The partition of `at` must exist."""
+    """Insert the compressed payload of an invocation. The partition of `at` must exist."""
     await conn.execute(INSERT_PAYLOAD, invocation_id, payload, at)
 
 
@@ -234,9 +198,23 @@ SELECT payload FROM invocation_payloads WHERE invocation_id = $1
 
 
 async def select_payload(conn: Connection, invocation_id: UUID) -> bytes | None:
-    """The compressed messages and raw answers of a run, unless they were never kept or are dropped by now."""
+    """Return the compressed payload of an invocation; None when none was kept or it has been dropped."""
     payload: bytes | None = await conn.fetchval(SELECT_PAYLOAD, invocation_id)
     return payload
+
+
+SELECT_INVOCATION = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at
+FROM invocations
+WHERE id = $1
+"""
+
+
+async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation | None:
+    """Return an invocation; None when there is none with this id."""
+    row = await conn.fetchrow(SELECT_INVOCATION, invocation_id)
+    return None if row is None else Invocation(**row)
 
 
 SELECT_INVOCATIONS = """
@@ -250,11 +228,11 @@ LIMIT $1
 
 
 async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
-    """Finished runs of all models, the latest first."""
+    """Return finished invocations of all models, latest first."""
     return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, limit)]
 
 
-# The latest of each model, then the latest of those: models that ran long ago cost no long scan.
+# The latest of each model, then the latest of those: models without recent invocations cost no long scan.
 SELECT_CHOSEN_INVOCATIONS = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
        i.cost_usd, i.started_at, i.finished_at
@@ -271,9 +249,8 @@ LIMIT $3
 async def select_chosen_invocations(
     conn: Connection, model_id: str | None, variant: VariantId | None, limit: int
 ) -> list[Invocation]:
-    """The same of one model, or of the models of a variant."""
-    asked = None if variant is None else variant.value
-    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, asked, limit)
+    """Return finished invocations of one model, or of the models of a variant, latest first."""
+    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, variant, limit)
     return [Invocation(**row) for row in rows]
 
 
@@ -286,7 +263,7 @@ ORDER BY invocation_id, number
 
 
 async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[ToolCall]]:
-    """The tool calls of runs, in their order. A run without any is absent."""
+    """Return the tool calls per invocation, in order. An invocation without any is absent."""
     found: dict[UUID, list[ToolCall]] = {}
     for row in await conn.fetch(SELECT_TOOL_CALLS, invocation_ids):
         found.setdefault(row["invocation_id"], []).append(ToolCall(**row))
@@ -303,8 +280,23 @@ ORDER BY invocation_id, number
 
 
 async def select_steps(conn: Connection, invocation_ids: Sequence[UUID]) -> dict[UUID, list[Step]]:
-    """The steps of runs, in their order. A run without any is absent."""
+    """Return the steps per invocation, in order. An invocation without any is absent."""
     found: dict[UUID, list[Step]] = {}
     for row in await conn.fetch(SELECT_STEPS, invocation_ids):
         found.setdefault(row["invocation_id"], []).append(Step(**row))
     return found
+
+
+SELECT_FILLS = """
+SELECT sequence, order_id, request_id, symbol, side, quantity, price, fee, liquidation_fee, maker, cause,
+       created_at AS at
+FROM fills
+WHERE account_id = $1 AND sequence = ANY($2::bigint[])
+ORDER BY sequence
+"""
+
+
+async def select_fills(conn: Connection, account_id: str, sequences: Sequence[int]) -> list[Fill]:
+    """Return the fills of an account with these sequence numbers."""
+    rows = [dict(row) for row in await conn.fetch(SELECT_FILLS, account_id, sequences)]
+    return [Fill(**{**row, "side": OrderSide(row["side"]), "cause": Cause(row["cause"])}) for row in rows]
