@@ -22,6 +22,9 @@ from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
+from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
@@ -129,7 +132,8 @@ async def refuse_history(conn: Connection, start: datetime) -> None:
 async def _run(database: Database, settings: Settings, source: PastMarket, pace: Pace) -> None:
     clock, events = source.clock(None), EventBus()
     market = MarketFeed(source, clock, patience=2 * pace.step + timedelta(milliseconds=settings.latency_ms))
-    exchange = PaperExchange(database, market, clock, events, settings)
+    accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
+    exchange = PaperExchange(database, market, clock, settings, accounts, halts)
     portfolio = Portfolio(database, exchange, clock, settings)
     agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
     progress = Progress(source.start, source.end)

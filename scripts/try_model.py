@@ -44,6 +44,9 @@ from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, Packer
 from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.events import EventBus
+from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import PROVIDERS, Settings
@@ -107,7 +110,8 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         await apply_schema(database)
         clock, events = source.clock(None), EventBus()
         market = MarketFeed(source, clock)
-        exchange = DryExchange(database, market, clock, events, settings)
+        accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
+        exchange = DryExchange(database, market, clock, settings, accounts, halts)
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
         feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()), name="market feed")

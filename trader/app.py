@@ -28,7 +28,9 @@ from trader.leadership import Guards, Service
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.exchange.protocol import Exchange
 from trader.services.live.drift import DriftRecorder
@@ -222,14 +224,15 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
         await ensure_partitions(conn, clock.now())
     events = EventBus()
     market = MarketFeed(source, clock)
+    accounts = Accounts(database, LedgerWriter(database), events)
     halts = Halts(database, clock, events)
     exchange: Exchange
     if outside.accounts is None:
-        exchange = PaperExchange(database, market, clock, events, settings, halts)
+        exchange = PaperExchange(database, market, clock, settings, accounts, halts)
         silence_s = SILENCE_S
     else:
         drift = DriftRecorder(database)
-        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, halts, drift)
+        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, accounts, halts, drift)
         silence_s = 0  # one that goes on would send its orders to the venue, which knows no terms
     limits = LossLimits(database, exchange, halts, settings)
     guards = Guards(halts, limits, Operations(database, exchange, halts, limits))
@@ -261,7 +264,7 @@ async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitS
     await hubs.start()
     stack.push_async_callback(hubs.close)
     log.info("the market's time is %s", iso(clock.now()))
-    return Service(context, database, events, hubs, schedulers, LeaderLock(outside.dsn, silence_s), guards)
+    return Service(context, database, accounts, events, hubs, schedulers, LeaderLock(outside.dsn, silence_s), guards)
 
 
 def build_app(service: Service) -> web.Application:
@@ -295,7 +298,7 @@ def build_app(service: Service) -> web.Application:
                 hubs=service.hubs.all,
                 schedulers=service.schedulers.status,
                 pool=service.database.use,
-                tally=context.exchange.tally,
+                tally=service.accounts.tally,
                 providers=context.agents.providers,
                 kept=dispatcher.kept,
                 models_running=context.agents.running,

@@ -6,6 +6,7 @@
     ├── MarketDataError      a source gave something unusable (file, line and reason)
     ├── MarketUnavailable    there is no usable price for a market now
     ├── BooksViolated        a booking broke a constraint of the schema: a bug, and nothing of it was written
+    ├── InternalError        a bug ended the work that the caller waited for; the log has its trace
     ├── ProviderError        an AI provider gave no usable answer
     └── RequestError         a caller's request cannot be served; `api/rpc.py` maps each to its HTTP status
         ├── InvalidInput     one or more fields do not fit
@@ -50,6 +51,10 @@ class MarketUnavailable(TraderError):
 
 class BooksViolated(TraderError):
     """A booking broke a constraint of the schema: a bug, and nothing of it was written."""
+
+
+class InternalError(TraderError):
+    """A bug ended the work that the caller waited for; the log has its trace."""
 
 
 class ProviderError(TraderError):

@@ -13,6 +13,7 @@ from trader.domain.market.markets import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
 from trader.services.events import EventBus, MarketChecked
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import Operations
@@ -41,6 +42,7 @@ class Service:
         self,
         context: Context,
         database: Database,
+        accounts: Accounts,
         events: EventBus,
         hubs: streams.Hubs,
         schedulers: Schedulers,
@@ -49,6 +51,7 @@ class Service:
     ) -> None:
         self.context = context
         self.database = database
+        self.accounts = accounts
         self.hubs = hubs
         self.schedulers = schedulers
         self.halts, self.limits, self.operations = guards
@@ -80,7 +83,7 @@ class Service:
                 # Operators are minded in real time, in which a replay gets as far as it can.
                 await self.operations.sweep()
 
-        await self.context.market.run(on_tick, exchange.followed_until or self.started_at)
+        await self.context.market.run(on_tick, self.accounts.processed_until or self.started_at)
 
     async def take_role(self) -> None:
         """Lead when nobody does, else begin to stand by.

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
+from support.venue import make_exchange
 
 from trader.api import rpc
 from trader.api.answers import Answer, AnswerCache
@@ -26,7 +27,6 @@ from trader.gateways.agents.providers import Providers
 from trader.gateways.agents.rules import RuleProvider
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
@@ -83,7 +83,7 @@ class PaperBench:
         await self.clock.advance(timedelta(seconds=1))
         tick = make_tick(self.clock.now(), {symbol: str(price) for symbol, price in self.prices.items()})
         untyped: Any = self.context.market
-        await untyped._take(tick, self.context.exchange.on_tick)
+        await untyped.take(tick, self.context.exchange.on_tick)
 
     async def order(self, chance: random.Random) -> None:
         account, symbol = chance.choice(["m1", "m2", "manual"]), chance.choice(["BTC", "ETH"])
@@ -125,7 +125,7 @@ class PaperBench:
 async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[PaperBench]:
     clock, source, settings, events = ManualClock(START), ScriptedSource(), make_settings(), EventBus()
     market = MarketFeed(source, clock)
-    exchange = PaperExchange(database, market, clock, events, settings)
+    exchange = make_exchange(database, market, clock, settings, events)
     await exchange.lead()
     async with database.connection() as conn:
         for model in (make_model("m1"), make_model("m2", VariantId.CONTRARIAN)):

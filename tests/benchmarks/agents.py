@@ -19,6 +19,7 @@ from pathlib import Path
 
 from support.loop_lag import LoopLag
 from support.slow_provider import slow_provider
+from support.venue import make_exchange
 
 from trader.clock import SystemClock
 from trader.domain.models import Model, VariantId
@@ -28,7 +29,6 @@ from trader.gateways.sources import make_source
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
@@ -55,7 +55,7 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float) -> N
         clock, events, source = SystemClock(), EventBus(), make_source(settings)
         await source.open()
         market = MarketFeed(source, clock)
-        exchange = PaperExchange(database, market, clock, events, settings)
+        exchange = make_exchange(database, market, clock, settings, events)
         await exchange.lead()
         feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()))
         providers = make_providers(settings)

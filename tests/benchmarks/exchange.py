@@ -18,13 +18,13 @@ from pathlib import Path
 
 from benchmarks import durable_orders, exchange_core
 from support.scripted import START, ScriptedSource, make_settings, make_tick
+from support.venue import make_exchange
 
 from trader.clock import ManualClock
 from trader.domain.exchange.account import equity, maintenance
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatus
 from trader.domain.market.markets import MARKETS, Tick
 from trader.embedded.server import EmbeddedPostgres
-from trader.services.events import EventBus
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database, apply_schema
@@ -38,7 +38,7 @@ SIZES = {"BTC": "0.001", "ETH": "0.01", "SOL": "0.5"}
 async def trading(database: Database, clock: ManualClock) -> AsyncIterator[tuple[PaperExchange, MarketFeed]]:
     market = MarketFeed(ScriptedSource(), clock)
     settings = make_settings(SIM_MAX_ACCOUNTS="10000")
-    exchange = PaperExchange(database, market, clock, EventBus(), settings)
+    exchange = make_exchange(database, market, clock, settings)
     await exchange.lead()
     try:
         yield exchange, market
@@ -86,7 +86,7 @@ async def measure_refresh(exchange: PaperExchange, market: MarketFeed) -> None:
     took = []
     for tick in ticks:
         started_s = time.perf_counter()
-        await market._take(tick, exchange.on_tick)
+        await market.take(tick, exchange.on_tick)
         took.append((time.perf_counter() - started_s) * 1000)
     done.set()
     hold_ms = await watch
@@ -128,7 +128,7 @@ async def measure_books(folder: Path) -> None:
             clock = ManualClock(START)
             async with trading(database, clock) as (exchange, market):
                 await clock.advance(timedelta(seconds=1))
-                await market._take(make_tick(clock.now(), QUIET), exchange.on_tick)
+                await market.take(make_tick(clock.now(), QUIET), exchange.on_tick)
                 await open_positions(exchange, REFRESHED_ACCOUNTS)
                 await measure_refresh(exchange, market)
                 await clock.advance(timedelta(seconds=10 + UPDATES))  # else these prices are of a time to come

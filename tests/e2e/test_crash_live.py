@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from support.process import ROOT, ServiceProcess, serving
 from support.scripted import make_settings
+from support.venue import make_exchange
 
 from trader.clock import LockstepClock
 from trader.domain.exchange.account import equity, maintenance
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, OrderStatus
 from trader.domain.market.markets import Tick
 from trader.gateways.market.replay import ReplaySource
-from trader.services.events import EventBus
 from trader.services.exchange.audit import audit
-from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 
@@ -38,7 +37,7 @@ class Crash:
         self.clock = clock
         self.source = source
         self.market = MarketFeed(source, clock)
-        self.exchange = PaperExchange(database, self.market, clock, EventBus(), make_settings(SIM_LATENCY_MS="200"))
+        self.exchange = make_exchange(database, self.market, clock, make_settings(SIM_LATENCY_MS="200"))
         self.worst: dict[str, Decimal] = {}
         self.ended = asyncio.Event()
 

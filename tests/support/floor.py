@@ -15,7 +15,9 @@ from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Provider, Providers
 from trader.services.agents.schedule import Agents, FinishedInvocation
 from trader.services.events import Event, EventBus, WorkflowProgress
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import upsert_model
@@ -108,7 +110,8 @@ class Floor:
         self.settings = make_settings(**settings)
         self.market = MarketFeed(self.source, self.clock)
         self.halts = Halts(database, self.clock, bus)
-        self.exchange = exchange_type(database, self.market, self.clock, bus, self.settings, self.halts)
+        accounts = Accounts(database, LedgerWriter(database), bus)
+        self.exchange = exchange_type(database, self.market, self.clock, self.settings, accounts, self.halts)
         self.provider = ScriptedProvider()
         providers: list[Provider] = [self.provider]
         self.providers = Providers(*providers)
@@ -121,7 +124,7 @@ class Floor:
         tick = make_tick(self.clock.now() + timedelta(seconds=after_s), mids)
         self.source.script.append(tick)
         await self.clock.advance(timedelta(seconds=after_s))
-        await self.market._take(tick, self.exchange.on_tick)
+        await self.market.take(tick, self.exchange.on_tick)
 
     async def add(self, *model_ids: str, variant: VariantId = VariantId.APEX, provider: str = "fake") -> None:
         async with self.database.connection() as conn:

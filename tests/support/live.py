@@ -26,8 +26,10 @@ from trader.domain.models import Model, VariantId
 from trader.gateways.lighter.account import LighterAccounts
 from trader.gateways.lighter.signer import OrderTerms, Signed
 from trader.services.events import Event, EventBus
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.audit import audit
 from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.market.feed import MarketFeed
@@ -111,7 +113,8 @@ class Bench:
         self.events: list[Event] = []
         self.funding_rate: str | None = None
         self.market = MarketFeed(source, clock)
-        self.accounts: LighterAccounts
+        self.venue_accounts: LighterAccounts
+        self.writer: LedgerWriter
         self.exchange: LiveExchange
         self.halts: Halts
 
@@ -119,12 +122,14 @@ class Bench:
         bus = EventBus()
         bus.subscribe(self.events.append)
         chosen = live_settings(self.venue.url, **settings)
-        self.accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
+        self.venue_accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
         self.halts = Halts(self.database, self.clock, bus)
         await self.halts.load()
+        self.writer = LedgerWriter(self.database)
+        accounts = Accounts(self.database, self.writer, bus)
         drift = DriftRecorder(self.database)
         self.exchange = LiveExchange(
-            self.database, self.market, self.clock, bus, chosen, self.accounts, self.halts, drift
+            self.database, self.market, self.clock, bus, chosen, self.venue_accounts, accounts, self.halts, drift
         )
         await self.exchange.lead()
 
@@ -138,7 +143,7 @@ class Bench:
 
     async def stop(self) -> None:
         await self.exchange.resign()
-        await self.accounts.close()
+        await self.venue_accounts.close()
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
         """Move time and the markets, here and at the venue, which pays funding when an hour passes."""
@@ -158,7 +163,7 @@ class Bench:
         quotes = {one: Quote.of(make_book(one, self.venue.markets[one].mid, now, size="50")) for one in SYMBOLS}
         tick = Tick(now, quotes)
         self.source.script.append(tick)
-        await self.market._take(tick, self.exchange.on_tick)
+        await self.market.take(tick, self.exchange.on_tick)
 
     async def buy(self, quantity: str, **more: Any) -> OrderAnswer:
         return await self.place(OrderSide.BUY, quantity, **more)

@@ -7,16 +7,28 @@ from decimal import Decimal
 
 from support.scripted import ScriptedSource, make_settings, make_tick
 
-from trader.clock import ManualClock
+from trader.clock import Clock, ManualClock
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.services.events import Event, EventBus
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.audit import audit
 from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
+from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_accounts
+
+
+def make_exchange(
+    database: Database, market: MarketFeed, clock: Clock, settings: Settings, events: EventBus | None = None
+) -> PaperExchange:
+    """A paper exchange that shares its accounts and halts with no other part."""
+    bus = events or EventBus()
+    accounts, halts = Accounts(database, LedgerWriter(database), bus), Halts(database, clock, bus)
+    return PaperExchange(database, market, clock, settings, accounts, halts)
 
 
 class Venue:
@@ -32,14 +44,15 @@ class Venue:
         self.market = MarketFeed(source, clock)
         self.settings = make_settings(**settings)
         self.halts = Halts(database, clock, bus)
-        self.exchange = PaperExchange(database, self.market, clock, bus, self.settings, self.halts)
+        self.accounts = Accounts(database, LedgerWriter(database), bus)
+        self.exchange = PaperExchange(database, self.market, clock, self.settings, self.accounts, self.halts)
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1, size: str = "1") -> None:
         """Move time and the markets."""
         tick = make_tick(self.clock.now() + timedelta(seconds=after_s), mids, size=size)
         self.source.script.append(tick)
         await self.clock.advance(timedelta(seconds=after_s))
-        await self.market._take(tick, self.exchange.on_tick)
+        await self.market.take(tick, self.exchange.on_tick)
 
     async def buy(self, quantity: str, **more: object) -> OrderAnswer:
         return await self._place(OrderSide.BUY, quantity, more)

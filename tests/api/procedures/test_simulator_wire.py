@@ -11,11 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 from support.scripted import START, ScriptedSource, make_settings, make_tick
+from support.venue import make_exchange
 
 from trader.api import cors, rpc
 from trader.clock import ManualClock
 from trader.domain.models import Model, VariantId
-from trader.services.events import EventBus
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
@@ -73,14 +73,14 @@ class PaperBench:
     async def see(self, mids: Mapping[str, str], after_s: float = 1) -> None:
         await self.context.clock.advance(timedelta(seconds=after_s))
         tick = make_tick(self.context.clock.now(), mids)
-        await self.context.market._take(tick, self.context.exchange.on_tick)
+        await self.context.market.take(tick, self.context.exchange.on_tick)
 
 
 @pytest.fixture
 async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[PaperBench]:
     clock, source, settings = ManualClock(START), ScriptedSource(), make_settings()
     market = MarketFeed(source, clock)
-    exchange = PaperExchange(database, market, clock, EventBus(), settings)
+    exchange = make_exchange(database, market, clock, settings)
     await exchange.lead()
     context = ExchangeContext(settings, clock, market, exchange, Models())
     app = web.Application()
@@ -250,6 +250,19 @@ async def test_the_same_client_order_id_trades_once(desk: PaperBench) -> None:
     assert (await desk.account())["positions"][0]["quantity"] == 0.1
 
 
+async def test_a_bug_in_the_ledger_writer_is_an_internal_error(
+    desk: PaperBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> set[str]:
+        raise KeyError("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        answer = await desk.order(500, clientOrderId="one")
+        assert answer["code"] == "INTERNAL_SERVER_ERROR"
+    assert (await desk.order(clientOrderId="one"))["status"] == "filled"
+
+
 async def test_a_resting_order_is_cancelled(desk: PaperBench) -> None:
     resting = await desk.order(type="limit", limitPrice=90000, quantity=0.01)
     assert resting["status"] == "resting"
@@ -346,11 +359,9 @@ async def test_prices_are_never_invented(desk: PaperBench) -> None:
     assert answer["issues"][0]["path"] == ["symbols"]
 
 
-async def test_figures_without_a_price_are_null(desk: PaperBench) -> None:
+async def test_figures_without_a_price_are_null(desk: PaperBench, monkeypatch: pytest.MonkeyPatch) -> None:
     await desk.order(leverage=5)
-    exchange = desk.context.exchange
-    untyped: Any = exchange
-    untyped._reviews.marks = {}
+    monkeypatch.setattr(desk.context.exchange, "marks", dict)
     (position,) = await desk.call("trading.getPositions")
     assert (position["currentPrice"], position["notional"], position["unrealizedPnl"]) == (None, None, None)
     account = await desk.account()

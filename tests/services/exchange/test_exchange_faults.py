@@ -13,7 +13,7 @@ from support.venue import Venue, agree_with_rows, running
 from trader.clock import ManualClock
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
-from trader.errors import Unavailable
+from trader.errors import InternalError, Unavailable
 from trader.services.exchange import accounts as books
 from trader.store.database import pool
 from trader.store.database.pool import Connection, Database
@@ -87,7 +87,7 @@ async def test_a_server_that_hangs_ends_neither_the_writing_of_bookings_nor_the_
     assert (await persist(venue, "buy", "0.02", client_order_id="stalled")).status is OrderStatus.FILLED
 
 
-async def test_a_bug_in_the_writing_of_a_booking_is_told_and_holds_up_nobody(
+async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_holds_up_nobody(
     venue: Venue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Written together with others, it is theirs no more than it is a reason to write nothing from then on."""
@@ -104,11 +104,34 @@ async def test_a_bug_in_the_writing_of_a_booking_is_told_and_holds_up_nobody(
             ours, theirs = await asyncio.gather(
                 venue.buy("0.01", client_order_id="first"), venue.buy("0.01", account_id="b"), return_exceptions=True
             )
-    assert isinstance(ours, Unavailable)
+    assert isinstance(ours, InternalError), "never a word to try again"
     assert isinstance(theirs, OrderAnswer)
     assert "internal error (KeyError)" in str(ours)
     assert "in broken" in caplog.text, "with its trace"
     assert (await persist(venue, "buy", "0.01", client_order_id="first")).status is OrderStatus.FILLED
+
+
+async def test_a_bug_in_writing_one_account_keeps_no_other_from_following_the_market(
+    venue: Venue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ExitPlan(stop=Decimal(93000))
+    for account_id in ("a", "b"):
+        await venue.buy("0.1", leverage=Decimal(5), exit_plan=plan, account_id=account_id)
+
+    async def broken(conn: Connection, postings: list[Posting], term: int) -> set[str]:
+        if any(posting.account.id == "a" for posting in postings):
+            raise KeyError("no such thing")
+        return await write_bookings(conn, postings, term)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        await venue.see({"BTC": "92500"})
+        assert [bool(venue.exchange.accounts[one].positions) for one in ("a", "b")] == [True, False]
+    fired_at = venue.clock.now()
+    await venue.see({"BTC": "96000"})
+    async with venue.database.connection() as conn:
+        closed = await conn.fetch("SELECT account_id, close_reason, closed_at FROM orders ORDER BY account_id")
+    assert [tuple(row) for row in closed] == [("a", "stop", fired_at), ("b", "stop", fired_at)]
 
 
 async def test_what_the_market_did_meanwhile_is_made_up_for_at_its_own_time(venue: Venue, proxy: FaultyProxy) -> None:

@@ -90,7 +90,7 @@ async def trade(
             venue = Venue(database, source, clock)
             await venue.exchange.lead()
         await clock.advance(ticks[place].at - clock.now())
-        await venue.market._take(ticks[place], venue.exchange.on_tick)
+        await venue.market.take(ticks[place], venue.exchange.on_tick)
         for act in acts[place]:
             await (venue.exchange.reset_account(act) if isinstance(act, str) else venue.exchange.place_order(act))
         place += 1

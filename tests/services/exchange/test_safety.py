@@ -204,7 +204,7 @@ async def test_a_standby_sees_halts_and_carries_nothing_out(database: Database, 
     venue = guarded.venue
     standby = Guarded(venue)
     command = await guarded.ask(Verb.HALT)
-    venue.exchange._reviews.stop()  # as it is while another process leads
+    venue.exchange._ticks.stop()  # as it is while another process leads
     await standby.operations.poll()
     assert len(standby.halts.in_force) == 1
     async with database.connection() as conn:

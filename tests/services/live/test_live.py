@@ -14,10 +14,12 @@ from support.records import add_run, make_run
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
-from trader.errors import NotFound, OrderUndecided, Precondition, StartError, Unavailable
+from trader.errors import InternalError, NotFound, OrderUndecided, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
 from trader.services.events import EventBus, MarketChecked, VenueDiffers
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.operations.loss_limits import LossLimits
@@ -257,7 +259,7 @@ async def test_trades_that_show_late_or_twice_are_booked_once(bench: Bench) -> N
 async def test_a_booking_that_the_database_does_not_confirm_leaves_the_order_undecided(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = bench.exchange._books._writer
+    writer = bench.writer
 
     async def write(_: Posting) -> None:
         raise Unavailable("The database did not confirm it.")
@@ -265,6 +267,22 @@ async def test_a_booking_that_the_database_does_not_confirm_leaves_the_order_und
     with monkeypatch.context() as patch:
         patch.setattr(writer, "write", write)
         with pytest.raises(OrderUndecided):
+            await bench.buy("0.25", leverage=D(5), client_order_id="lost")
+    await bench.exchange.check()
+    assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).status is OrderStatus.FILLED
+    assert len(bench.venue.orders) == 1
+    await bench.agree()
+
+
+async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_the_order_is_not_sent_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> set[str]:
+        raise KeyError("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        with pytest.raises(InternalError):
             await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     await bench.exchange.check()
     assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).status is OrderStatus.FILLED
@@ -548,6 +566,7 @@ async def test_a_standby_shows_what_the_leader_trades_and_sends_nothing(bench: B
     events = EventBus()
     standby = LiveExchange(
         bench.database, bench.market, bench.clock, events, live_settings(bench.venue.url), accounts,
+        Accounts(bench.database, LedgerWriter(bench.database), events),
         Halts(bench.database, bench.clock, events), DriftRecorder(bench.database),
     )  # fmt: skip
     await standby.follow()

@@ -190,7 +190,7 @@ class Schedule:
 
     async def database(self) -> None:
         """The database does not confirm some bookings, which it made or not."""
-        writer, random = self.bench.exchange._books._writer, self.random
+        writer, random = self.bench.writer, self.random
         honest = writer.write
 
         async def write(posting: Posting) -> None:

@@ -199,7 +199,7 @@ async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(data
         await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
         context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock)
         guards = Guards(guarded.halts, guarded.limits, guarded.operations)
-        made: Any = (context, database, None, None, None, None, guards)
+        made: Any = (context, database, venue.accounts, None, None, None, None, guards)
         service = Service(*made)
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
         venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]

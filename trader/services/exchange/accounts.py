@@ -1,8 +1,8 @@
 """The accounts in memory, equal to their rows: the one place where an account changes.
 
-A change goes one way: lock the account, decide (pure), commit in one transaction, apply to memory, publish. When a
-commit is not confirmed the account is in doubt: before anything else happens to it, it is read again from its rows and
-goes through what it has missed.
+Every change takes the same steps: lock the account, decide (pure), commit in one transaction, apply to memory, publish.
+When a commit is not confirmed the account is in doubt: before its next change it is read again from its rows and caught
+up on the ticks it has missed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import aiojobs
 from trader.domain.exchange.account import Account, Run
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import OrderStatus
-from trader.errors import StartError, Unavailable
+from trader.errors import InternalError, StartError, Unavailable
 from trader.services.events import EventBus, PositionsChanged, TradesChanged
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.store.database import leadership as leadership_store
@@ -35,11 +35,11 @@ _FINISH_S: Final = 2.0
 """How long a change that is under way may take to finish when the term ends."""
 
 CatchUp = Callable[[str, datetime], Awaitable[None]]
-"""Takes an account, just read from its rows, through the updates of the markets since the moment given."""
+"""Take an account, just read from its rows, through the ticks since the given time. Called under the account's lock."""
 
 
 class Tally:
-    """What was booked since the start of the process."""
+    """Counts of what was posted since the process started."""
 
     def __init__(self) -> None:
         self.orders: Counter[OrderStatus] = Counter()
@@ -57,33 +57,39 @@ class Tally:
 
 
 class Accounts:
-    """Every account, and the ways to change one."""
+    """Every account, as of its last commit, and the ways to change one.
 
-    def __init__(self, database: Database, events: EventBus, catch_up: CatchUp) -> None:
+    `version` grows with every change of an account, in memory or, when a commit is in doubt, perhaps only in its rows.
+    `processed_until` is the last tick that every account went through; None before the first.
+    """
+
+    def __init__(self, database: Database, writer: LedgerWriter, events: EventBus) -> None:
         self._database = database
+        self._writer = writer
         self._events = events
-        self._catch_up = catch_up
-        self._writer = LedgerWriter(database)
         self._accounts: dict[str, Account] = {}
         self.tally = Tally()
         self.version = 0
-        """Grows with every change of an account, in memory or, when a commit is in doubt, perhaps only in its rows."""
-
+        self.processed_until: datetime | None = None
+        self._catch_up: CatchUp | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._in_doubt: dict[str, datetime | None] = {}
         self._changes: aiojobs.Scheduler | None = None
         self._term: int | None = None
-        self.reviewed_until: datetime | None = None
 
-    async def lead(self, holding: store.DatabaseIdentity, symbols: Collection[str]) -> Mapping[str, Decimal]:
-        """Begin a term: rebuild every account from its rows and check the books. Gives the last marks noted.
+    async def lead(
+        self, identity: store.DatabaseIdentity, symbols: Collection[str], catch_up: CatchUp | None = None
+    ) -> Mapping[str, Decimal]:
+        """Begin a term: rebuild every account from its rows and check the ledger. Return the last recorded marks.
+
+        `catch_up` is called for an account that was in doubt, once it has been read again.
 
         :raises StartError: the database is of another market or trading mode, its books do not balance, or an account
             holds what is not among the `symbols` that are followed
         """
         async with self._database.transaction() as conn:
-            state = await store.upsert_service_state(conn, holding)
-            _refuse_foreign(state.holding, holding)
+            state = await store.upsert_service_state(conn, identity)
+            _refuse_foreign(state.identity, identity)
             if differences := await audit_store.select_differences(conn):
                 raise StartError(
                     f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
@@ -96,7 +102,8 @@ class Accounts:
             marks = await store.select_last_marks(conn)
             self._term = await leadership_store.update_term(conn)
         self._in_doubt.clear()
-        self.reviewed_until = state.processed_until
+        self._catch_up = catch_up
+        self.processed_until = state.processed_until
         self._writer.start(self._term)
         self._changes = aiojobs.Scheduler()
         log.info(
@@ -107,15 +114,15 @@ class Accounts:
         )
         return marks
 
-    async def follow(self, holding: store.DatabaseIdentity) -> Mapping[str, Decimal]:
-        """Read what the leader has changed since the last time, for a process that only shows it. Gives the last marks.
+    async def follow(self, identity: store.DatabaseIdentity) -> Mapping[str, Decimal]:
+        """Read what the leader has changed since the last call, as a standby. Return the last recorded marks.
 
         :raises StartError: the database is of another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
         async with self._database.connection() as conn:
-            state = await store.upsert_service_state(conn, holding)
-            _refuse_foreign(state.holding, holding)
+            state = await store.upsert_service_state(conn, identity)
+            _refuse_foreign(state.identity, identity)
             sequences = await leadership_store.select_sequences(conn)
             known = {one: account.sequence for one, account in self._accounts.items()}
             changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
@@ -134,12 +141,12 @@ class Accounts:
         return marks
 
     def end_term(self) -> None:
-        """Write nothing from this moment on."""
+        """Stop writing at once."""
         self._term = None
         self._writer.halt()
 
     async def resign(self) -> None:
-        """End the term once what is under way has finished."""
+        """End the term once the changes under way have finished."""
         if self._changes is not None:
             await self._changes.wait_and_close(_FINISH_S)
         self._term = None
@@ -147,20 +154,20 @@ class Accounts:
 
     @property
     def term(self) -> int | None:
-        """The term that this process leads in; None for one that only follows."""
+        """The term in which this process leads; None for a standby."""
         return self._term
 
     @property
-    def accounts(self) -> Mapping[str, Account]:
-        """Every account, as of its last commit."""
+    def by_id(self) -> Mapping[str, Account]:
+        """Every account by its id, as of its last commit."""
         return self._accounts
 
     def is_unsettled(self, account_id: str) -> bool:
-        """Whether the account is changing right now, or in doubt: what it is can be known only under its lock."""
+        """Whether the account is changing right now or in doubt: its state is certain only under its lock."""
         return account_id in self._in_doubt or self._locks[account_id].locked()
 
     async def open(self, account_id: str, run: Run) -> Account:
-        """The account, opened with this first run when it does not exist."""
+        """Return the account; open it with this first run when it does not exist."""
         async with self._locks[account_id]:
             if account_id not in self._accounts:
                 async with self._database.transaction() as conn:
@@ -170,10 +177,11 @@ class Accounts:
         return self._accounts[account_id]
 
     async def change(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
-        """Lock, decide, commit, apply, publish. Goes on to its end even when the caller is cancelled.
+        """Lock, decide, commit, apply, publish. Runs to its end even when the caller is cancelled.
 
         :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
             is read again, which happens before its next change
+        :raises InternalError: a bug ended the write; the account is read again as well
         """
         assert self._changes is not None, "only a leader changes accounts"
         try:
@@ -185,12 +193,12 @@ class Accounts:
             raise _ended() from None  # the change was cancelled, not its caller: the term has ended
 
     async def commit(self, posting: Posting) -> None:
-        """Commit, apply and publish. Only under the account's lock: from within `change` or the catch-up."""
+        """Commit, apply and publish. Call it only under the account's lock: within `change` or its catch-up."""
         account = posting.account
         try:
             await self._writer.write(posting)
-        except Unavailable:
-            self._in_doubt.setdefault(account.id, self.reviewed_until)
+        except (Unavailable, InternalError):
+            self._in_doubt.setdefault(account.id, self.processed_until)
             self.version += 1
             raise
         self._accounts[account.id] = account
@@ -201,21 +209,21 @@ class Accounts:
         if posting.trades:
             self._events.publish(TradesChanged(account.changed_at, (account.id,)))
 
-    def missed(self, account_id: str) -> None:
-        """Note that the account could not follow the market from the last reviewed tick on."""
-        self._in_doubt.setdefault(account_id, self.reviewed_until)
+    def mark_missed(self, account_id: str) -> None:
+        """Record that the account has missed every tick after the last processed one."""
+        self._in_doubt.setdefault(account_id, self.processed_until)
 
     async def checkpoint(self, marks: Mapping[str, Decimal]) -> None:
-        """Note in the database up to which tick every account has been reviewed.
+        """Record in the database up to which tick every account has been processed, and the marks of that time.
 
-        :raises Unavailable: the database cannot answer now; the next checkpoint makes up for it
+        :raises Unavailable: the database cannot answer now; the next checkpoint covers this one
         """
         term = self._term
-        if self.reviewed_until is None or term is None:
+        if self.processed_until is None or term is None:
             return
         doubts = [since for since in self._in_doubt.values() if since is not None]
         async with self._database.connection() as conn:
-            await store.update_processed_until(conn, term, min([self.reviewed_until, *doubts]), marks)
+            await store.update_processed_until(conn, term, min([self.processed_until, *doubts]), marks)
 
     async def _change(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
         async with self._locks[account_id]:
@@ -233,31 +241,31 @@ class Accounts:
         async with self._database.connection() as conn:
             self._accounts.update(await store.select_accounts(conn, account_id))
         self.version += 1
-        if since is not None:
+        if since is not None and self._catch_up is not None:
             await self._catch_up(account_id, since)
         del self._in_doubt[account_id]
-        log.info("account %s is in step with its rows again", account_id)
+        log.info("account %s was read again from its rows", account_id)
 
 
 def _ended() -> Unavailable:
     return Unavailable("This process has stopped trading: another one trades on this database, or is about to.", 5)
 
 
-def _refuse_foreign(found: store.DatabaseIdentity, holding: store.DatabaseIdentity) -> None:
-    if found.market_identity != holding.market_identity:
+def _refuse_foreign(found: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:
+    if found.market_identity != wanted.market_identity:
         raise StartError(
-            f"This database holds the books of the market {found.market_identity}; MARKET_SOURCE now gives "
-            f"{holding.market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
+            f"This database belongs to the market {found.market_identity}; MARKET_SOURCE selects "
+            f"{wanted.market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
         )
-    if found.trading_mode != holding.trading_mode:
+    if found.trading_mode != wanted.trading_mode:
         raise StartError(
-            f"This database holds {found.trading_mode} orders; TRADING_MODE is {holding.trading_mode}. "
+            f"This database holds {found.trading_mode} orders; TRADING_MODE is {wanted.trading_mode}. "
             "Use another database (DATABASE_URL)."
         )
-    if found != holding:
+    if found != wanted:
         raise StartError(
-            f"This database holds the orders of account {found.venue_account_index} at {found.venue_url}; settings "
-            f"name account {holding.venue_account_index} at {holding.venue_url} (VENUE_ACCOUNT_INDEX, VENUE_URL). "
+            f"This database holds the orders of account {found.venue_account_index} at {found.venue_url}; the settings "
+            f"name account {wanted.venue_account_index} at {wanted.venue_url} (VENUE_ACCOUNT_INDEX, VENUE_URL). "
             "Use another database (DATABASE_URL)."
         )
 

@@ -1,11 +1,11 @@
-"""The one writer of bookings: whatever waits is committed together, so that concurrent orders share a round trip."""
+"""Ledger writer: commits all waiting postings in one statement, so that concurrent orders share a round trip."""
 
 import asyncio
 import logging
 from typing import Final
 
 from trader.domain.exchange.ledger import Posting
-from trader.errors import BooksViolated, TraderError, Unavailable
+from trader.errors import BooksViolated, InternalError, TraderError, Unavailable
 from trader.store.database.pool import Database
 from trader.store.exchange.ledger import write_bookings
 
@@ -13,11 +13,11 @@ log = logging.getLogger("trader.exchange")
 
 _BATCH_MAX: Final = 64
 _NO_TERM: Final = -1
-"""No leader ever has this term, so nothing is written in it."""
+"""No leader ever has this term, so nothing can be written in it."""
 
 
 class LedgerWriter:
-    """Commits bookings in the order in which they came. At most one booking per account may wait at a time."""
+    """Commits postings in order of arrival. At most one posting per account may wait at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,16 +27,16 @@ class LedgerWriter:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, term: int) -> None:
-        """Write from here on, as the leader of this term."""
+        """Begin to write, as the leader of this term."""
         self._term = term
-        self._task = asyncio.create_task(self._run(), name="booking writer")
+        self._task = asyncio.create_task(self._run(), name="ledger writer")
 
     def halt(self) -> None:
-        """Write nothing from this moment on; a statement that is under way may still commit."""
+        """Stop writing at once; a statement under way may still commit."""
         self._term = _NO_TERM
 
     async def close(self) -> None:
-        """Stop. Whoever still waits gets `Unavailable`."""
+        """Stop. Callers that still wait get `Unavailable`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -46,10 +46,11 @@ class LedgerWriter:
             _fail(written, Unavailable("The service is stopping."))
 
     async def write(self, posting: Posting) -> None:
-        """Commit a booking; returns after the commit.
+        """Commit a posting; return after the commit.
 
         :raises Unavailable: the database did not confirm it; whether it was written is unknown
         :raises BooksViolated: it broke a constraint, and nothing of it was written
+        :raises InternalError: a bug ended the write; whether it was written is unknown
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((posting, written))
@@ -67,7 +68,7 @@ class LedgerWriter:
     async def _commit(self, batch: list[tuple[Posting, asyncio.Future[None]]]) -> None:
         try:
             async with self._database.connection() as conn:
-                booked = await write_bookings(conn, [posting for posting, _ in batch], self._term)
+                written_ids = await write_bookings(conn, [posting for posting, _ in batch], self._term)
         except BooksViolated as error:
             await self._commit_apart(batch, error)
             return
@@ -79,19 +80,19 @@ class LedgerWriter:
             for _, written in batch:
                 _fail(written, Unavailable("The service is stopping."))
             raise
-        except Exception as error:  # those who wait, and all who come later, would wait for ever
-            log.exception("a bug in the writing of bookings of %s", ", ".join(one.account.id for one, _ in batch))
-            told = f"The booking met an internal error ({type(error).__name__}); the log has its cause."
-            await self._commit_apart(batch, Unavailable(told))
+        except Exception as error:  # without it everybody who waits, now and later, would wait for ever
+            log.exception("a bug in writing the postings of %s", ", ".join(one.account.id for one, _ in batch))
+            reason = f"Writing the posting failed by an internal error ({type(error).__name__}); the log has its trace."
+            await self._commit_apart(batch, InternalError(reason))
             return
         for posting, written in batch:
-            if posting.account.id not in booked:
+            if posting.account.id not in written_ids:
                 _fail(written, Unavailable(f"The account {posting.account.id} was changed by another process."))
             elif not written.done():
                 written.set_result(None)
 
     async def _commit_apart(self, batch: list[tuple[Posting, asyncio.Future[None]]], error: TraderError) -> None:
-        """One booking of the batch is wrong; the others must not suffer from it."""
+        """Write each posting of a failed batch by itself: one of them is wrong, the others shall not suffer from it."""
         if len(batch) == 1:
             _fail(batch[0][1], error)
             return

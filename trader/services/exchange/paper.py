@@ -6,7 +6,7 @@ What becomes of an order or an update is decided by the pure rules of `domain.ex
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 
 from trader.clock import Clock, iso
@@ -17,8 +17,7 @@ from trader.domain.exchange.ledger import Posting, Rules, row_id
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
 from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
-from trader.services.events import EventBus
-from trader.services.exchange.accounts import Tally
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import (
     IdempotentOrders,
@@ -45,24 +44,24 @@ class PaperExchange:
         database: Database,
         market: MarketFeed,
         clock: Clock,
-        events: EventBus,
         settings: Settings,
-        halts: Halts | None = None,
+        accounts: Accounts,
+        halts: Halts,
     ) -> None:
         self._database = database
         self._market = market
         self._clock = clock
         self._settings = settings
-        self._halts = halts or Halts(database, clock, events)
+        self._accounts = accounts
+        self._halts = halts
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps / 10_000,
             maker_rate=settings.maker_fee_bps / 10_000,
         )
-        self._reviews = TickProcessor(database, market, clock, events, self._rules)
-        self._books = self._reviews.books
-        self._holding = store.DatabaseIdentity(market.identity, "simulated")
-        self._placings = IdempotentOrders(database)
+        self._ticks = TickProcessor(accounts, market, clock, self._rules)
+        self._identity = store.DatabaseIdentity(market.identity, "simulated")
+        self._orders = IdempotentOrders(database)
         self._opening = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ class PaperExchange:
         :raises StartError: the database is of another market or trading mode, its books do not balance, or it holds
             what MARKET_SYMBOLS leaves out
         """
-        await self._reviews.lead(self._holding, self._settings.market_symbols)
+        await self._ticks.lead(self._identity, self._settings.market_symbols)
 
     async def follow(self) -> None:
         """Show what another process trades: read what it has changed since the last time.
@@ -81,21 +80,20 @@ class PaperExchange:
         :raises StartError: the database is of another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
-        marks = await self._books.follow(self._holding)
-        self._reviews.marks = {**marks, **self._reviews.marks}
+        self._market.restore_marks(await self._accounts.follow(self._identity))
         if not self._market.quotes():
-            await self._reviews.prime()
+            await self._market.prime()
 
     def suspend(self) -> None:
         """Trade no more, from this moment on."""
-        self._reviews.stop()
-        self._books.end_term()
+        self._ticks.stop()
+        self._accounts.end_term()
 
     async def resign(self) -> None:
         """Trade no more: let changes that are under way finish, and note how far the market was followed."""
-        self._reviews.stop()
-        await self._reviews.checkpoint()
-        await self._books.resign()
+        self._ticks.stop()
+        await self._ticks.checkpoint()
+        await self._accounts.resign()
 
     async def on_tick(self, tick: Tick) -> None:
         """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans.
@@ -103,17 +101,12 @@ class PaperExchange:
         Where a venue has changed its rules, the new ones hold from here on.
         """
         self._rules.markets.update(self._market.markets)
-        await self._reviews.on_tick(tick)
+        await self._ticks.on_tick(tick)
 
     @property
     def term(self) -> int | None:
         """The term in which this process trades; None while it only follows, or is catching up."""
-        return self._books.term if self._reviews.is_live else None
-
-    @property
-    def followed_until(self) -> datetime | None:
-        """The last update of the markets that every account went through; None before the first."""
-        return self._books.reviewed_until
+        return self._accounts.term if self._ticks.is_live else None
 
     # --- what others read ---------------------------------------------------------------------------------------------
 
@@ -124,17 +117,12 @@ class PaperExchange:
     @property
     def accounts(self) -> Mapping[str, Account]:
         """Every account, as of its last commit."""
-        return self._books.accounts
-
-    @property
-    def tally(self) -> Tally:
-        """What was booked since the start of the process."""
-        return self._books.tally
+        return self._accounts.by_id
 
     @property
     def version(self) -> int:
         """A number that grows with every change of an account or of its rows."""
-        return self._books.version
+        return self._accounts.version
 
     @property
     def troubles(self) -> Mapping[str, str]:
@@ -147,7 +135,7 @@ class PaperExchange:
 
     def marks(self) -> Mapping[str, Decimal]:
         """The latest mark of each market; before its source has spoken, the last one noted."""
-        return self._reviews.marks
+        return self._market.marks
 
     def account(self, account_id: str) -> Account:
         """The account, or, when there is none yet, as it would open (`sequence` 0; not stored)."""
@@ -169,7 +157,7 @@ class PaperExchange:
         """
         self._refuse_unless_trading()
         order = checked(order, self.markets)
-        return await self._placings.once(order, self._place)
+        return await self._orders.once(order, self._place)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order. One that no longer rests is answered as it is.
@@ -179,8 +167,8 @@ class PaperExchange:
         wanted = order_id_of(account_id, order_id)
         self._refuse_unless_trading()
         if account_id in self.accounts:
-            await self._books.change(
-                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._reviews.seen_until())
+            await self._accounts.change(
+                account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._ticks.seen_until())
             )
         return await present_answer(self._database, account_id, wanted)
 
@@ -193,7 +181,7 @@ class PaperExchange:
             refusal = self._refusal_in_gap() or refusal_of_age(self._market, symbol, self._clock.now())
             if symbol in account.positions and refusal is not None:
                 return None  # nothing tells the side of a price, and the old plan holds for what was missed
-            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._reviews.moment(), self._rules)
+            result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._ticks.moment(), self._rules)
             if isinstance(result, str):
                 refusal = result
                 return None
@@ -202,14 +190,14 @@ class PaperExchange:
         self._refuse_unless_trading()
         if account_id not in self.accounts:
             return f"there is no {symbol} position"
-        await self._books.change(account_id, decide)
+        await self._accounts.change(account_id, decide)
         return refusal
 
     # --- accounts -----------------------------------------------------------------------------------------------------
 
     async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
         """The account, opened with its first run when it does not exist."""
-        return await self._books.open(
+        return await self._accounts.open(
             account_id, self._first_run(account_id, initial_capital or self._settings.initial_capital)
         )
 
@@ -219,13 +207,13 @@ class PaperExchange:
         if account_id not in self.accounts:
             return await self._open_within_limit(account_id)
         settings = self._settings
-        await self._books.change(
+        await self._accounts.change(
             account_id,
             lambda account: rules_of_exchange.reset(
                 account,
                 settings.initial_capital,
                 settings.quote_currency,
-                self._reviews.moment(),
+                self._ticks.moment(),
                 self._rules,
                 self._market.funding_rate,
             ),
@@ -243,11 +231,9 @@ class PaperExchange:
             halted = self._halts.refusal_to_open(account.id) if may_open(account, order) else None
             if (reason := halted or refusal or self._refusal_in_gap()) is not None:
                 return rules_of_exchange.refuse(account, order, reason, self._clock.now())
-            return rules_of_exchange.place(
-                account, order, self._reviews.moment(), self._rules, self._market.funding_rate
-            )
+            return rules_of_exchange.place(account, order, self._ticks.moment(), self._rules, self._market.funding_rate)
 
-        posting = await self._books.change(order.account_id, decide)
+        posting = await self._accounts.change(order.account_id, decide)
         assert posting is not None
         assert posting.answer is not None
         return posting.answer
@@ -272,7 +258,7 @@ class PaperExchange:
 
     def _refusal_in_gap(self) -> str | None:
         """Why nothing is decided between a gap of the feed and the news of what happened in it."""
-        since = self._reviews.gap_since
+        since = self._ticks.gap_since
         return None if since is None else f"what the market did since {iso(since)} is not known yet; ask again"
 
     async def _open_within_limit(self, account_id: str) -> Account:

@@ -5,14 +5,12 @@ composition root knows which of them it has.
 """
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
-from trader.services.exchange.accounts import Tally
 
 
 class Exchange(Protocol):
@@ -45,11 +43,6 @@ class Exchange(Protocol):
         """The term in which this process trades; None while it does not."""
         ...
 
-    @property
-    def followed_until(self) -> datetime | None:
-        """The last update of the markets that every account went through; None before the first."""
-        ...
-
     # What others read
 
     @property
@@ -58,11 +51,6 @@ class Exchange(Protocol):
     @property
     def accounts(self) -> Mapping[str, Account]:
         """Every account, as of its last commit."""
-        ...
-
-    @property
-    def tally(self) -> Tally:
-        """What was booked since the start of the process."""
         ...
 
     @property

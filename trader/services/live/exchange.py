@@ -23,7 +23,7 @@ from trader.domain.money import ZERO, format_decimal
 from trader.errors import MarketDataError, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
 from trader.services.events import Event, EventBus, MarketChecked
-from trader.services.exchange.accounts import Accounts, Tally
+from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import IdempotentOrders, checked, order_id_of, present_answer
 from trader.services.live.account import LiveAccount
@@ -59,7 +59,8 @@ class LiveExchange:
         clock: Clock,
         events: EventBus,
         settings: Settings,
-        accounts: LighterAccounts,
+        venue: LighterAccounts,
+        accounts: Accounts,
         halts: Halts,
         drift: DriftRecorder,
     ) -> None:
@@ -67,8 +68,8 @@ class LiveExchange:
         self._market = market
         self._clock = clock
         self._settings = settings
-        self._venue = accounts
-        self._holding = store.DatabaseIdentity(market.identity, "live", accounts.url, accounts.default_index)
+        self._venue = venue
+        self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
         self._rules = Rules(
             markets=dict(market.markets),
             taker_rate=settings.taker_fee_bps
@@ -76,12 +77,9 @@ class LiveExchange:
             maker_rate=settings.maker_fee_bps / 10_000,
             liquidation_rate=ZERO,
         )
-        self._books = Accounts(database, events, _nothing_missed)
-        self._marks: dict[str, Decimal] = {}
-        self._floor = Floor(
-            database, market, clock, self._books, self._rules, events, accounts, halts, drift, self._marks
-        )
-        self._placings = IdempotentOrders(database)
+        self._accounts = accounts
+        self._floor = Floor(database, market, clock, accounts, self._rules, events, venue, halts, drift, market.marks)
+        self._orders = IdempotentOrders(database)
         self._desks: dict[str, LiveAccount] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._jobs: aiojobs.Scheduler | None = None
@@ -98,9 +96,8 @@ class LiveExchange:
         :raises StartError: the database is of another market, mode, venue or account, or its books do not balance; two
             models would trade one account; an account that is new here holds positions or orders already
         """
-        self._marks.update(await self._books.lead(self._holding, self._settings.market_symbols))
+        self._market.restore_marks(await self._accounts.lead(self._identity, self._settings.market_symbols))
         await self._market.prime()
-        self._see_marks()
         self._jobs = aiojobs.Scheduler()
         models = {model.id: model for model in await self._models() if model.active}
         bound = await self._bound()
@@ -126,17 +123,15 @@ class LiveExchange:
         :raises StartError: the database is of another market, mode, venue or account
         :raises Unavailable: the database cannot answer now
         """
-        marks = await self._books.follow(self._holding)
-        self._marks.update({symbol: mark for symbol, mark in marks.items() if symbol not in self._marks})
+        self._market.restore_marks(await self._accounts.follow(self._identity))
         if not self._market.quotes():
             await self._market.prime()
-        self._see_marks()
 
     def suspend(self) -> None:
         """Send and write nothing, from this moment on."""
         self._is_live = False
         self._venue.halt()
-        self._books.end_term()
+        self._accounts.end_term()
 
     async def resign(self) -> None:
         """Trade no more: let what is under way finish; what does not is found out about at the next start."""
@@ -151,16 +146,15 @@ class LiveExchange:
             self._jobs = None
         self._venue.halt()
         await self._checkpoint()
-        await self._books.resign()
+        await self._accounts.resign()
         self._desks.clear()
 
     async def on_tick(self, tick: Tick) -> None:
         """See an update of the markets. Where the venue has changed its rules, the new ones hold from here on."""
         self._rules.markets.update(self._market.markets)
-        self._marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
         if not self._is_live:
             return
-        self._books.reviewed_until = tick.at
+        self._accounts.processed_until = tick.at
         for desk in self._desks.values():
             desk.see()
         if self._checkpoint_due is None or comes_up(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
@@ -174,11 +168,7 @@ class LiveExchange:
 
     @property
     def term(self) -> int | None:
-        return self._books.term if self._is_live else None
-
-    @property
-    def followed_until(self) -> datetime | None:
-        return self._books.reviewed_until
+        return self._accounts.term if self._is_live else None
 
     # --- what others read ---------------------------------------------------------------------------------------------
 
@@ -188,15 +178,11 @@ class LiveExchange:
 
     @property
     def accounts(self) -> Mapping[str, Account]:
-        return self._books.accounts
-
-    @property
-    def tally(self) -> Tally:
-        return self._books.tally
+        return self._accounts.by_id
 
     @property
     def version(self) -> int:
-        return self._books.version
+        return self._accounts.version
 
     @property
     def troubles(self) -> Mapping[str, str]:
@@ -207,7 +193,7 @@ class LiveExchange:
         return frozenset() if desk is None else desk.undecided
 
     def marks(self) -> Mapping[str, Decimal]:
-        return self._marks
+        return self._market.marks
 
     def account(self, account_id: str) -> Account:
         """The account; one that was never opened shows the run that it would have, without any capital."""
@@ -232,7 +218,7 @@ class LiveExchange:
         async def place(order: Order) -> OrderAnswer:
             return await self._jobs_now().shield(desk.place(order))
 
-        return await self._placings.once(order, place)
+        return await self._orders.once(order, place)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
         """Cancel a resting order at the venue. One that no longer rests is answered as it is. Raises `NotFound`."""
@@ -311,7 +297,7 @@ class LiveExchange:
                 f"and the venue's "
                 f"account {index} has {format_decimal(statement.balance)}. Use another database (DATABASE_URL)."
             )
-        await self._books.open(account_id, self._first_run(account_id, statement.balance))
+        await self._accounts.open(account_id, self._first_run(account_id, statement.balance))
         at = self._clock.now()
         async with self._database.connection() as conn:
             await venue_store.insert_venue_account(conn, account_id, index, at)
@@ -355,12 +341,9 @@ class LiveExchange:
             for desk in self._desks.values():
                 desk.wake()
 
-    def _see_marks(self) -> None:
-        self._marks.update({symbol: quote.mark for symbol, quote in self._market.quotes().items()})
-
     async def _checkpoint(self) -> None:
         try:
-            await self._books.checkpoint(self._marks)
+            await self._accounts.checkpoint(self._market.marks)
         except Unavailable as error:
             log.warning("could not note how far the market was followed: %s", error)
 
@@ -387,7 +370,3 @@ def _refuse_shared(indexes: Mapping[str, int]) -> None:
                 f"{' and '.join(names)} would trade the venue's account {index} together. Give each active model an "
                 "account of its own (models.venue_account_index; the default is VENUE_ACCOUNT_INDEX)."
             )
-
-
-async def _nothing_missed(account_id: str, since: datetime) -> None:
-    """What the market did meanwhile happened at the venue, and is found out from there."""

@@ -6,7 +6,7 @@ sent. What the venue filled, what is known of the order and the answer to the ca
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -23,7 +23,7 @@ from trader.domain.live.ledger import book_fundings, refuse_sent, settle
 from trader.domain.live.orders import Outcome, Placed, Refused, Unknown, VenueFunding, VenueOrderState, client_index_of
 from trader.domain.market.markets import Quote
 from trader.domain.money import ZERO
-from trader.errors import BooksViolated, MarketDataError, Unavailable
+from trader.errors import MarketDataError, TraderError, Unavailable
 from trader.gateways.lighter.account import LighterAccount, LighterAccounts
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts
@@ -60,7 +60,7 @@ class Floor:
     accounts: LighterAccounts
     halts: Halts
     drift: DriftRecorder
-    marks: dict[str, Decimal]
+    marks: Mapping[str, Decimal]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Outbox:
 
     @property
     def account(self) -> Account:
-        return self._floor.books.accounts[self.account_id]
+        return self._floor.books.by_id[self.account_id]
 
     @property
     def venue(self) -> LighterAccount:
@@ -281,7 +281,7 @@ class Outbox:
         """Book a change of the account. Raises `Unavailable`: what is known is read again before the next."""
         try:
             posting = await self._floor.books.change(self.account_id, decide)
-        except (Unavailable, BooksViolated, asyncio.CancelledError):
+        except (TraderError, asyncio.CancelledError):
             self._is_stale = True  # a change that nobody waits for any more may still be made
             raise
         for sent in () if posting is None else posting.sent:

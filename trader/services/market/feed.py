@@ -70,6 +70,10 @@ class MarketFeed:
         self.last_error: str | None = None
         self._is_down = False
         self._quotes: dict[str, Quote] = {}
+        self._marks: dict[str, Decimal] = {}
+        self.marks: Mapping[str, Decimal] = MappingProxyType(self._marks)
+        """The latest mark of each market; of one without a quote yet, the last recorded one."""
+
         self._recent: deque[Tick] = deque(maxlen=_RECENT_MAX)
         self._waiters: list[_Waiter] = []
         self._series: dict[tuple[str, Interval], _Series] = {}
@@ -83,6 +87,10 @@ class MarketFeed:
     def quotes(self) -> Mapping[str, Quote]:
         """The latest quote of every market that had one."""
         return MappingProxyType(self._quotes)
+
+    def restore_marks(self, marks: Mapping[str, Decimal]) -> None:
+        """Take recorded marks for the markets that have no quote yet."""
+        self._marks.update({symbol: mark for symbol, mark in marks.items() if symbol not in self._quotes})
 
     def recent(self) -> tuple[Tick, ...]:
         """The latest updates, ascending: more than come while an order waits for its answer."""
@@ -120,10 +128,14 @@ class MarketFeed:
         now = self._clock.now()
         try:
             async for tick in self.history(now - _PRIMED_WITH, now):
-                self._quotes.update(tick.quotes)
-                self.last_update_at = tick.at
+                self._note(tick)
         except MarketUnavailable as error:
             logger.warning("No prices yet: %s", error)
+
+    def _note(self, tick: Tick) -> None:
+        self._quotes.update(tick.quotes)
+        self._marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
+        self.last_update_at = tick.at
 
     # Waiting for a book
 
@@ -208,7 +220,7 @@ class MarketFeed:
                 try:
                     while (tick := await self._next(ticks)) is not None:
                         after, backoff = tick.at, _BACKOFF_FIRST
-                        await self._take(tick, on_tick)
+                        await self.take(tick, on_tick)
                 finally:
                     if isinstance(ticks, AsyncGenerator):
                         await ticks.aclose()
@@ -231,15 +243,15 @@ class MarketFeed:
         self._refuse_all(f"The market source is down: {self.last_error}")
         return None
 
-    async def _take(self, tick: Tick, on_tick: OnTick) -> None:
+    async def take(self, tick: Tick, on_tick: OnTick) -> None:
+        """Apply one tick: note its quotes, run `on_tick`, then release the orders that wait for it."""
         if self._is_down:
             logger.info("The market source %s is back", self.source_name)
         self._is_down, self.last_error = False, None
         if self.last_update_at is not None and self.last_update_at - tick.at > SET_BACK_LEAST:
             self._follow_back(self.last_update_at - tick.at)
-        self._quotes.update(tick.quotes)
+        self._note(tick)
         self._recent.append(tick)
-        self.last_update_at = tick.at
         try:
             await on_tick(tick)
         except Unavailable as error:

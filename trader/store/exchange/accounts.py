@@ -1,4 +1,4 @@
-"""Reading the books: accounts as the rows hold them, answers given, and what this database is of."""
+"""Reading accounts from their rows, the recorded answers to orders, and the state of the service."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ SELECT $3, id, 1, $4, $5, $2 FROM opened
 
 
 async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
-    """Open an account with its first run; without effect when it exists."""
+    """Insert an account with its first run; without effect when it exists."""
     await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
 
 
@@ -59,7 +59,7 @@ ORDER BY l.account_id, l.sequence
 
 
 async def select_accounts(conn: Connection, account_id: str | None = None) -> dict[str, Account]:
-    """Every account (or the one named) in its present run, rebuilt from the rows alone."""
+    """Return every account, or the named one, in its present run, rebuilt from the rows alone."""
     positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
     for record in await conn.fetch(SELECT_POSITIONS, account_id):
         positions[record["account_id"]][record["symbol"]] = _position(record)
@@ -147,7 +147,7 @@ SELECT_ANSWER_OF_CLIENT = "SELECT answer FROM order_requests WHERE account_id = 
 
 
 async def select_answer_of_client(conn: Connection, account_id: str, client_order_id: str) -> OrderAnswer | None:
-    """The first answer that this client order id got, or None."""
+    """Return the answer recorded for this client order id, or None."""
     answer = await conn.fetchval(SELECT_ANSWER_OF_CLIENT, account_id, client_order_id)
     return None if answer is None else msgspec.convert(answer, OrderAnswer)
 
@@ -156,7 +156,7 @@ SELECT_ANSWER = "SELECT answer FROM order_requests WHERE account_id = $1 AND id 
 
 
 async def select_answer(conn: Connection, account_id: str, order_id: UUID) -> OrderAnswer | None:
-    """The first answer that this order got, or None."""
+    """Return the answer recorded for this order, or None."""
     answer = await conn.fetchval(SELECT_ANSWER, account_id, order_id)
     return None if answer is None else msgspec.convert(answer, OrderAnswer)
 
@@ -165,7 +165,7 @@ SELECT_LIMIT_ORDER_STATUS = "SELECT status, cancel_reason FROM limit_orders WHER
 
 
 async def select_limit_order_status(conn: Connection, account_id: str, order_id: UUID) -> tuple[str, str | None] | None:
-    """(RESTING | FILLED | CANCELLED, why it was cancelled) of an order that has rested, else None."""
+    """Return (RESTING | FILLED | CANCELLED, cancel reason) of an order that has rested, else None."""
     record = await conn.fetchrow(SELECT_LIMIT_ORDER_STATUS, account_id, order_id)
     return None if record is None else (record["status"], record["cancel_reason"])
 
@@ -176,7 +176,7 @@ SELECT quantity, price, fee, maker, created_at FROM fills WHERE request_id = $1 
 
 
 async def select_fills_of_request(conn: Connection, order_id: UUID) -> list[AnswerFill]:
-    """Every fill of a placed order, in the order in which they happened."""
+    """Return the fills of a placed order by time."""
     return [
         AnswerFill(r["quantity"], r["price"], r["fee"], r["maker"], r["created_at"])
         for r in await conn.fetch(SELECT_FILLS_OF_REQUEST, order_id)
@@ -193,7 +193,7 @@ JOIN orders o ON o.id = f.order_id AND o.status = 'CLOSED'
 
 
 async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decimal:
-    """The gross profit that the fills of a placed order have realized."""
+    """Return the gross profit realized by the fills of a placed order."""
     realized: Decimal = await conn.fetchval(SELECT_REALIZED_OF_REQUEST, order_id)
     return realized
 
@@ -202,7 +202,7 @@ async def select_realized_of_request(conn: Connection, order_id: UUID) -> Decima
 
 
 class DatabaseIdentity(msgspec.Struct, frozen=True):
-    """Whose books a database holds: of which market, in which mode, and of a live one at which venue and account."""
+    """What a database is used for: its market and trading mode, and the venue and account of live trading."""
 
     market_identity: str
     trading_mode: str
@@ -211,9 +211,9 @@ class DatabaseIdentity(msgspec.Struct, frozen=True):
 
 
 class ServiceState(msgspec.Struct, frozen=True):
-    """What the database is of, and up to which tick every account has been reviewed."""
+    """What the database is used for, and up to which tick every account has been processed."""
 
-    holding: DatabaseIdentity
+    identity: DatabaseIdentity
     processed_until: datetime | None
 
 
@@ -224,9 +224,9 @@ RETURNING market_identity, trading_mode, venue_url, venue_account_index, process
 """
 
 
-async def upsert_service_state(conn: Connection, holding: DatabaseIdentity) -> ServiceState:
-    """The state of the database; a new one becomes of this market, mode, venue and account."""
-    record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(holding))
+async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> ServiceState:
+    """Return the state of the database; a new database takes this identity."""
+    record = await conn.fetchrow(UPSERT_SERVICE_STATE, *msgspec.structs.astuple(identity))
     assert record is not None
     *found, processed_until = record
     return ServiceState(DatabaseIdentity(*found), processed_until)
@@ -236,7 +236,7 @@ SELECT_PROCESSED_UNTIL = "SELECT processed_until FROM service_state"
 
 
 async def select_processed_until(conn: Connection) -> datetime | None:
-    """Up to which tick every account has been reviewed; None in a new database."""
+    """Return the tick up to which every account has been processed; None in a new database."""
     moment: datetime | None = await conn.fetchval(SELECT_PROCESSED_UNTIL)
     return moment
 
@@ -254,15 +254,15 @@ WHERE term = $4 AND (processed_until IS NULL OR processed_until < $1)
 
 
 async def update_processed_until(conn: Connection, term: int, moment: datetime, marks: Mapping[str, Decimal]) -> None:
-    """Note that every account has been reviewed up to `moment`, and the marks seen then; in an earlier term, nothing.
+    """Record that every account has been processed up to `moment`, with the marks of that time. Only in this term.
 
-    One that has lost its lock without knowing looks at accounts that others have changed: its word would let the leader
-    after the next leave out what those have missed.
+    A process that has lost its lock without knowing it sees accounts that another has changed: its record would make a
+    later leader skip ticks that those accounts have missed.
     """
     await conn.execute(UPDATE_PROCESSED_UNTIL, moment, list(marks), list(marks.values()), term)
 
 
-# A market in which somebody traded before its first mark was noted has at least the price of its last fill.
+# A market with fills but no recorded mark yet has the price of its last fill.
 SELECT_LAST_MARKS = """
 SELECT symbol, mark FROM last_marks
 UNION ALL
@@ -274,5 +274,5 @@ UNION ALL
 
 
 async def select_last_marks(conn: Connection) -> dict[str, Decimal]:
-    """The last mark noted of each market."""
+    """Return the last recorded mark of each market."""
     return {record["symbol"]: record["mark"] for record in await conn.fetch(SELECT_LAST_MARKS)}
