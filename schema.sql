@@ -1,7 +1,7 @@
--- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change of a table that is
--- here already needs a new version and a step to it in trader/store/database/migrations.py.
+-- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change of an existing table
+-- needs a new version, and a step to it in trader/store/database/schema.py.
 -- Amounts are in the run's quote currency, quantities in base units, times in UTC.
--- Invariants that one row, or one index, can hold are held here; `scripts/audit` checks the sums.
+-- Invariants that one row or one index can express are constraints here; `scripts/audit` checks the sums.
 
 CREATE TABLE IF NOT EXISTS schema_version (
     only_row   boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -14,15 +14,14 @@ DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
--- An exact number. NaN and Infinity would pass every CHECK (x > 0).
+-- An exact number: NaN and Infinity would pass every CHECK (x > 0).
 DO $$ BEGIN
     CREATE DOMAIN amount AS numeric CHECK (VALUE NOT IN ('NaN', 'Infinity', '-Infinity'));
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 
--- What this database is of: rows of two markets or two trading modes never mix in one database, nor do those of two
--- venues or two accounts there (both null when nothing goes to a venue).
--- Every tick up to processed_until has been seen by every account. Of several processes one leads; each new leader
--- begins a term, and tells here which of its schedulers run.
+-- Whose books this database holds: rows of two markets or two trading modes never mix in one database, nor do those of
+-- two venues or two venue accounts (both null on paper). Every account has processed every tick up to processed_until.
+-- Of several processes one leads; each new leader begins a term, and records here which of its schedulers run.
 CREATE TABLE IF NOT EXISTS service_state (
     only_row        boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     market_identity text NOT NULL,
@@ -37,7 +36,7 @@ CREATE TABLE IF NOT EXISTS service_state (
     CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL))
 );
 
--- The last mark seen of each market, so that accounts have a value before the source speaks again.
+-- The last mark price of each market, which values accounts until the source sends the next one.
 CREATE TABLE IF NOT EXISTS last_marks (
     symbol    text PRIMARY KEY,
     mark      amount  NOT NULL CHECK (mark > 0),
@@ -56,7 +55,7 @@ CREATE TABLE IF NOT EXISTS models (
     venue_account_index bigint CHECK (venue_account_index >= 0)  -- null: VENUE_ACCOUNT_INDEX
 );
 
--- The account of a model has the model's id. `sequence` counts the bookings; it is the lock against a second writer.
+-- The account of a model has the model's id. `sequence` counts its postings; it is the lock against a second writer.
 CREATE TABLE IF NOT EXISTS accounts (
     id            text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     sequence      bigint NOT NULL DEFAULT 0 CHECK (sequence >= 0),
@@ -101,8 +100,8 @@ CREATE INDEX IF NOT EXISTS invocations_failed_by_model ON invocations (model_id,
     WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0);
 CREATE INDEX IF NOT EXISTS invocations_running ON invocations (model_id) WHERE status = 'running';
 
--- The messages and raw answers of a run (zlib-compressed JSON), apart from the record so that they can be dropped
--- by partition.
+-- The messages and raw answers of an invocation (zlib-compressed JSON), apart from its record so that they can be
+-- dropped by partition.
 CREATE TABLE IF NOT EXISTS invocation_payloads (
     invocation_id uuid NOT NULL,
     payload       bytea NOT NULL,
@@ -148,9 +147,9 @@ END $$;
 CREATE OR REPLACE TRIGGER tool_calls_counted AFTER INSERT ON tool_calls
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION count_failed_tool_calls();
 
--- How many invocations of a model ended within each of its runs (0: before its first), so that no request counts a
--- million rows, and what they cost. An invocation belongs to the run in which it started. `tool_failed` are completed ones in which a tool
--- call failed, so failed + tool_failed counts each invocation once.
+-- How many invocations of a model ended within each of its runs (0: before its first) and what they cost, so that no
+-- request counts a million rows. An invocation belongs to the run in which it started. `tool_failed` counts completed
+-- ones in which a tool call failed, so failed + tool_failed counts each invocation once.
 CREATE TABLE IF NOT EXISTS invocation_counts (
     model_id    text NOT NULL REFERENCES models,
     run_number  integer NOT NULL,
@@ -159,7 +158,7 @@ CREATE TABLE IF NOT EXISTS invocation_counts (
     tool_failed bigint NOT NULL,
     input_tokens  bigint NOT NULL DEFAULT 0,
     output_tokens bigint NOT NULL DEFAULT 0,
-    cost_usd    amount,  -- null as long as no provider has told a cost
+    cost_usd    amount,  -- null as long as no provider has reported a cost
     PRIMARY KEY (model_id, run_number)
 ) WITH (fillfactor = 50);
 
@@ -199,8 +198,8 @@ CREATE OR REPLACE TRIGGER invocations_counted_new AFTER INSERT ON invocations
 CREATE OR REPLACE TRIGGER invocations_counted AFTER UPDATE ON invocations
     REFERENCING OLD TABLE AS earlier NEW TABLE AS later FOR EACH STATEMENT EXECUTE FUNCTION count_invocations();
 
--- The single source of truth for positions: OPEN is a position, CLOSED a completed trade. A partial close splits the
--- closed part off into a CLOSED row of its own, whose parent_id is the position.
+-- The single source of truth for positions: OPEN is a position, CLOSED a completed trade. A partial close moves the
+-- closed part into a CLOSED row of its own, whose parent_id is the position.
 CREATE TABLE IF NOT EXISTS orders (
     id                 uuid PRIMARY KEY,
     parent_id          uuid REFERENCES orders,
@@ -251,7 +250,7 @@ CREATE INDEX IF NOT EXISTS orders_closed_by_account ON orders (account_id, close
 CREATE INDEX IF NOT EXISTS orders_by_run ON orders (run_id, status);
 CREATE INDEX IF NOT EXISTS orders_by_parent ON orders (parent_id) WHERE parent_id IS NOT NULL;
 
--- Every placed order and the answer it got, refusals too. A client order id gets its first answer again.
+-- Every order placed and its answer, rejections included. A repeated client order id gets its first answer again.
 CREATE TABLE IF NOT EXISTS order_requests (
     id              uuid PRIMARY KEY,
     account_id      text NOT NULL,
@@ -348,16 +347,16 @@ CREATE TABLE IF NOT EXISTS insurance_payments (
 );
 CREATE INDEX IF NOT EXISTS insurance_payments_by_run ON insurance_payments (run_id);
 
--- Live trading only. Which account of the venue one of ours is, for good, and when the two last agreed.
+-- Live trading only. The venue account of each of our accounts, which never changes, and when the two last agreed.
 CREATE TABLE IF NOT EXISTS venue_accounts (
     account_id    text PRIMARY KEY REFERENCES accounts,
     account_index bigint NOT NULL UNIQUE CHECK (account_index >= 0),
     agreed_at     timestamptz NOT NULL
 );
 
--- Every order that may have gone to the venue, written before it is sent. SENT: what became of it is not known, and
--- until it is nothing else is sent in its market. STANDING: it rests or waits for its trigger there. DONE: it is final,
--- and everything it filled is booked. REFUSED: it does not stand there and never will.
+-- Every order that may have gone to the venue, written before it is sent. SENT: its fate is unknown, and until it is
+-- known nothing else is sent in its market. STANDING: it rests or waits for its trigger there. DONE: it is final, and
+-- all its fills are booked. REFUSED: the venue does not have it and never will.
 CREATE TABLE IF NOT EXISTS venue_orders (
     account_id    text NOT NULL,
     client_index  bigint NOT NULL CHECK (client_index BETWEEN 1 AND 281474976710655),
@@ -392,7 +391,7 @@ CREATE TABLE IF NOT EXISTS venue_orders (
 CREATE UNIQUE INDEX IF NOT EXISTS venue_orders_one_unknown ON venue_orders (account_id, symbol) WHERE status = 'SENT';
 CREATE INDEX IF NOT EXISTS venue_orders_open ON venue_orders (account_id) WHERE status IN ('SENT', 'STANDING');
 
--- The venue's trades that are booked, each once, append-only; `client_index` is null for one that no order of ours made.
+-- The venue's trades that are booked, each once, append-only; `client_index` is null for a trade of no order of ours.
 CREATE TABLE IF NOT EXISTS venue_trades (
     account_id   text NOT NULL,
     trade_id     bigint NOT NULL,
@@ -412,7 +411,7 @@ CREATE TABLE IF NOT EXISTS venue_trades (
 );
 CREATE INDEX IF NOT EXISTS venue_trades_by_order ON venue_trades (account_id, client_index);
 
--- Raw snapshots, dropped by partition when they are older than the retention; the hourly rollup stays.
+-- Raw snapshots, dropped by partition after the retention; the hourly rollup stays.
 CREATE TABLE IF NOT EXISTS portfolio_snapshots (
     account_id     text NOT NULL,
     run_id         uuid NOT NULL,
@@ -437,8 +436,8 @@ CREATE TABLE IF NOT EXISTS portfolio_hourly (
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS portfolio_hourly_by_hour ON portfolio_hourly (hour);
 
--- The same sums per variant: the statement that writes a snapshot keeps both tables, and the trigger below moves the
--- hours of a model that is added, removed or given another variant.
+-- The same sums per variant: the statement that writes a snapshot updates both tables, and the trigger below moves the
+-- hours of a model that is added, removed or assigned to another variant.
 CREATE TABLE IF NOT EXISTS variant_hourly (
     hour    timestamptz NOT NULL CHECK (hour = date_trunc('hour', hour, 'UTC')),
     variant variant_id NOT NULL,
@@ -467,8 +466,8 @@ CREATE OR REPLACE TRIGGER models_move_hours AFTER INSERT OR DELETE ON models
 CREATE OR REPLACE TRIGGER models_change_hours AFTER UPDATE ON models
     FOR EACH ROW WHEN (OLD.variant <> NEW.variant OR OLD.id <> NEW.id) EXECUTE FUNCTION move_variant_hours();
 
--- What may not open positions now, and what once might not: in force until lifted. Without an account it is all of them.
--- Times of this and the next table are the database's own, also where the market's time is that of a recording.
+-- Halts, in force until lifted: no new positions for the account or, without an account, for all.
+-- Times of this and the next table are the database's own, even when the market's time is that of a recording.
 CREATE TABLE IF NOT EXISTS halts (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     account_id text CHECK (account_id ~ '^[A-Za-z0-9._:-]{1,64}$'),
@@ -483,7 +482,7 @@ CREATE TABLE IF NOT EXISTS halts (
 CREATE UNIQUE INDEX IF NOT EXISTS halts_in_force ON halts (account_id, cause) NULLS NOT DISTINCT
     WHERE lifted_at IS NULL;
 
--- What operators, and limits that were hit, asked the leading process to do, and what it did.
+-- Commands for the leading process, from operators and from loss limits, and their outcomes.
 CREATE TABLE IF NOT EXISTS commands (
     id          uuid PRIMARY KEY,
     verb        text NOT NULL CHECK (verb IN ('halt', 'resume', 'flatten')),
@@ -499,8 +498,8 @@ CREATE TABLE IF NOT EXISTS commands (
 );
 CREATE INDEX IF NOT EXISTS commands_open ON commands (asked_at) WHERE finished_at IS NULL;
 
--- What losses are measured against: of each account in its run, and of all together (without an account). A value that
--- is null is taken anew from the next equity that is seen.
+-- Baselines that losses are measured against: of each account in its run, and of all together (without an account). A
+-- null value is taken from the next equity measured.
 CREATE TABLE IF NOT EXISTS equity_marks (
     account_id text UNIQUE NULLS NOT DISTINCT,
     run_id     uuid,
@@ -512,8 +511,8 @@ CREATE TABLE IF NOT EXISTS equity_marks (
     CHECK ((account_id IS NULL) = (run_id IS NULL))
 );
 
--- What a fill of the venue would have cost on paper, on the book of the moment its order was sent. `paper_price` is null
--- where that book showed less than was filled; `drift_bps` is positive where the venue was dearer than paper.
+-- What a fill of the venue would have cost on paper, on the book at the moment its order was sent. `paper_price` is null
+-- where that book held less than was filled; `drift_bps` is positive where the venue was dearer than paper.
 CREATE TABLE IF NOT EXISTS fill_drift (
     account_id  text NOT NULL,
     sequence    bigint NOT NULL,

@@ -16,7 +16,8 @@ from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
 from trader.services.exchange.audit import audit
 from trader.settings import read_database_url
-from trader.store.database.pool import attached, place
+from trader.store.database.pool import place
+from trader.store.database.schema import open_database
 
 PROBLEMS_SHOWN_MAX = 50
 
@@ -35,7 +36,7 @@ def main() -> int:
 async def _audit(database_url: str | None) -> int:
     if database_url:
         return await _audit_database(database_url)
-    async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
+    async with EmbeddedPostgres(EMBEDDED_FOLDER).attach() as server:
         names = await server.databases()
         if not names:
             print("audit: the embedded PostgreSQL of this folder has no database of trader", file=sys.stderr)
@@ -53,7 +54,7 @@ async def _audit_one(dsn: str) -> int:
 
 
 async def _audit_database(dsn: str) -> int:
-    async with attached(dsn) as database:
+    async with open_database(dsn) as database:
         report = await audit(database, _show_progress)
     looked_at = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
     print(f"{place(dsn)}: {looked_at}{f', {report.trades} trades of the venue' if report.trades else ''}")

@@ -22,7 +22,8 @@ from trader.domain.live.drift import LARGEST, SIZES, figures, size_of
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
 from trader.settings import read_database_url
-from trader.store.database.pool import attached, place
+from trader.store.database.pool import place
+from trader.store.database.schema import open_database
 from trader.store.live import drift as store
 from trader.store.live.drift import FillError
 
@@ -66,7 +67,7 @@ async def _read(options: argparse.Namespace) -> tuple[str, list[FillError], int]
     async with AsyncExitStack() as stack:
         dsn = options.database_url or read_database_url(os.environ, Path(".env"))
         dsn = dsn or await _embedded_dsn(stack, options.database)
-        database = await stack.enter_async_context(attached(dsn))
+        database = await stack.enter_async_context(open_database(dsn))
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             errors = await store.select_fill_errors(conn, since)
             unsimulated = await store.select_unsimulated(conn, since)
@@ -76,7 +77,7 @@ async def _read(options: argparse.Namespace) -> tuple[str, list[FillError], int]
 
 
 async def _embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
-    server = await stack.enter_async_context(EmbeddedPostgres.attached(EMBEDDED_FOLDER))
+    server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
     names = [name] if name else await server.databases()
     if len(names) != 1:
         raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")

@@ -35,7 +35,7 @@ from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import NotFound, StartError, TraderError
 from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.settings import read_database_url
-from trader.store.database.pool import attached
+from trader.store.database.schema import open_database
 
 WORDS = {True: "same", False: "DIFFERENT", None: "unknown"}
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _reproduce(database_url: str | None, invocation_id: UUID) -> InvocationReproduction:
     if database_url:
         return await _reproduce_in(database_url, invocation_id)
-    async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
+    async with EmbeddedPostgres(EMBEDDED_FOLDER).attach() as server:
         for name in await server.databases():
             try:
                 return await _reproduce_in(server.dsn(name), invocation_id)
@@ -66,7 +66,7 @@ async def _reproduce(database_url: str | None, invocation_id: UUID) -> Invocatio
 
 
 async def _reproduce_in(dsn: str, invocation_id: UUID) -> InvocationReproduction:
-    async with attached(dsn) as database:
+    async with open_database(dsn) as database:
         return await reproduce_invocation(database, invocation_id)
 
 

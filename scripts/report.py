@@ -21,7 +21,8 @@ from trader.domain.portfolio.statistics import Confidence95, EquityPoint
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
 from trader.settings import read_database_url
-from trader.store.database.pool import attached, place
+from trader.store.database.pool import place
+from trader.store.database.schema import open_database
 from trader.store.portfolio import report as store
 from trader.store.portfolio.report import Account, Unseen
 
@@ -56,7 +57,7 @@ async def _read(options: argparse.Namespace) -> Season:
     async with AsyncExitStack() as stack:
         dsn = options.database_url or read_database_url(os.environ, Path(".env"))
         dsn = dsn or await _embedded_dsn(stack, options.database)
-        database = await stack.enter_async_context(attached(dsn))
+        database = await stack.enter_async_context(open_database(dsn))
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             accounts = await store.select_report_accounts(conn)
             hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
@@ -68,7 +69,7 @@ async def _read(options: argparse.Namespace) -> Season:
 
 
 async def _embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
-    server = await stack.enter_async_context(EmbeddedPostgres.attached(EMBEDDED_FOLDER))
+    server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
     names = [name] if name else await server.databases()
     if len(names) != 1:
         raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")

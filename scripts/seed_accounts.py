@@ -59,14 +59,15 @@ from trader.domain.exchange.account import Run
 from trader.domain.exchange.ledger import row_id
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal, from_number
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError, TraderError
 from trader.gateways.sources import make_source
 from trader.logs import configure_logs
 from trader.settings import PROVIDERS, Settings
 from trader.store.agents.invocations import select_models, update_venue_account_index, upsert_model
 from trader.store.database.leadership import LeaderLock
-from trader.store.database.pool import Connection, Database, apply_schema, database_name, place
+from trader.store.database.pool import Connection, Database, place
+from trader.store.database.schema import apply_schema
 from trader.store.exchange.accounts import insert_account, select_accounts, select_processed_until
 
 EXIT_NO_START = 1
@@ -371,7 +372,7 @@ async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
     name = database_name(source.identity, settings.venue_account_index if _is_live(settings) else None)
     await source.close()
     try:
-        server = await stack.enter_async_context(EmbeddedPostgres.attached(EMBEDDED_FOLDER))
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
     except StartError:  # there is none yet
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
     return await server.ensure_database(name)

@@ -52,7 +52,8 @@ from trader.services.market.feed import MarketFeed
 from trader.settings import PROVIDERS, Settings
 from trader.store.agents.invocations import select_payload, select_steps, select_tool_calls, upsert_model
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 QUOTES_WAIT_S = 15.0
 NOT_PLACED = "a dry run: the guard let it through, and nothing was placed"

@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, settings
 
 from trader.embedded.binaries import Binaries, system_binaries
 from trader.embedded.server import EmbeddedPostgres
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 FOLDER_PREFIX = "trader-test-"
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, streams, warm
 from trader.api.context import Context
 from trader.clock import iso
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import StartError, Unavailable
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
@@ -44,7 +44,8 @@ from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database, apply_schema, database_name
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 from trader.store.exchange.accounts import select_processed_until
 from trader.store.operations.safety import select_halts
 

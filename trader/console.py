@@ -22,7 +22,8 @@ from trader.domain.money import format_decimal
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.settings import read_database_url
-from trader.store.database.pool import Database, attached
+from trader.store.database.pool import Database
+from trader.store.database.schema import open_database
 from trader.store.operations import safety as store
 
 _LOOK_S: Final = 0.2
@@ -115,20 +116,20 @@ async def _open_database(name: str | None) -> AsyncIterator[tuple[Database, bool
     """The database of the service, and whether it is certain that no service runs on it."""
     url = read_database_url(os.environ, Path(".env"))
     if url is not None:
-        async with attached(url) as database:
+        async with open_database(url) as database:
             yield database, False
         return
-    async with EmbeddedPostgres.attached(EMBEDDED_FOLDER) as server:
+    async with EmbeddedPostgres(EMBEDDED_FOLDER).attach() as server:
         names = [name] if name else await server.databases()
         for one in names if len(names) > 1 else []:
-            async with attached(server.dsn(one)) as database, database.connection() as conn:
+            async with open_database(server.dsn(one)) as database, database.connection() as conn:
                 if await store.select_has_leader(conn):
                     names = [one]
                     break
         if len(names) != 1:
             raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
-        async with attached(server.dsn(names[0])) as database:
-            yield database, server.is_ours
+        async with open_database(server.dsn(names[0])) as database:
+            yield database, server.is_own
 
 
 async def _ask(database: Database, verb: Verb, account_id: str | None, reason: str) -> Asked:

@@ -34,7 +34,8 @@ from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 IDLE_S = 5
 

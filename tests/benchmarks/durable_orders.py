@@ -150,7 +150,7 @@ async def measure(folder: Path) -> None:
 
 async def _measure_beside(service: ServiceProcess, folder: Path) -> None:
     """The service and its references in turns, since the speed of a machine drifts."""
-    async with EmbeddedPostgres.attached(folder / EMBEDDED_FOLDER) as server:
+    async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
         dsn = server.dsn((await server.databases())[0])
         conn = await asyncpg.connect(dsn)
         await conn.execute(CREATE_BENCH)

@@ -27,7 +27,8 @@ from trader.domain.market.markets import MARKETS, Tick
 from trader.embedded.server import EmbeddedPostgres
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 POSITIONS, REFRESHED_ACCOUNTS, UPDATES = 10_000, 1_000, 50
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}

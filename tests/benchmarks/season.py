@@ -49,7 +49,8 @@ from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import WINDOWS, Portfolio, Window
 from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 from trader.store.exchange.accounts import select_accounts, select_last_marks, select_processed_until
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Connection, Database, apply_schema
+from trader.store.database.pool import Connection, Database
+from trader.store.database.schema import apply_schema
 from trader.store.exchange.accounts import select_accounts, select_processed_until
 from trader.store.portfolio.snapshots import insert_snapshots
 

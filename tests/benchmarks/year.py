@@ -3,7 +3,8 @@
 from typing import Final
 
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 MODELS: Final = 50
 TRADES_PER_MODEL: Final = 2920

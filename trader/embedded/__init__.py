@@ -1,1 +1,1 @@
-"""The embedded PostgreSQL: its programs, its folder, its process."""
+"""Embedded PostgreSQL: programs, folders, processes and the server."""

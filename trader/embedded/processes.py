@@ -1,4 +1,4 @@
-"""The processes of a server: bound to this one, watched, ended."""
+"""Processes of the embedded PostgreSQL: bound to the life of this process, watched and stopped."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def bind_to_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
-    """What the child does before its program starts: ask for `death_signal` when its parent dies (Linux only)."""
+    """Return a `preexec_fn` that has the child receive `death_signal` when this process dies (Linux only)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -26,14 +26,14 @@ def bind_to_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
 
     def bind() -> None:
         prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
     return bind
 
 
 def leftover_pid(pid_file: Path, data: Path) -> int | None:
-    """The process of a server that runs in `data`. A zombie, or a foreign process with its number, is none.
+    """Return the process id of a server running in `data`; None for a zombie or another program with that number.
 
     :raises PermissionError: the data belongs to another user
     """
@@ -54,7 +54,7 @@ def leftover_pid(pid_file: Path, data: Path) -> int | None:
         return None if state in "ZX" or not Path(f"/proc/{pid}/cwd").samefile(data) else pid
     except (FileNotFoundError, ProcessLookupError):
         return None
-    except PermissionError:  # a process of another user: none that we could have started
+    except PermissionError:  # a process of another user, so not started by this program
         return None
 
 
@@ -64,7 +64,7 @@ def _program_of(pid: int) -> str:
 
 
 def is_ready(data: Path, pid: int) -> bool:
-    """Whether the server says in its pid file that it takes connections."""
+    """Whether the server accepts connections, as its pid file says."""
     try:
         lines = (data / "postmaster.pid").read_text().split("\n")
     except FileNotFoundError:
@@ -72,7 +72,8 @@ def is_ready(data: Path, pid: int) -> bool:
     return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
 
 
-async def until(condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
+async def wait_until(condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
+    """Wait for `condition`; raise `StartError` with `problem` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -80,8 +81,8 @@ async def until(condition: Callable[[], bool], timeout_s: float, problem: str) -
         await asyncio.sleep(POLL_S)
 
 
-async def end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the process: asked first, then at once, then by force."""
+async def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Stop the server process by a fast shutdown, then by an immediate one, then by a kill."""
     for stop_signal in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
         if process.poll() is not None:
             return
@@ -92,5 +93,6 @@ async def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tail(file: Path) -> str:
+    """Return the last lines of a log file in one line."""
     lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-    return " / ".join(lines) or "it said nothing"
+    return " / ".join(lines) or "its log is empty"

@@ -1,15 +1,13 @@
-"""A PostgreSQL of our own, for a start without a database server: made, started and stopped with this process.
+"""Embedded PostgreSQL: a private server for a start without DATABASE_URL, started and stopped with this process.
 
-The server listens on a Unix socket only. It is told to stop cleanly when this process ends in whatever way, a kill
-included (`PR_SET_PDEATHSIG`; where the system has none, the next start stops what was left behind). As root, which
-PostgreSQL refuses to run as, it runs as `nobody`.
+The server listens on a Unix socket only. It shuts down cleanly however this process ends, even by a kill
+(`PR_SET_PDEATHSIG`; on systems without it, the next start stops the server left behind). PostgreSQL refuses to run as
+root, so a root process runs it as `nobody`.
 """
 
 import asyncio
-import fcntl
 import logging
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -18,44 +16,48 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, Self
 from urllib.parse import quote
 
 import asyncpg
 
 from trader.embedded.binaries import Binaries, choose_binaries
-from trader.embedded.processes import STOP_TIMEOUT_S, bind_to_parent, end, is_ready, leftover_pid, tail, until
-from trader.embedded.shared_folders import is_open_to_all, name_of, shared_place
+from trader.embedded.folders import data_place, lock_folder, make_private, server_account, socket_folder
+from trader.embedded.processes import (
+    STOP_TIMEOUT_S,
+    bind_to_parent,
+    is_ready,
+    leftover_pid,
+    stop_process,
+    tail,
+    wait_until,
+)
 from trader.errors import StartError
 
 log = logging.getLogger(__name__)
 
 EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
-SOCKET_PATH_BYTES_MAX = 107
 SERVER_LOG = "postgres.log"
-LOCK_NAME = "launcher.lock"
-SOCKET_NAME = ".s.PGSQL.5432"
 
 
-class _Account(NamedTuple):
-    """Whom the server runs as when this process is root."""
-
-    uid: int
-    gid: int
+def database_name(market_identity: str, live_account: int | None = None) -> str:
+    """Name the embedded database of a market's books or, live, of a venue account's: each has one of its own."""
+    identity = market_identity if live_account is None else f"{market_identity}:live:{live_account}"
+    return "trader_" + re.sub(r"[^a-z0-9]+", "_", identity.lower()).strip("_")
 
 
 class EmbeddedPostgres:
-    """The server of one folder, as an async context manager.
+    """PostgreSQL server of one folder, as an async context manager.
 
-    `durable=False` trades safety for speed, for tests: a crash of the machine may lose everything.
+    `durable=False` gives up safety for speed, for tests: a crash of the machine may lose everything.
     """
 
     def __init__(self, folder: Path, *, durable: bool = True, binaries: Binaries | None = None) -> None:
         self._asked_folder = folder.absolute()
         self._durable = durable
         self._binaries = binaries
-        self._account = _server_account()
+        self._account = server_account()
         self._folder = self._asked_folder
         self._sockets: Path | None = None
         self._lock: IO[str] | None = None
@@ -63,27 +65,27 @@ class EmbeddedPostgres:
 
     @property
     def version(self) -> str:
-        """Of the server, such as `18.6`."""
+        """The version of the server, such as `18.6`."""
         assert self._binaries is not None, "known once started"
         return self._binaries.version
 
     @property
     def data(self) -> Path:
-        """The data folder, which is not always in the folder asked for."""
+        """The data folder. It may be elsewhere than the requested folder (see `data_place`)."""
         return self._folder / "data"
 
     @property
-    def is_ours(self) -> bool:
-        """Whether this process has started the server; else a service at work has."""
+    def is_own(self) -> bool:
+        """Whether this process started the server; otherwise a running service did."""
         return self._process is not None
 
     def dsn(self, database: str) -> str:
-        """The connection string of a database of this server."""
+        """Return the connection string of a database of this server."""
         assert self._sockets is not None, "known once started"
         return f"postgresql://postgres@/{quote(database, safe='')}?host={quote(str(self._sockets), safe='')}"
 
     async def ensure_database(self, name: str) -> str:
-        """Make the database when it is missing; its connection string."""
+        """Create the database if it is missing, and return its connection string."""
         conn = await asyncpg.connect(self.dsn("postgres"))
         try:
             if not await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
@@ -101,23 +103,23 @@ class EmbeddedPostgres:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the server, and make its data folder at the first time.
+        """Start the server; the first start creates its data folder.
 
-        :raises StartError: another process uses the folder, no binaries fit, or the server does not come up
+        :raises StartError: another process uses the folder, no binaries fit, or the server does not start
         """
         if threading.current_thread() is not threading.main_thread():
             # The death signal belongs to the thread that forks, and the main thread is the one that lives longest.
             raise RuntimeError("The embedded PostgreSQL must be started from the main thread.")
-        self._folder = _place_for(self._asked_folder, self._account)
+        self._folder = data_place(self._asked_folder, self._account)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.stop)
             try:
-                self._lock = _lock_folder(self._folder)
+                self._lock = lock_folder(self._folder)
                 await self._stop_leftover()
                 self._binaries = choose_binaries(self.data) if self._binaries is None else self._binaries
                 self._binaries = self._binaries.readable_copy() if self._account else self._binaries
                 await self._make_data()
-                self._sockets = _socket_folder(self._folder, self._account)
+                self._sockets = socket_folder(self._folder, self._account)
                 await self._launch()
             except OSError as error:
                 why = error.strerror or error
@@ -125,10 +127,10 @@ class EmbeddedPostgres:
             undo.pop_all()
 
     async def stop(self) -> None:
-        """Stop the server and wait for its end. Transactions under way are rolled back."""
+        """Stop the server and wait for its end. Open transactions are rolled back."""
         if self._process is not None:
             process, self._process = self._process, None
-            await end(process)
+            await stop_process(process)
         if self._sockets is not None:
             with suppress(OSError):  # not empty after a kill; the next start uses it again
                 self._sockets.rmdir()
@@ -136,33 +138,31 @@ class EmbeddedPostgres:
             self._lock.close()
             self._lock = None
 
-    @classmethod
     @asynccontextmanager
-    async def attached(cls, folder: Path) -> AsyncIterator["EmbeddedPostgres"]:
-        """The server of a folder for a tool: the one that a service at work has started, else one of its own.
+    async def attach(self) -> AsyncIterator[Self]:
+        """Use the server of a running service, as a tool does; start one when no service runs.
 
-        :raises StartError: the folder has no data, or the server does not come up
+        :raises StartError: the folder has no data, or the server does not start
         """
-        server = cls(folder)
+        folder = self._asked_folder
         # A service that is not root has its data in the folder itself, also where root would put its own elsewhere.
         try:
-            places = (server._asked_folder, _place_for(server._asked_folder, server._account))
-            is_served = any(server._joins(place) for place in places)
-            has_data = server.data.exists()
+            is_running = any(self._find_running(place) for place in (folder, data_place(folder, self._account)))
+            has_data = self.data.exists()
         except PermissionError:
             raise StartError(
-                f"The embedded database in {folder} belongs to another user; call this as that one."
+                f"The embedded database in {folder} belongs to another user; run this command as that user."
             ) from None
-        if is_served:
-            yield server
+        if is_running:
+            yield self
             return
         if not has_data:
             raise StartError(f"There is no embedded database in {folder}. Set DATABASE_URL, or run in another folder.")
-        async with server:
-            yield server
+        async with self:
+            yield self
 
-    def _joins(self, place: Path) -> bool:
-        """Take the server that a service at work runs in this place; False when there is none."""
+    def _find_running(self, place: Path) -> bool:
+        """Use the server that a running service has started in this place; False when there is none."""
         self._folder = place
         pid = leftover_pid(self.data / "postmaster.pid", self.data)
         if pid is None or not is_ready(self.data, pid):
@@ -171,7 +171,7 @@ class EmbeddedPostgres:
         return True
 
     async def databases(self) -> list[str]:
-        """The names of the databases made with `ensure_database`."""
+        """Return the names of the service's databases on this server."""
         conn = await asyncpg.connect(self.dsn("postgres"))
         try:
             names = await conn.fetch("SELECT datname FROM pg_database WHERE datname LIKE 'trader_%' ORDER BY datname")
@@ -180,7 +180,7 @@ class EmbeddedPostgres:
         return [record["datname"] for record in names]
 
     async def ended(self) -> str:
-        """Wait until the server ends without having been told to; its last words."""
+        """Wait until the server ends although nobody stopped it, and return the last lines of its log."""
         while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110 - a process, not a task
             await asyncio.sleep(1)
         return tail(self._folder / SERVER_LOG)
@@ -189,10 +189,10 @@ class EmbeddedPostgres:
         if (self.data / "PG_VERSION").exists():
             return
         assert self._binaries is not None
-        unfinished = self._folder / "data.unfinished"  # renamed when done: a kill meanwhile leaves no half-made data
+        unfinished = self._folder / "data.unfinished"  # renamed when complete, so a kill leaves no half-made data
         if unfinished.exists():
             shutil.rmtree(unfinished)
-        _make_private(unfinished, self._account)
+        make_private(unfinished, self._account)
         command = [
             self._binaries.program("initdb"), "-D", str(unfinished), "-U", "postgres", "--auth=trust", "--locale=C",
             "-E", "UTF8", "--no-instructions", *([] if self._durable else ["--no-sync"]),
@@ -200,11 +200,11 @@ class EmbeddedPostgres:
         output = self._folder / "initdb.log"
         process = self._spawn(command, output, signal.SIGKILL)
         try:
-            await until(lambda: process.poll() is not None, READY_TIMEOUT_S, "initdb did not end")
+            await wait_until(lambda: process.poll() is not None, READY_TIMEOUT_S, "initdb did not end")
         finally:
-            await end(process)
+            await stop_process(process)
         if process.returncode != 0:
-            raise StartError(f"PostgreSQL could not make its data folder {self.data}: {tail(output)}")
+            raise StartError(f"PostgreSQL could not create its data folder {self.data}: {tail(output)}")
         unfinished.rename(self.data)
 
     async def _launch(self) -> None:
@@ -226,7 +226,7 @@ class EmbeddedPostgres:
             command += ["-c", f"{name}={value}"]
         output = self._folder / SERVER_LOG
         self._process = process = self._spawn(command, output, signal.SIGINT)
-        await until(
+        await wait_until(
             lambda: process.poll() is not None or is_ready(self.data, process.pid),
             READY_TIMEOUT_S,
             f"PostgreSQL in {self._folder} did not become ready",
@@ -235,7 +235,7 @@ class EmbeddedPostgres:
             raise StartError(f"PostgreSQL in {self._folder} did not start: {tail(output)}")
 
     def _spawn(self, command: Sequence[str], output: Path, death_signal: signal.Signals) -> subprocess.Popen[bytes]:
-        """Start a program of the server: in a session of its own, so that Ctrl+C reaches it through us only."""
+        """Start a program of the server in a session of its own, so that Ctrl+C does not reach it directly."""
         before_exec = bind_to_parent(death_signal)
         with output.open("wb") as file:
             return subprocess.Popen(  # noqa: S603 - our own binaries and arguments
@@ -244,7 +244,7 @@ class EmbeddedPostgres:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                # Nothing of the caller's environment: neither its locale nor its PG* may change the server.
+                # Nothing of the caller's environment: neither its locale nor its PG* variables may change the server.
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC", "HOME": str(self._folder)},
                 start_new_session=True,
                 user=self._account.uid if self._account else None,
@@ -254,7 +254,7 @@ class EmbeddedPostgres:
             )
 
     async def _stop_leftover(self) -> None:
-        """End a server that outlived its parent, and clear the traces of one that did not end well."""
+        """Stop a server that outlived its parent, and remove the pid file of one that crashed."""
         pid_file = self.data / "postmaster.pid"
         pid = leftover_pid(pid_file, self.data)
         if pid is None:
@@ -267,79 +267,9 @@ class EmbeddedPostgres:
             pass
         except PermissionError as error:
             raise StartError(f"The PostgreSQL in {self._folder} (process {pid}) belongs to another user.") from error
-        await until(
+        await wait_until(
             lambda: leftover_pid(pid_file, self.data) is None,
             STOP_TIMEOUT_S,
-            f"the PostgreSQL left behind in {self._folder} (process {pid}) does not stop",
+            f"the PostgreSQL left behind in {self._folder} (process {pid}) did not stop",
         )
         pid_file.unlink(missing_ok=True)
-
-
-# -- places ----------------------------------------------------------------------------------------------------------
-
-
-def _server_account() -> _Account | None:
-    """`nobody` when this process is root, else nothing: the server runs as we do."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        entry = pwd.getpwnam("nobody")
-    except KeyError:
-        raise StartError(
-            "PostgreSQL does not run as root, and this system has no user `nobody`. "
-            "Start as another user, or set DATABASE_URL."
-        ) from None
-    return _Account(entry.pw_uid, entry.pw_gid)
-
-
-def _place_for(folder: Path, account: _Account | None) -> Path:
-    try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartError(f"The database folder {folder} cannot be made: {error.strerror}.") from error
-    if account is None or is_open_to_all(folder):
-        return folder
-    place = shared_place(folder.resolve())
-    log.warning("PostgreSQL runs as `nobody`, who cannot reach %s; the database is in %s", folder, place)
-    return place
-
-
-def _make_private(folder: Path, account: _Account | None) -> None:
-    folder.mkdir(mode=0o700)
-    if account is not None:
-        os.chown(folder, account.uid, account.gid)
-
-
-def _socket_folder(folder: Path, account: _Account | None) -> Path:
-    """Where the socket goes: beside the data, unless that path is too long, or means something in a list of hosts."""
-    sockets = folder / "socket"
-    path = str(sockets / SOCKET_NAME)
-    if len(path) > SOCKET_PATH_BYTES_MAX or not re.fullmatch(r"[A-Za-z0-9/._-]+", path):
-        sockets = Path(f"/tmp/trader-{name_of(folder)}")  # noqa: S108 - its owner is checked
-    try:
-        _make_private(sockets, account)
-    except FileExistsError:
-        facts = sockets.lstat()
-        owner = account.uid if account else os.geteuid()
-        if facts.st_uid != owner or facts.st_mode & 0o077 or sockets.is_symlink():
-            raise StartError(f"The folder {sockets} is not ours. Remove it and start again.") from None
-    return sockets
-
-
-def _lock_folder(folder: Path) -> IO[str]:
-    """Hold the folder for this process. The lock ends with the process, however that ends."""
-    file = (folder / LOCK_NAME).open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise StartError(
-            f"The database folder {folder} is in use by another trader (process {owner}). "
-            "Stop that one, start in another folder, or set DATABASE_URL."
-        ) from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file

@@ -10,7 +10,8 @@ import pytest
 from trader.embedded.binaries import system_binaries
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError
-from trader.store.database.pool import SCHEMA_VERSION, Connection, Database, apply_schema, schema_path
+from trader.store.database.pool import Connection, Database
+from trader.store.database.schema import SCHEMA_VERSION, apply_schema, schema_path
 
 SNAPSHOT = """
 SELECT relname, relkind, attname, atttypid::regtype::text, attnotnull, pg_get_expr(adbin, adrelid)

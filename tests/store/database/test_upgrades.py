@@ -14,9 +14,9 @@ from support.records import HOUR, START, add_invocation, add_model, add_run, add
 from trader.domain.models import VariantId
 from trader.embedded.binaries import system_binaries, wheel_binaries
 from trader.services.exchange.audit import audit
-from trader.store.database.migrations import MIGRATIONS
 from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import SCHEMA_VERSION, Database, apply_schema
+from trader.store.database.pool import Database
+from trader.store.database.schema import MIGRATIONS, SCHEMA_VERSION, apply_schema
 from trader.store.portfolio.snapshots import insert_snapshots
 
 DATA = Path(__file__).parent / "data"

@@ -21,7 +21,8 @@ from support.records import (
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.models import VariantId
 from trader.store.agents import invocations as agents_store
-from trader.store.database.pool import Connection, Database, apply_schema
+from trader.store.database.pool import Connection, Database
+from trader.store.database.schema import apply_schema
 from trader.store.portfolio import analytics as store
 
 MODELS = ("one", "two", "homeless")

@@ -1,1 +1,1 @@
-"""The connection pool, schema migrations, partitions and leadership."""
+"""Connection pool, schema, partitions and leader lock."""

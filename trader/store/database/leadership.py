@@ -1,8 +1,7 @@
-"""Which of several processes on one database trades: the one that holds an advisory lock.
+"""Leader lock: of several processes on one database, the one that holds an advisory lock trades.
 
 The lock lives on a connection of its own, so that it ends with the process, however that ends. Each leader has a term;
-bookings of an earlier term are refused by `bookings.UPDATE_ACCOUNTS`, so one that has lost its lock without knowing
-cannot write any more.
+`store.exchange.ledger` refuses postings of an earlier term, so a leader that lost its lock unknowingly cannot write.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from trader.store.database.pool import CONNECT_TIMEOUT_S, Connection
+from trader.store.database.pool import CONNECT_TIMEOUT_S, SELECT_ALIVE, Connection
 
 log = logging.getLogger("trader.leadership")
 
@@ -22,33 +21,32 @@ _KEEPALIVE: Final = {"tcp_keepalives_idle": "1", "tcp_keepalives_interval": "1",
 """Lets the server notice within seconds that the leader's machine is gone, and free the lock."""
 
 SILENCE_S: Final = 5.0
-"""A leader that the server has not heard for so long stands still (SIGSTOP, a machine at rest): its lock is freed."""
+"""The server frees the lock of a leader that is silent for so long: stopped (SIGSTOP), or its machine suspended."""
 
 # "lead" in ASCII.
 LEADER_LOCK: Final = 0x6C656164
 
 TRY_LEADER_LOCK = "SELECT pg_try_advisory_lock($1)"
-SELECT_ALIVE = "SELECT 1"
 SET_SILENCE = "SELECT set_config('idle_session_timeout', $1, false)"
 
-# The third: a question whose time ran out while the process stood still leaves the library between two states.
+# InternalClientError: a query that timed out while the process was stopped leaves asyncpg between two states.
 _LOST: Final = (
     asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError
 )  # fmt: skip
 
 
 class LeaderLock:
-    """The advisory lock of the leader, tried for by `try_acquire` and watched by `lost`."""
+    """Advisory lock of the leader: acquired by `try_acquire`, watched by `lost`."""
 
     def __init__(self, dsn: str, silence_s: float = 0) -> None:
-        """The lock ends with a silence of `silence_s` while it is watched; 0 is never."""
+        """Have the server free the lock after `silence_s` without a query while it is watched; 0 is never."""
         self._dsn = dsn
         self._silence_s = silence_s
         self._connection: asyncpg.Connection[Any] | None = None
-        self._cut = asyncio.Event()
+        self._disconnected = asyncio.Event()
 
     async def try_acquire(self) -> bool:
-        """Whether this process leads now. False, too, when the database cannot answer."""
+        """Try to become the leader. False, too, when the database cannot answer."""
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await asyncpg.connect(
@@ -57,18 +55,18 @@ class LeaderLock:
                     command_timeout=_CHECK_TIMEOUT_S,
                     server_settings={"application_name": "trader leader", **_KEEPALIVE},
                 )
-                self._cut.clear()
-                self._connection.add_termination_listener(lambda _: self._cut.set())
+                self._disconnected.clear()
+                self._connection.add_termination_listener(lambda _: self._disconnected.set())
             return bool(await self._connection.fetchval(TRY_LEADER_LOCK, LEADER_LOCK))
         except _LOST as error:
-            log.debug("the leader lock cannot be tried for: %s", str(error) or type(error).__name__)
+            log.debug("the leader lock cannot be requested: %s", str(error) or type(error).__name__)
             await self.release()
             return False
 
     async def lost(self) -> None:
-        """Wait until the lock is lost: its connection was cut, or the database stopped answering.
+        """Wait until the lock is lost: its connection broke, or the database stopped answering.
 
-        The server counts silence from here on only: catching up on a long downtime may keep this process busy before.
+        The server counts silence only from here on: before, this process may be busy catching up on a long downtime.
         """
         silence_ms: str | None = str(round(self._silence_s * 1000))
         while self._connection is not None:
@@ -82,10 +80,10 @@ class LeaderLock:
                 await self.release()
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._cut.wait(), _CHECK_EVERY_S)
+                await asyncio.wait_for(self._disconnected.wait(), _CHECK_EVERY_S)
 
     async def release(self) -> None:
-        """Give the lock up, if it is held."""
+        """Release the lock, if it is held."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(*_LOST):
@@ -96,7 +94,7 @@ UPDATE_TERM = "UPDATE service_state SET term = term + 1 RETURNING term"
 
 
 async def update_term(conn: Connection) -> int:
-    """Begin a new term: what an earlier leader still wants to book is refused from here on."""
+    """Begin a new term: postings of earlier leaders are refused from here on."""
     term: int = await conn.fetchval(UPDATE_TERM)
     return term
 
@@ -105,7 +103,7 @@ UPDATE_HEARTBEAT = "UPDATE service_state SET schedulers = $2, heartbeat_at = now
 
 
 async def update_heartbeat(conn: Connection, term: int, schedulers: dict[str, bool]) -> None:
-    """Tell the standbys which schedulers run here."""
+    """Record for the standbys which schedulers run here."""
     await conn.execute(UPDATE_HEARTBEAT, term, schedulers)
 
 
@@ -115,7 +113,7 @@ SELECT CASE WHEN heartbeat_at > now() - interval '30 seconds' THEN schedulers EN
 
 
 async def select_leader_schedulers(conn: Connection) -> dict[str, bool] | None:
-    """Which schedulers run on the leader; None when it has not told for half a minute."""
+    """Return which schedulers run on the leader; None when its last heartbeat is older than half a minute."""
     schedulers: dict[str, bool] | None = await conn.fetchval(SELECT_LEADER_SCHEDULERS)
     return schedulers
 
@@ -124,5 +122,5 @@ SELECT_SEQUENCES = "SELECT id, sequence FROM accounts"
 
 
 async def select_sequences(conn: Connection) -> dict[str, int]:
-    """The sequence of every account, by which a standby sees what has changed."""
+    """Return the sequence of every account, by which a standby sees which accounts have changed."""
     return {record["id"]: record["sequence"] for record in await conn.fetch(SELECT_SEQUENCES)}

@@ -1,8 +1,7 @@
-"""The weekly partitions of raw snapshots and invocation payloads.
+"""Weekly partitions of raw snapshots and invocation payloads.
 
-Partitions are made before they are needed and attached, and dropped after they were detached, so that neither waits
-for, nor holds up, the readers and writers of the table. A week begins on Monday, 00:00 UTC; a partition is named for
-its first day.
+A partition is created first and then attached, and detached first and then dropped, so that neither blocks the readers
+and writers of the table. A week begins on Monday, 00:00 UTC; a partition is named after its first day.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -14,11 +13,11 @@ from trader.store.database.pool import Connection
 PARTITIONED_TABLES = ("portfolio_snapshots", "invocation_payloads")
 WEEK = timedelta(days=7)
 
-# "partitio" in ASCII: two processes make the same partition one after the other.
+# "partitio" in ASCII: two processes create the same partition one after the other.
 PARTITION_LOCK = 0x706172746974696F
 LOCK_PARTITIONS = "SELECT pg_advisory_xact_lock($1)"
 
-# `inhdetachpending` is null for a partition that was detached, but not dropped before its process ended.
+# `inhdetachpending` is null for a partition that was detached, but not yet dropped when its process ended.
 SELECT_PARTITIONS = """
 SELECT c.relname, i.inhdetachpending
 FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
@@ -29,7 +28,7 @@ ORDER BY c.relname
 
 
 def week_of(moment: datetime) -> datetime:
-    """The Monday, 00:00 UTC, of the moment's week."""
+    """Return the Monday, 00:00 UTC, of the moment's week."""
     day = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return day - timedelta(days=day.weekday())
 
@@ -43,7 +42,7 @@ def _week(table: str, partition: str) -> datetime:
 
 
 async def ensure_partitions(conn: Connection, around: datetime, until: datetime | None = None) -> None:
-    """Make the partitions of this week and the next, and of all weeks up to `until`, where they are missing.
+    """Create the missing partitions of this week, the next, and all weeks up to `until`.
 
     Safe to repeat, and for two processes at once.
     """

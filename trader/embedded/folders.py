@@ -1,0 +1,134 @@
+"""Folders of the embedded PostgreSQL: its data, its socket, its lock, and places that the user `nobody` can reach.
+
+PostgreSQL refuses to run as root, so under root its server runs as `nobody`, who needs folders open to every user.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import pwd
+import re
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from trader.errors import StartError
+
+log = logging.getLogger(__name__)
+
+SOCKET_PATH_BYTES_MAX = 107
+LOCK_NAME = "launcher.lock"
+SOCKET_NAME = ".s.PGSQL.5432"
+WORLD_EXECUTE = 0o001
+WRITABLE_BY_OTHERS = 0o022
+SHARED_FOLDERS = (Path("/var/lib/trader"), Path("/var/tmp/trader-root"))  # noqa: S108 - its owner is checked
+
+
+class ServerAccount(NamedTuple):
+    """The user that the server runs as when this process is root."""
+
+    uid: int
+    gid: int
+
+
+def name_of(path: Path) -> str:
+    """Return a short name derived from the path."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+
+
+def is_open_to_all(path: Path) -> bool:
+    """Whether every user may enter `path` and all folders above it, by their mode bits."""
+    path = path.resolve()
+    return all(folder.stat().st_mode & WORLD_EXECUTE for folder in (path, *path.parents))
+
+
+def shared_place(key: Path) -> Path:
+    """Return a folder owned by root that every user can reach: the same one for `key` at every start.
+
+    :raises StartError: no such folder can be made
+    """
+    for base in SHARED_FOLDERS:
+        try:
+            base.mkdir(mode=0o755, exist_ok=True)
+            facts = base.lstat()
+            # Every user may write into the temporary folders: what another user made there is not trusted.
+            if facts.st_uid == os.geteuid() and not facts.st_mode & WRITABLE_BY_OTHERS and is_open_to_all(base):
+                place = base / name_of(key)
+                place.mkdir(mode=0o755, exist_ok=True)
+                return place
+        except OSError:
+            continue
+    raise StartError(
+        "No folder was found that the user `nobody` can reach. Start as another user, or set DATABASE_URL."
+    )
+
+
+def server_account() -> ServerAccount | None:
+    """Return the user `nobody` when this process is root; else None, and the server runs as this process's user."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam("nobody")
+    except KeyError:
+        raise StartError(
+            "PostgreSQL does not run as root, and this system has no user `nobody`. "
+            "Start as another user, or set DATABASE_URL."
+        ) from None
+    return ServerAccount(entry.pw_uid, entry.pw_gid)
+
+
+def data_place(folder: Path, account: ServerAccount | None) -> Path:
+    """Return the folder itself, or a shared place instead of it when `account` cannot reach the folder."""
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"The database folder {folder} cannot be made: {error.strerror}.") from error
+    if account is None or is_open_to_all(folder):
+        return folder
+    place = shared_place(folder.resolve())
+    log.warning("PostgreSQL runs as `nobody`, who cannot reach %s; the database is in %s", folder, place)
+    return place
+
+
+def make_private(folder: Path, account: ServerAccount | None) -> None:
+    """Create a folder that only the server's user can enter."""
+    folder.mkdir(mode=0o700)
+    if account is not None:
+        os.chown(folder, account.uid, account.gid)
+
+
+def socket_folder(folder: Path, account: ServerAccount | None) -> Path:
+    """Create the folder of the socket: beside the data, unless that path is too long or unsafe in a list of hosts."""
+    sockets = folder / "socket"
+    path = str(sockets / SOCKET_NAME)
+    if len(path) > SOCKET_PATH_BYTES_MAX or not re.fullmatch(r"[A-Za-z0-9/._-]+", path):
+        sockets = Path(f"/tmp/trader-{name_of(folder)}")  # noqa: S108 - its owner is checked
+    try:
+        make_private(sockets, account)
+    except FileExistsError:
+        facts = sockets.lstat()
+        owner = account.uid if account else os.geteuid()
+        if facts.st_uid != owner or facts.st_mode & 0o077 or sockets.is_symlink():
+            raise StartError(
+                f"The folder {sockets} belongs to another user or is open to others. Remove it and start again."
+            ) from None
+    return sockets
+
+
+def lock_folder(folder: Path) -> IO[str]:
+    """Lock the folder for this process. The lock ends with the process, however that ends."""
+    file = (folder / LOCK_NAME).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise StartError(
+            f"The database folder {folder} is in use by another trader (process {owner}). "
+            "Stop that one, start in another folder, or set DATABASE_URL."
+        ) from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

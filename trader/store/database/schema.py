@@ -1,0 +1,142 @@
+"""Schema of the database: its version, the steps from earlier versions, and how a start applies it.
+
+schema.sql is the whole schema of this version. An upgrade runs the steps of `MIGRATIONS`, then schema.sql, all in one
+transaction: it happens whole, or not at all. A step changes existing tables and their data; new tables, functions and
+triggers come from schema.sql alone. A step must tolerate that its change is already there.
+"""
+
+import sysconfig
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import asyncpg
+
+from trader.errors import StartError
+from trader.store.database.pool import Connection, Database, place
+
+TO_VERSION_2: Final = """
+ALTER TABLE invocation_counts
+    ADD COLUMN IF NOT EXISTS input_tokens bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS output_tokens bigint NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS cost_usd amount;
+UPDATE invocation_counts c
+SET input_tokens = s.input_tokens, output_tokens = s.output_tokens, cost_usd = s.cost_usd
+FROM (
+    SELECT i.model_id, r.number, sum(i.input_tokens) AS input_tokens, sum(i.output_tokens) AS output_tokens,
+           sum(i.cost_usd) AS cost_usd
+    FROM invocations i
+    CROSS JOIN LATERAL (
+        SELECT coalesce(max(number), 0) AS number FROM runs
+        WHERE account_id = i.model_id AND started_at <= i.started_at
+    ) r
+    WHERE i.status <> 'running'
+    GROUP BY i.model_id, r.number
+) s
+WHERE s.model_id = c.model_id AND s.number = c.run_number;
+"""
+"""Adds tokens and costs to the counters of each run."""
+
+CLOSED_BY_OPERATOR: Final = """
+ALTER TABLE orders DROP CONSTRAINT IF EXISTS orders_close_reason_check;
+ALTER TABLE orders ADD CONSTRAINT orders_close_reason_check CHECK (
+    close_reason IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator')
+);
+ALTER TABLE fills DROP CONSTRAINT IF EXISTS fills_cause_check;
+ALTER TABLE fills ADD CONSTRAINT fills_cause_check CHECK (
+    cause IN ('order', 'limit', 'stop', 'invalidation', 'target', 'time', 'liquidation', 'reset', 'operator')
+);
+"""
+"""Allows `operator` as the cause of a close."""
+
+VENUE_ACCOUNTS: Final = """
+ALTER TABLE models ADD COLUMN IF NOT EXISTS venue_account_index bigint CHECK (venue_account_index >= 0);
+ALTER TABLE service_state
+    ADD COLUMN IF NOT EXISTS venue_url text,
+    ADD COLUMN IF NOT EXISTS venue_account_index bigint CHECK (venue_account_index >= 0),
+    DROP CONSTRAINT IF EXISTS live_has_a_venue,
+    DROP CONSTRAINT IF EXISTS live_has_an_account,
+    ADD CONSTRAINT live_has_a_venue CHECK ((trading_mode = 'live') = (venue_url IS NOT NULL)),
+    ADD CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL));
+"""
+"""Records which account of a venue a model trades, and which venue and account a database belongs to."""
+
+MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2, 3: CLOSED_BY_OPERATOR, 4: VENUE_ACCOUNTS}
+"""Each step by the version that it leads to."""
+
+SCHEMA_VERSION: Final = max(MIGRATIONS)
+UPGRADE_TIMEOUT_S: Final = 600.0
+
+# "trader" in ASCII: two processes that start at once apply the schema one after the other.
+SCHEMA_LOCK: Final = 0x747261646572
+
+LOCK_SCHEMA = "SELECT pg_advisory_xact_lock($1)"
+UPDATE_SCHEMA_VERSION = "UPDATE schema_version SET version = $1, applied_at = now() WHERE version < $1"
+
+
+def schema_path() -> Path:
+    """Return the path of schema.sql: at the root of a checkout, or among the data files of an installed package."""
+    checkout = Path(__file__).parents[3] / "schema.sql"
+    installed = Path(sysconfig.get_path("data"), "share", "trader", "schema.sql")
+    return checkout if checkout.exists() else installed
+
+
+async def apply_schema(database: Database) -> None:
+    """Create the tables of this version in an empty database, or upgrade those of an earlier version with their data.
+
+    Safe to repeat, and for two processes at once. A database of this version is left alone, without taking any lock.
+
+    :raises StartError: the database has the schema of a newer version, or its user may not create tables
+    """
+    async with database.connection() as conn:
+        if await select_schema_version(conn) == SCHEMA_VERSION:
+            return
+    async with database.transaction() as conn:
+        await conn.execute(LOCK_SCHEMA, SCHEMA_LOCK)
+        found = await select_schema_version(conn)
+        if found is not None and found > SCHEMA_VERSION:
+            raise StartError(
+                f"The database has schema version {found}, made by a newer version of trader; "
+                f"this one needs version {SCHEMA_VERSION}. Start the newer version, or use another database."
+            )
+        steps = [] if found is None else [MIGRATIONS[step] for step in range(found + 1, SCHEMA_VERSION + 1)]
+        try:
+            for statements in [*steps, schema_path().read_text(encoding="utf-8")]:
+                await conn.execute(statements, timeout=UPGRADE_TIMEOUT_S)
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
+        await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
+
+
+@asynccontextmanager
+async def open_database(dsn: str) -> AsyncIterator[Database]:
+    """Open the database of a service for a tool, without changing its schema.
+
+    :raises StartError: the database cannot be used, or its schema is not of this version
+    """
+    database = await Database.connect(dsn, size=1)
+    try:
+        async with database.connection() as conn:
+            found = await select_schema_version(conn)
+        if found != SCHEMA_VERSION:
+            state = "is empty" if found is None else f"has schema version {found}"
+            raise StartError(
+                f"The database at {place(dsn)} {state}; this program needs version {SCHEMA_VERSION}. "
+                "Use the version of the running service; a start of the service upgrades its database."
+            )
+        yield database
+    finally:
+        await database.close()
+
+
+SELECT_HAS_SCHEMA = "SELECT to_regclass('schema_version') IS NOT NULL"
+SELECT_SCHEMA_VERSION = "SELECT version FROM schema_version"
+
+
+async def select_schema_version(conn: Connection) -> int | None:
+    """Return the schema version of the tables; None in an empty database."""
+    if not await conn.fetchval(SELECT_HAS_SCHEMA):
+        return None
+    found: int | None = await conn.fetchval(SELECT_SCHEMA_VERSION)
+    return found
