@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -309,19 +309,17 @@ def build_app(service: Service) -> web.Application:
     return app
 
 
-async def _listen(service: Service, settings: Settings, sockets: Iterable[socket.socket], stack: AsyncExitStack) -> int:
+async def _listen(service: Service, settings: Settings, sockets: Sequence[socket.socket], stack: AsyncExitStack) -> int:
     """Serve HTTP; the port listened on (PORT 0 takes any free one)."""
     limits = connections.ConnectionLimits.of(settings)
     connections.raise_file_limit(limits.connections_max)
-    runner = connections.Runner(build_app(service), limits, access_log=None, shutdown_timeout=_REQUESTS_END_S)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+    server = connections.HttpServer(build_app(service), limits, shutdown_timeout_s=_REQUESTS_END_S)
+    stack.push_async_callback(server.stop)
     try:
-        for one in sockets:
-            await web.SockSite(runner, one, backlog=connections.WAITING_MAX).start()
+        await server.start(sockets)
     except OSError as error:  # another process took the port in the same moment
         raise connections.cannot_listen(settings.host, settings.port, error) from error
-    return int(runner.addresses[0][1])
+    return int(sockets[0].getsockname()[1])
 
 
 async def _fail_with(server: EmbeddedPostgres) -> None:

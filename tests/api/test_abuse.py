@@ -12,7 +12,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from trader.api import cors, rpc
-from trader.api.connections import ConnectionLimits, Runner
+from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.routes import add_read_only
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
@@ -44,17 +44,16 @@ class Context:
 
 
 class Service:
-    """A service on a port, with its runner to look into."""
+    """A service on a port, with its server to look into."""
 
-    def __init__(self, runner: Runner, port: int) -> None:
-        self.runner = runner
+    def __init__(self, server: HttpServer, port: int) -> None:
+        self.server = server
         self.port = port
         self.writers: list[asyncio.StreamWriter] = []
 
     @property
     def open(self) -> int:
-        assert self.runner.server is not None
-        return len(self.runner.server.connections)
+        return len(self.server)
 
     async def until(self, fits: Callable[[int], bool]) -> None:
         async with asyncio.timeout(30):
@@ -108,15 +107,15 @@ async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
     add_read_only(app, "/health", health)
     add_read_only(app, "/broken", broken)
     cors.setup(app, settings)
-    runner = Runner(app, limits, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    service = Service(runner, int(runner.addresses[0][1]))
+    server = HttpServer(app, limits, shutdown_timeout_s=0.1)
+    sockets = bind("127.0.0.1", 0)
+    await server.start(sockets)
+    service = Service(server, int(sockets[0].getsockname()[1]))
     try:
         yield service
     finally:
         await service.leave()
-        await runner.cleanup()
+        await server.stop()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from benchmarks.arrivals import STREAMS, Arrivals, Readers, pin_server, resident
 from trader.__main__ import loop_factory
 from trader.api import streams
 from trader.api.broadcast import frame
-from trader.api.connections import WAITING_MAX, ConnectionLimits, Runner, Server
+from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
 from trader.api.requests import REQUESTS, RequestLog
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
@@ -60,11 +60,11 @@ class Service:
         app = web.Application()
         app[REQUESTS] = self.requests
         streams.setup(app, self.hubs, self._timing)
-        self._runner = Runner(app, ConnectionLimits(), access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=WAITING_MAX).start()
+        self._server = HttpServer(app, ConnectionLimits())
+        sockets = bind("127.0.0.1", 0)
+        await self._server.start(sockets)
         await self.hubs.start()
-        return int(self._runner.addresses[0][1])
+        return int(sockets[0].getsockname()[1])
 
     def publish(self) -> int:
         """Something happened on every stream; the time that marks it."""
@@ -81,11 +81,10 @@ class Service:
 
     def present(self) -> int:
         """What is there of callers: subscribers and connections."""
-        assert isinstance(self._runner.server, Server)
-        return self.connected() + len(self._runner.server.connections)
+        return self.connected() + len(self._server)
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        await self._server.stop()
 
 
 class BareProtocol(asyncio.Protocol):

@@ -12,7 +12,7 @@ BODY_SIZE_MAX: Final = 2**20
 """Bytes of a request body, after decompression."""
 
 GIVEN_UP: Final = web.RequestKey("given_up", bool)
-"""Set when the rest of the body must not be waited for: the connection has to close after the answer."""
+"""Set when the rest of the body must not be waited for: the connection closes after the answer."""
 
 
 class BodyTimeout(Exception):
@@ -42,22 +42,17 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
                 body += chunk
                 _check_size(len(body))
     except TimeoutError:
-        _give_up(request)
+        request[GIVEN_UP] = True
         raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
     except (ContentEncodingError, web.RequestPayloadError, ConnectionError) as error:  # the last: the caller has left
-        _give_up(request)
+        request[GIVEN_UP] = True
         why = " ".join(str(error).removeprefix("400, message:").split())  # the framework's words, on a line of ours
         raise InvalidInput(Issue((), f"the body cannot be read: {why}")) from None
     except PayloadTooLarge:
         if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
-            _give_up(request)
+            request[GIVEN_UP] = True
         raise
     return bytes(body)
-
-
-def _give_up(request: web.Request) -> None:
-    request.content.feed_eof()
-    request[GIVEN_UP] = True
 
 
 def _check_size(size: int) -> None:

@@ -1,9 +1,9 @@
-"""What one connection may take: time for its headers, for its silence and for its answers; and how many there may be.
+"""The HTTP server: an aiohttp application on connections with limits.
 
-The framework bounds the size of headers and the requests that wait on one connection (31 here), and closes a connection
-that is silent. It has no bound for a head that arrives byte by byte, for a caller who does not take its answer, and for
-the number of connections; those are here. So is the answer to what no handler answers: bytes that are no request, a
-request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
+aiohttp bounds the size of headers and the number of requests that wait on one connection, and closes connections that
+are silent. It has no bound for a head that arrives byte by byte, for a caller who does not read its answer, and for the
+number of connections: a protocol around aiohttp's own enforces those. Answers to what no handler answers are JSON too:
+bytes that are no request, a request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
 """
 
 import asyncio
@@ -11,16 +11,20 @@ import errno
 import logging
 import resource
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from aiohttp import web
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from trader.api.requests import REQUEST_ID, REQUESTS, RequestLog
+from trader.api.body import GIVEN_UP
+from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, Handler, RequestLog
 from trader.api.routes import refusal
+from trader.api.schemas.common import ENCODER
+from trader.api.schemas.streams import Refusal
 from trader.errors import StartError
 from trader.settings import Settings
 
@@ -39,11 +43,9 @@ _REASON_CHARACTERS: Final = 200
 _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """What an address of a host name says that this machine does not have: `localhost` where there is no IPv6."""
 
-_TOO_SLOW_BODY: Final = b'{"error":"The head of the request took too long"}'
-_TOO_SLOW: Final = (
-    b"HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\nX-Request-Id: %b\r\n\r\n%b"
-)
+_TOO_SLOW: Final = "The head of the request took too long"
+_REFUSED: Final = b"HTTP/1.0 400 "
+"""How an answer of aiohttp's own to bytes that are no request begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,189 +69,253 @@ class ConnectionLimits:
         )
 
 
-class Connection(RequestHandler):
-    """One connection. A timer runs only while a head is incomplete or an answer is not taken."""
+class Connection(asyncio.Protocol):
+    """One connection: passes everything on to aiohttp's protocol and enforces the limits.
 
-    __slots__ = ("_held_up", "_late", "_limits", "_server", "_stuck")
+    A timer runs only while a head is incomplete or an answer is not taken. The middleware `answer_request` reports when
+    a request begins and ends.
+    """
 
-    def __init__(self, server: "Server", limits: ConnectionLimits, **options: Any) -> None:
-        super().__init__(server, **options)
+    def __init__(self, http: asyncio.Protocol, server: "HttpServer") -> None:
+        self._http = http
         self._server = server
-        self._limits = limits
-        self._held_up = False
+        self._limits = server.limits
+        self._loop = asyncio.get_running_loop()
+        self._is_busy = False
+        self._body: StreamReader | None = None
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
-        # The parser stops at as many waiting requests as the framework, and counts one too many when a head came before
-        # its body; at one fewer the framework goes on by itself with whatever the parser has left.
-        self._max_msg_queue_size -= 1
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered: it waits for the next, whose head may have begun."""
-        return self._waiter is not None and not self._waiter.done()
+        """Whether it waits for the next request, whose head may have begun: the last one is read and answered."""
+        return not self._is_busy and self._stuck is None and (self._body is None or self._body.is_eof())
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
-            self._end_broken_body(self._messages[-1][0].message)
-        waiter = self._waiter
-        if waiter is None or waiter.done():  # a whole head has come, or the body of one
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-        elif self._late is None and self.transport is not None:  # bytes came, and no whole head
-            self._late = self._loop.call_later(self._limits.head_s, self._end_late)
-
-    def pause_reading(self) -> None:
-        self._held_up = True
-        super().pause_reading()
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on where reading was paused. The framework asks for it whenever a body is read, paused or not.
-
-        After the first pause every such wish is granted: the parser may stop for it later than reading goes on, and
-        keeps what it has not looked at.
-        """
-        if self._held_up:
-            super().resume_reading(resume_parser)
-
-    def _end_broken_body(self, reason: str) -> None:
-        """Bytes came that are no request: a body they were to belong to has no end, and nobody is to wait for it."""
-        if len(self._messages) > 1:
-            body = self._messages[-2][1]
-        elif self._current_request is not None:
-            body = self._current_request.content
-        else:
-            return
-        if not body.is_eof():
-            body.set_exception(web.RequestPayloadError(reason))
-
-    def _end_late(self) -> None:
-        self._late = None
-        if self.transport is not None and self.is_idle:
-            request_id = self._server.requests.new_id()
-            log.info("request %s: its head took too long", request_id)
-            self.transport.write(_TOO_SLOW % (len(_TOO_SLOW_BODY), request_id.encode(), _TOO_SLOW_BODY))
-            self.force_close()
-
-    def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
-        """No coroutine of its own: every answer passes here."""
-        if isinstance(resp, web.HTTPException):  # of the router, for what is no path
-            request[REQUEST_ID] = request_id = self._server.requests.new_id()
-            log.info("request %s: %s is for no path", request_id, request.method)
-            resp = refusal(resp.status, resp.reason)
-        self._server.answered(self)
-        return super().finish_response(request, resp, start_time)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """The answer to what no handler answered, with a line in the log that has its id. Closes the connection.
-
-        :raises ConnectionError: a part of an answer has been sent already
-        """
-        request_id = request.get(REQUEST_ID) or self._server.requests.new_id()
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR:  # bytes that are no request
-            reason = " ".join(str(message or exc or "Bad Request").split())[:_REASON_CHARACTERS]
-            log.info("request %s: refused a connection of %s: %s", request_id, request.remote, ascii(reason))
-            text = reason
-        else:
-            log.error("request %s: %s %s failed", request_id, request.method, request.path, exc_info=exc)
-            text = "Internal server error"
-        if request.writer.output_size > 0:
-            raise ConnectionError("a part of the answer has been sent; the connection is closed")
-        response = refusal(status, text, {"X-Request-Id": request_id})
-        response.force_close()
-        return response
-
-    def log_exception(self, *args: Any, **options: Any) -> None:
-        """What ended the connection. A body that nobody wanted and that cannot be read to its end is no bug."""
-        if isinstance(options.get("exc_info"), web.RequestPayloadError):
-            log.info("closed a connection: the rest of a body cannot be read")
-        else:
-            super().log_exception(*args, **options)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stuck = self._loop.call_later(self._limits.answer_s, self._abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._end_timer()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._end_timer()
+    def begin(self) -> None:
+        """Note that the whole head of a request has arrived, and its handler begins."""
+        self._is_busy = True
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        super().connection_lost(exc)
 
-    def _end_timer(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
+    def end(self, body: StreamReader) -> None:
+        """Note that the handler of a request has ended. aiohttp reads the rest of its body, which is no head.
 
-    def _abort(self) -> None:
-        self._stuck = None
-        if self.transport is not None:
-            self.transport.abort()
+        Its parser stops at 32 requests, and counts one too many when a body came after its head; aiohttp itself then
+        never asks it to go on, so it is asked here.
+        """
+        self._is_busy = False
+        self._body = body
+        self._server.moved(self)
+        self._http.data_received(b"")
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self._http.connection_made(cast("asyncio.Transport", _HttpTransport(self._transport, self, self._server)))
+        self._server.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._late is None and self.is_idle:
+            self._late = self._loop.call_later(self._limits.head_s, self._end_late)
+        self._http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        self._stuck = self._loop.call_later(self._limits.answer_s, self._transport.abort)
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._cancel_timers()
+        self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timers()
+        self._server.lost(self)
+        self._http.connection_lost(exc)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        self._late = self._stuck = None
+
+    def _end_late(self) -> None:
+        self._late = None
+        if not self._transport.is_closing():
+            request_id = self._server.requests.new_id()
+            log.info("request %s: its head took too long", request_id)
+            self._transport.write(_closing_answer(HTTPStatus.REQUEST_TIMEOUT, _TOO_SLOW, request_id))
+            self._transport.close()
 
 
-class Server(web.Server):
-    """Makes the connections. When there are too many, the one that has been idle longest goes, else the newcomer.
+class _HttpTransport:
+    """The transport that aiohttp writes to: the connection's own, but refusals of bytes that are no request are JSON.
 
-    The framework's table of them is kept in the order in which they were made, or answered last.
+    aiohttp answers such bytes itself, as text and without any handler.
     """
 
-    def __init__(self, handler: Any, limits: ConnectionLimits, requests: RequestLog, **options: Any) -> None:
-        super().__init__(handler, **options)
-        self._limits = limits
-        self.requests = requests
+    def __init__(self, transport: asyncio.Transport, connection: Connection, server: "HttpServer") -> None:
+        self._transport = transport
+        self._server = server
+        self.connection = connection
+        self.is_closing = transport.is_closing
 
-    def __call__(self) -> RequestHandler:
-        return Connection(self, self._limits, loop=self._loop, **self._kwargs)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self._connections) > self._limits.connections_max:
-            idlest = next((one for one in self._connections if isinstance(one, Connection) and one.is_idle), None)
-            if idlest is None:
-                transport.abort()
-            else:
-                idlest.force_close()
+    def write(self, data: bytes) -> None:
+        self._transport.write(self._refusal(data) if _is_refusal(data) else data)
 
-    def answered(self, connection: Connection) -> None:
-        """Note that the connection is answered now, and idle after that."""
-        transport = self._connections.pop(connection, None)
-        if transport is not None:  # else it was lost, or the server shuts down
-            self._connections[connection] = transport
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        first, *others = pieces
+        if _is_refusal(first):
+            self.write(b"".join((first, *others)))
+        else:
+            self._transport.writelines((first, *others))
+
+    def _refusal(self, data: bytes) -> bytes:
+        text = data.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
+        reason = " ".join(text.split())[:_REASON_CHARACTERS]
+        request_id = self._server.requests.new_id()
+        peer = self.get_extra_info("peername")
+        log.info("request %s: refused a connection of %s: %s", request_id, peer and peer[0], ascii(reason))
+        return _closing_answer(HTTPStatus.BAD_REQUEST, reason, request_id)
 
 
-class Runner(web.AppRunner):
-    """Runs an application on connections with limits."""
+def _is_refusal(data: bytes) -> bool:
+    """Whether aiohttp itself writes this: every answer of a handler has an id."""
+    return data[: len(_REFUSED)] == _REFUSED and b"\r\nX-Request-Id: " not in data
 
-    def __init__(self, app: web.Application, limits: ConnectionLimits, **options: Any) -> None:
-        super().__init__(
+
+def _closing_answer(status: HTTPStatus, error: str, request_id: str) -> bytes:
+    """Encode the last answer on a connection, to what is no request."""
+    body = ENCODER.encode(Refusal(error=error))
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        f"Content-Length: {len(body)}\r\nX-Request-Id: {request_id}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+@web.middleware
+async def answer_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell the connection when the request begins and ends, and answer what no handler has answered."""
+    transport: Any = request.transport
+    connection = transport.connection if isinstance(transport, _HttpTransport) else None
+    if connection is not None:
+        connection.begin()
+    try:
+        response = await handler(request)
+        if GIVEN_UP in request:
+            await _answer_and_close(request, response)
+        return response
+    except web.HTTPException as error:  # of the router, for what is no path
+        request_id = _id_of(request)
+        log.info("request %s: %s is for no path", request_id, request.method)
+        return refusal(error.status, error.reason)
+    except Exception:
+        log.exception("request %s: %s %s failed", _id_of(request), request.method, request.path)
+        if BEGUN in request and transport is not None:
+            transport.abort()
+        response = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")
+        response.force_close()
+        return response
+    finally:
+        if connection is not None:
+            connection.end(request.content)
+
+
+async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
+    """Answer at once and close: aiohttp would wait for the rest of the body, and inflate it."""
+    response.force_close()
+    with suppress(ConnectionError):  # the caller has left
+        await response.prepare(request)
+        await response.write_eof()
+    if request.transport is not None:
+        request.transport.close()
+
+
+def _id_of(request: web.Request) -> str:
+    if REQUEST_ID not in request:
+        request[REQUEST_ID] = (request.app.get(REQUESTS) or RequestLog()).new_id()
+    return request[REQUEST_ID]
+
+
+class HttpServer:
+    """Serves an application on connections with limits.
+
+    When there are too many connections, the one that has been idle longest is closed, else the newcomer. The table of
+    connections is kept in the order in which they were made, or answered last.
+    """
+
+    def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
+        app.middlewares.insert(0, answer_request)
+        self._runner = web.AppRunner(
             app,
+            access_log=None,
+            logger=_http_log,
             keepalive_timeout=limits.idle_s,
+            lingering_time=limits.head_s,
             max_line_size=limits.line_bytes_max,
             max_field_size=limits.line_bytes_max,
-            **options,
+            shutdown_timeout=shutdown_timeout_s,
         )
-        self._limits = limits
+        self._listening: list[asyncio.Server] = []
+        self._connections: dict[Connection, None] = {}
+        self.limits = limits
+        self.requests = app.get(REQUESTS) or RequestLog()
 
-    async def _make_server(self) -> web.Server:
-        plain = await super()._make_server()
-        requests = self.app.get(REQUESTS) or RequestLog()
-        return Server(
-            plain.request_handler, self._limits, requests, request_factory=plain.request_factory, **plain._kwargs
-        )
+    def __len__(self) -> int:
+        """How many connections aiohttp has, or still has tasks of."""
+        return 0 if self._runner.server is None else len(self._runner.server.connections)
+
+    async def start(self, sockets: Iterable[socket.socket]) -> None:
+        """Listen on these bound sockets.
+
+        :raises OSError: another process took the port in the same moment
+        """
+        await self._runner.setup()
+        server, loop = self._runner.server, asyncio.get_running_loop()
+        assert server is not None
+        for one in sockets:
+            listening = await loop.create_server(lambda: Connection(server(), self), sock=one, backlog=WAITING_MAX)
+            self._listening.append(listening)
+
+    async def stop(self) -> None:
+        """Accept no more connections, end the streams, and give requests their time to end."""
+        for listening in self._listening:
+            listening.close()
+        await self._runner.cleanup()
+
+    def opened(self, connection: Connection) -> None:
+        self._connections[connection] = None
+        if len(self._connections) > self.limits.connections_max:
+            idlest = next(one for one in self._connections if one.is_idle)
+            self.lost(idlest)
+            idlest.close()
+
+    def moved(self, connection: Connection) -> None:
+        """Note that the connection is answered now, and idle after that."""
+        if connection in self._connections:
+            del self._connections[connection]
+            self._connections[connection] = None
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+
+def _is_bug(record: logging.LogRecord) -> bool:
+    """Whether what aiohttp logs is a bug: bytes that are no request, or no body, are not."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
+
+
+_http_log = logging.getLogger(f"{__name__}.aiohttp")
+_http_log.addFilter(_is_bug)
 
 
 def raise_file_limit(connections_max: int) -> None:

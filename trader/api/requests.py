@@ -18,6 +18,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request that is not a call, or whose response is begun before its end."""
 
+BEGUN: Final = web.RequestKey("begun", bool)
+"""Set when the response to a request has begun."""
+
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the latency histogram, in seconds."""
 

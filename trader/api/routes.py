@@ -23,7 +23,9 @@ def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -
 
 async def _refuse_expectation(request: web.Request) -> web.Response:
     expected = request.headers.get(hdrs.EXPECT, "")[:100]
-    return refusal(417, f"Expect: {expected} is not supported here; use 100-continue, or leave it out")
+    response = refusal(417, f"Expect: {expected} is not supported here; use 100-continue, or leave it out")
+    response.force_close()  # whether the body will come is not known
+    return response
 
 
 async def answer_expect(request: web.Request) -> web.StreamResponse | None:
@@ -32,8 +34,8 @@ async def answer_expect(request: web.Request) -> web.StreamResponse | None:
         return None
     if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
         return await noted(UNKNOWN, _refuse_expectation)(request)
-    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # the answer itself has not begun
+    if request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return None
 
 

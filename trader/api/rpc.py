@@ -19,11 +19,11 @@ from aiohttp import web
 
 from trader.api import batch, envelope
 from trader.api.answers import INPUT_BYTES_MAX, Answer, AnswerCache
-from trader.api.body import GIVEN_UP, BodyTimeout, read_body
+from trader.api.body import BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
-from trader.api.requests import REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
+from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
 from trader.api.routes import answer_expect
 from trader.api.schemas.common import ENCODER, Body, Checked, whole
 from trader.errors import (
@@ -194,7 +194,7 @@ class Dispatcher:
         else:
             answer = await self._handle_call(request, target, request_id)
         self._requests.finished(name, answer.status, started_s, request_id)
-        return _response(request, answer, request_id)
+        return _response(answer, request_id)
 
     async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
         try:
@@ -280,7 +280,7 @@ class Dispatcher:
                 return batch.Reply(index, answer.status, answer.headers, whole(answer.body))
 
             return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
-        return _response(request, answer, request_id)
+        return _response(answer, request_id)
 
     async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
         """One call of a batch. It comes from the oRPC client, so it is answered in its style whatever the path."""
@@ -318,12 +318,9 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
     return _failure(style, STATUSES[type(error)], message, issues)._replace(headers=headers)
 
 
-def _response(request: web.Request, answer: Answer, request_id: str) -> web.Response:
+def _response(answer: Answer, request_id: str) -> web.Response:
     headers = {"Content-Type": JSON, "Vary": "Origin", "X-Request-Id": request_id, **answer.headers}
-    response = web.Response(status=answer.status, body=whole(answer.body), headers=headers)
-    if answer.status != HTTPStatus.OK and GIVEN_UP in request:
-        response.force_close()
-    return response
+    return web.Response(status=answer.status, body=whole(answer.body), headers=headers)
 
 
 def _sentence(issue: Issue) -> str:
@@ -386,6 +383,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle, expect_handler=answer_expect)
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+        request[BEGUN] = True
         if "X-Request-Id" not in response.headers:
             response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
 

@@ -1,26 +1,26 @@
 """A service with a few procedures of its own, so that dispatch is tested apart from what the procedures do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import pairwise
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
+from support.served import Client, served
 
 from trader.api import cors, rpc
-from trader.api.connections import ConnectionLimits, Runner
 from trader.api.routes import add_read_only
 from trader.api.schemas.common import Empty, Input, Number, Pieces, Wire, checked
 from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
 from trader.settings import Settings
 
-Client = TestClient[web.Request, web.Application]
 ServiceFactory = Callable[..., Awaitable[Client]]
 
 
@@ -144,12 +144,11 @@ def load_settings(**environment: str) -> Settings:
     return Settings.load(environment, None, demo=True)
 
 
-def build_app(settings: Settings) -> tuple[web.Application, DemoContext]:
+def build_app(context: DemoContext) -> web.Application:
     app = web.Application()
-    context = DemoContext(settings)
     untyped: Any = context
     rpc.setup(app, untyped, registry)
-    cors.setup(app, settings)
+    cors.setup(app, context.settings)
 
     async def plain(_: web.Request) -> web.Response:
         return web.json_response({"ok": True})
@@ -158,50 +157,38 @@ def build_app(settings: Settings) -> tuple[web.Application, DemoContext]:
     app.router.add_get("/api/events/positions", plain)
     app.router.add_get("/elsewhere", plain)
     add_read_only(app, "/figures", plain)
-    return app, context
-
-
-CONTEXT = web.AppKey("context", DemoContext)
-
-
-class Server(TestServer):
-    """A test server with the connections of the service."""
-
-    async def _make_runner(self, **options: Any) -> Runner:
-        return Runner(self.app, ConnectionLimits(), **options)
+    return app
 
 
 @pytest.fixture
-def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
+async def make_service() -> AsyncIterator[ServiceFactory]:
     """Start a service whose settings are given as environment variables."""
+    async with AsyncExitStack() as stack:
 
-    async def make(**environment: str) -> Client:
-        app, context = build_app(load_settings(**environment))
-        app[CONTEXT] = context
-        client: Any = await aiohttp_client(Server(app))  # the plugin's types know no application of a server
-        return cast("Client", client)
+        async def make(**environment: str) -> Client:
+            app = build_app(DemoContext(load_settings(**environment)))
+            return await stack.enter_async_context(served(app))
 
-    return make
-
-
-@pytest.fixture
-async def client(make_service: ServiceFactory) -> Client:
-    return await make_service()
+        yield make
 
 
 @pytest.fixture
-async def plain_client(aiohttp_client: AiohttpClient) -> Client:
-    """The same procedures as the framework alone serves them: found by its router, on connections of its own."""
-    app, _ = build_app(load_settings())
-    return await aiohttp_client(app)
+async def context() -> DemoContext:
+    return DemoContext(load_settings())
+
+
+@pytest.fixture
+async def client(context: DemoContext) -> AsyncIterator[Client]:
+    async with served(build_app(context)) as started:
+        yield started
+
+
+@pytest.fixture
+async def plain_client(aiohttp_client: AiohttpClient) -> TestClient[web.Request, web.Application]:
+    """The same procedures as the framework alone serves them, on connections of its own."""
+    return await aiohttp_client(build_app(DemoContext(load_settings())))
 
 
 @pytest.fixture
 def registered() -> rpc.Registry:
     return registry
-
-
-@pytest.fixture
-def context(client: Client) -> DemoContext:
-    assert client.app is not None
-    return client.app[CONTEXT]

@@ -3,12 +3,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
+from support.served import Client
 
 from trader.api import batch
 
-Client = TestClient[web.Request, web.Application]
 ServiceFactory = Callable[..., Awaitable[Client]]
 
 BATCH = "/api/rpc/demo/echo/__batch__"

@@ -1,12 +1,10 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
+from support.served import Client
 
 from trader.api.cors import OriginRule, origin_of
 
-Client = TestClient[web.Request, web.Application]
 ServiceFactory = Callable[..., Awaitable[Client]]
 
 LISTED = "https://app.example"

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
 from support.orpc import installed_client, run_client
+from support.served import Client
 
-Client = TestClient[web.Request, web.Application]
 ServiceFactory = Callable[..., Awaitable[Client]]
 Answers = list[dict[str, Any]]
 

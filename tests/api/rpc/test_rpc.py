@@ -9,14 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
+from support.served import Client
 from yarl import URL
 
 from trader.api.rpc import Registry, rehearse
 from trader.api.schemas.common import Empty
 
-Client = TestClient[web.Request, web.Application]
 ServiceFactory = Callable[..., Awaitable[Client]]
 
 PLAIN = "/api/rpc/demo.echo"
