@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from support.scripted import make_settings
 
-from trader import leadership as service
+from trader import leadership
 from trader.app import serve
-from trader.leadership import Service
+from trader.leadership import Leadership
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import Operations
 
@@ -26,12 +26,12 @@ def operators(patch: pytest.MonkeyPatch) -> None:
 
 
 def role(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Service, "_lead_until_lost", broken)
+    patch.setattr(Leadership, "_lead_until_lost", broken)
 
 
 def heartbeat(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(service, "_HEARTBEAT_S", 0.01)
-    patch.setattr(Service, "_beat", broken)
+    patch.setattr(leadership, "_HEARTBEAT_S", 0.01)
+    patch.setattr(Leadership, "_beat", broken)
 
 
 @pytest.mark.parametrize("part", [market_feed, operators, role, heartbeat])

@@ -1,4 +1,4 @@
-"""The composition root: every part of the service is made here once, in order, and ended in the opposite order."""
+"""Composition root: makes every part of the service once, in order, and ends them in reverse order."""
 
 import asyncio
 import gc
@@ -17,14 +17,12 @@ from aiohttp import web
 from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, streams, warm
 from trader.api.context import Context
 from trader.clock import iso
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
+from trader.external import ExternalSystems, open_external
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
-from trader.gateways.lighter.account import LighterAccounts
-from trader.gateways.market.source import MarketSource
-from trader.gateways.sources import make_source
-from trader.leadership import Guards, Service
+from trader.leadership import Leadership, TradingControls
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
@@ -45,7 +43,6 @@ from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
 from trader.store.exchange.accounts import select_processed_until
 from trader.store.operations.safety import select_halts
 
@@ -53,10 +50,24 @@ log = logging.getLogger("trader")
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 _REQUESTS_END_S: Final = 1.0
-"""How long requests may take to end at shutdown; the framework waits as long twice. The streams are closed before."""
+"""How long requests may take to end at shutdown; the framework waits twice as long. Streams are closed before."""
 
 _READY_S: Final = 30.0
 """How long callers may be kept waiting at the start for answers to be made ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts of the running service that its HTTP application and its tasks use."""
+
+    context: Context
+    database: Database
+    accounts: Accounts
+    hubs: streams.Hubs
+    schedulers: Schedulers
+    controls: TradingControls
+    leadership: Leadership
+    started_at: datetime
 
 
 async def serve(settings: Settings) -> None:
@@ -69,76 +80,85 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as stack:
-        outside = await _open_outside(settings, stack)
-        # Before anything is traded: whoever cannot listen must not have led meanwhile.
+        external = await open_external(settings, stack)
+        # Before anything is traded: a process that cannot listen must not have led in the meantime.
         sockets = connections.bind(settings.host, settings.port)
         for one in sockets:
             stack.callback(one.close)
-        service = await _make_services(settings, outside, stack)
+        service = await _make_service(settings, external, stack)
         stop = asyncio.create_task(stopping.wait(), name="stop signal")
         stack.push_async_callback(_cancel, [stop])
-        if not await _take_role(service, stop):
+        if not await _take_role(service.leadership, stop):
             return
-        stack.push_async_callback(service.resign)
-        tasks = [
-            asyncio.create_task(service.follow_market(), name="market feed"),
-            asyncio.create_task(service.keep_role(), name="role"),
-            asyncio.create_task(service.operations.run(), name="operators"),
-            stop,
-        ]
-        if outside.server is not None:
-            tasks.append(asyncio.create_task(_fail_with(outside.server), name="embedded PostgreSQL"))
+        stack.push_async_callback(service.leadership.resign)
+        tasks = [*_endless_tasks(service, external.server), stop]
         ready = asyncio.create_task(_make_ready(service), name="first answers")
         stack.push_async_callback(_cancel, [*tasks, ready])
         await asyncio.wait([*tasks, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
-        settle_memory()
+        freeze_startup_objects()
         port = await _listen(service, settings, sockets, stack)
         log.info(
-            "listening on http://%s:%d (%s, market %s)", settings.host, port, settings.trading_mode, outside.source.name
+            "listening on http://%s:%d (%s, market %s)",
+            settings.host,
+            port,
+            settings.trading_mode,
+            external.source.name,
         )
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # only the stop signal ends by itself: this raises what another one died of
+            task.result()  # only the stop signal ends by itself: this raises the error that ended any other task
         log.info("stopping")
 
 
-async def _take_role(service: Service, stop: asyncio.Task[Any]) -> bool:
-    """Lead or stand by. False when it is to stop before that: of a long downtime the catching up takes minutes."""
-    taking = asyncio.create_task(service.take_role(), name="taking the role")
+async def _take_role(leadership: Leadership, stop: asyncio.Task[Any]) -> bool:
+    """Lead or stand by. False when stopped before that: catching up on a long downtime takes minutes."""
+    taking = asyncio.create_task(leadership.take_role(), name="taking the role")
     try:
         await asyncio.wait([taking, stop], return_when=asyncio.FIRST_COMPLETED)
         if taking.done():
             taking.result()
             return True
-        log.info("stopping before the start is done")
+        log.info("stopping before the start is complete")
         return False
     finally:
         await _cancel([taking])
 
 
-def settle_memory() -> None:
-    """Leave what the start has made to itself: walking through it again holds up everybody for some 30 ms each time.
+def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[asyncio.Task[Any]]:
+    """Start the tasks that run as long as the service; one that ends takes the process with it."""
+    tasks: list[asyncio.Task[Any]] = [
+        asyncio.create_task(service.leadership.follow_market(), name="market feed"),
+        asyncio.create_task(service.leadership.keep_role(), name="role"),
+        asyncio.create_task(service.controls.operations.run(), name="operators"),
+    ]
+    if server is not None:
+        tasks.append(asyncio.create_task(_fail_with(server), name="embedded PostgreSQL"))
+    return tasks
 
-    Of a long season the walk that this begins with takes tenths of a second, so nobody should be waiting yet.
+
+def freeze_startup_objects() -> None:
+    """Freeze the objects made at start out of garbage collection: each full collection would walk them for 30 ms.
+
+    After a long season the collection that comes first takes tenths of a second, so no caller should be waiting yet.
     """
     gc.collect()
     gc.freeze()
 
 
 async def check(settings: Settings) -> list[str]:
-    """Try what the service needs without running it. One line per part.
+    """Check what the service needs without running it. Return one line per part.
 
     :raises StartError: something is missing, too old, or of another market
     """
     async with AsyncExitStack() as stack:
-        outside = await _open_outside(settings, stack)
-        source = outside.source
-        latency_ms = await outside.database.ping()
-        accounts = outside.accounts
+        external = await open_external(settings, stack)
+        source = external.source
+        latency_ms = await external.database.ping()
+        accounts = external.venue_accounts
         where = "" if accounts is None else f": account {accounts.default_index} at {accounts.url}"
-        async with outside.database.connection() as conn:
+        async with external.database.connection() as conn:
             halts = await select_halts(conn)
         return [
             f"settings: valid, {settings.trading_mode}{where}",
@@ -161,116 +181,64 @@ async def _make_ready(service: Service) -> None:
     log.info("the first answers were made ready in %.1f s", time.monotonic() - began_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """What the service stands on. `server` is the embedded PostgreSQL, when the database is there.
-
-    `accounts` are those of a real venue, when orders go to one.
-    """
-
-    source: MarketSource
-    database: Database
-    dsn: str
-    server: EmbeddedPostgres | None
-    accounts: LighterAccounts | None
-
-
-async def _open_outside(settings: Settings, stack: AsyncExitStack) -> Outside:
-    """Open the market source, the venue and the database, and bring its schema in place."""
-    accounts = await _open_accounts(settings, stack)
-    source = make_source(settings)
-    await source.open()
-    stack.push_async_callback(source.close)
-    server = None
-    if settings.database_url is None:
-        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
-        name = database_name(source.identity, None if accounts is None else accounts.default_index)
-        dsn = await _embedded_dsn(server, name)
-    else:
-        dsn = settings.database_url
-    database = await Database.connect(dsn)
-    stack.push_async_callback(database.close)
-    await apply_schema(database)
-    return Outside(source, database, dsn, server, accounts)
-
-
-async def _open_accounts(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:
-    """The accounts at a real venue; None on paper. Here, and only here, it is decided which of the two it is.
-
-    :raises StartError: live trading is not confirmed, or the venue's SDK is missing or does not sign what it is given
-    """
-    if settings.trading_mode != "live":
-        return None
-    if settings.live_confirm != settings.venue_account_index:
-        raise StartError(
-            "TRADING_MODE=live trades real money. To confirm it set LIVE_CONFIRM to the account that is traded: "
-            f"LIVE_CONFIRM={settings.venue_account_index}"
-        )
-    accounts = LighterAccounts(settings)
-    stack.push_async_callback(accounts.close)
-    accounts.prove()
-    return accounts
-
-
-async def _embedded_dsn(server: EmbeddedPostgres, name: str) -> str:
-    """A database of the embedded server. One per market and live account, so that all can share the folder."""
-    log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
-    return await server.ensure_database(name)
-
-
-async def _make_services(settings: Settings, outside: Outside, stack: AsyncExitStack) -> Service:
-    source, database = outside.source, outside.database
+async def _make_service(settings: Settings, external: ExternalSystems, stack: AsyncExitStack) -> Service:
+    source, database = external.source, external.database
     async with database.connection() as conn:
         clock = source.clock(resume_at=await select_processed_until(conn))
         await ensure_partitions(conn, clock.now())
+    log.info("the market's time is %s", iso(clock.now()))
     events = EventBus()
     market = MarketFeed(source, clock)
     accounts = Accounts(database, LedgerWriter(database), events)
     halts = Halts(database, clock, events)
     exchange: Exchange
-    if outside.accounts is None:
+    if external.venue_accounts is None:
         exchange = PaperExchange(database, market, clock, settings, accounts, halts)
-        silence_s = SILENCE_S
     else:
         drift = DriftRecorder(database)
-        exchange = LiveExchange(database, market, clock, events, settings, outside.accounts, accounts, halts, drift)
-        silence_s = 0  # one that goes on would send its orders to the venue, which knows no terms
+        exchange = LiveExchange(
+            database, market, clock, events, settings, external.venue_accounts, accounts, halts, drift
+        )
     limits = LossLimits(database, exchange, halts, settings)
-    guards = Guards(halts, limits, Operations(database, exchange, halts, limits))
-    portfolio = Portfolio(database, exchange, clock, settings)
+    controls = TradingControls(halts, limits, Operations(database, exchange, halts, limits))
     providers = make_providers(settings)
     stack.push_async_callback(providers.close)
     supplier = make_supplier(settings, clock)
     if supplier is not None:
         stack.push_async_callback(supplier.close)
-    agents = Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier)
     context = Context(
         settings=settings,
         clock=clock,
         market=market,
         exchange=exchange,
         trading=TradingRecords(database, exchange),
-        portfolio=portfolio,
+        portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock),
-        agents=agents,
+        agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),
     )
-    keeper = warm.Keeper(context)
-
-    async def take_snapshots(now: datetime) -> None:
-        await portfolio.take_snapshots(now)
-        await keeper.keep(now)
-
-    schedulers = Schedulers(jobs(events, agents.run_batch, take_snapshots), clock)
+    schedulers = _make_schedulers(context, events)
     hubs = streams.Hubs(feeds.loads(context), events, clock)
     await hubs.start()
     stack.push_async_callback(hubs.close)
-    log.info("the market's time is %s", iso(clock.now()))
-    return Service(context, database, accounts, events, hubs, schedulers, LeaderLock(outside.dsn, silence_s), guards)
+    # A live leader that has lost its lock would go on sending orders to the venue, which knows no terms: no silence.
+    lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
+    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls)
+    return Service(context, database, accounts, hubs, schedulers, controls, leadership, clock.now())
+
+
+def _make_schedulers(context: Context, events: EventBus) -> Schedulers:
+    keeper = warm.Keeper(context)
+
+    async def take_snapshots(now: datetime) -> None:
+        await context.portfolio.take_snapshots(now)
+        await keeper.keep(now)
+
+    return Schedulers(jobs(events, context.agents.run_batch, take_snapshots), context.clock)
 
 
 def build_app(service: Service) -> web.Application:
-    """The HTTP application over running services."""
-    context = service.context
+    """Return the HTTP application of the service."""
+    context, leadership, halts = service.context, service.leadership, service.controls.halts
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
@@ -285,11 +253,11 @@ def build_app(service: Service) -> web.Application:
             market=context.market,
             hubs=service.hubs.all,
             schedulers=service.schedulers.status,
-            role=lambda: service.role,
-            running=service.running_schedulers,
+            role=lambda: leadership.role,
+            running=leadership.running_schedulers,
             troubles=lambda: context.exchange.troubles,
             models_running=context.agents.running,
-            halts=lambda: service.halts.in_force,
+            halts=lambda: halts.in_force,
         ),
     )
     if context.settings.metrics == "on":
@@ -310,7 +278,7 @@ def build_app(service: Service) -> web.Application:
 
 
 async def _listen(service: Service, settings: Settings, sockets: Sequence[socket.socket], stack: AsyncExitStack) -> int:
-    """Serve HTTP; the port listened on (PORT 0 takes any free one)."""
+    """Serve HTTP. Return the port (PORT 0 takes any free one)."""
     limits = connections.ConnectionLimits.of(settings)
     connections.raise_file_limit(limits.connections_max)
     server = connections.HttpServer(build_app(service), limits, shutdown_timeout_s=_REQUESTS_END_S)
@@ -323,7 +291,7 @@ async def _listen(service: Service, settings: Settings, sockets: Sequence[socket
 
 
 async def _fail_with(server: EmbeddedPostgres) -> None:
-    """End the service when its database has ended by itself: a supervisor starts both again."""
+    """Raise when the embedded server has ended by itself: a supervisor starts both again."""
     raise StartError(f"the embedded PostgreSQL has ended by itself: {await server.ended()}")
 
 

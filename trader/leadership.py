@@ -1,4 +1,4 @@
-"""The running service, and its role: of several processes on one database one leads, the others stand by."""
+"""Leadership: of several processes on one database one leads and trades, the others stand by and show its accounts."""
 
 import asyncio
 import logging
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Final, Literal, NamedTuple
 
-from trader.api import streams
 from trader.api.context import Context
 from trader.clock import LockstepClock
 from trader.domain.market.markets import Tick
@@ -23,20 +22,22 @@ from trader.store.database.pool import Database
 log = logging.getLogger("trader")
 
 _HEARTBEAT_S: Final = 5.0
+"""Real seconds between the leader's heartbeats."""
+
 _STANDBY_EVERY_S: Final = 0.5
-"""Seconds of real time: between words to the standbys, and between a standby's tries to lead."""
+"""Real seconds between a standby's attempts to lead."""
 
 
-class Guards(NamedTuple):
-    """What keeps trading within what operators and limits allow."""
+class TradingControls(NamedTuple):
+    """What limits trading: the halts in force, the loss limits, and the operators' commands."""
 
     halts: Halts
     limits: LossLimits
     operations: Operations
 
 
-class Service:
-    """The running parts, and their role: of several processes on one database one leads, the others stand by."""
+class Leadership:
+    """The role of this process, leader or standby, and the trading that starts and ends with it."""
 
     def __init__(
         self,
@@ -44,51 +45,50 @@ class Service:
         database: Database,
         accounts: Accounts,
         events: EventBus,
-        hubs: streams.Hubs,
         schedulers: Schedulers,
         lock: LeaderLock,
-        guards: Guards,
+        controls: TradingControls,
     ) -> None:
-        self.context = context
-        self.database = database
-        self.accounts = accounts
-        self.hubs = hubs
-        self.schedulers = schedulers
-        self.halts, self.limits, self.operations = guards
-        self.started_at = context.clock.now()
+        self._clock = context.clock
+        self._market = context.market
+        self._exchange = context.exchange
+        self._agents = context.agents
+        self._database = database
+        self._accounts = accounts
         self._events = events
+        self._schedulers = schedulers
         self._lock = lock
+        self._halts, self._limits, self._operations = controls
+        self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
-        self._shown_at = self.started_at
 
     @property
     def role(self) -> Literal["leader", "standby"]:
-        return "standby" if self.context.exchange.term is None else "leader"
+        return "standby" if self._exchange.term is None else "leader"
 
     def running_schedulers(self) -> Mapping[str, bool]:
-        """Which schedulers run, here or on the leader."""
-        here = {name: status.running for name, status in self.schedulers.status().items()}
+        """Return which schedulers run, in this process or on the leader."""
+        here = {name: status.running for name, status in self._schedulers.status().items()}
         return here if self.role == "leader" else {name: self._leader_schedulers.get(name, False) for name in here}
 
     async def follow_market(self) -> None:
-        """Take every tick of the market to the exchange, for ever."""
-        exchange = self.context.exchange
-        is_lockstep = isinstance(self.context.clock, LockstepClock)
+        """Apply every tick of the market to the exchange and to the loss limits, for ever."""
+        is_lockstep = isinstance(self._clock, LockstepClock)
 
         async def on_tick(tick: Tick) -> None:
-            await exchange.on_tick(tick)
-            halts = self.halts.in_force
-            await self.limits.on_tick(tick)
-            if is_lockstep and self.halts.in_force is not halts:
-                # Operators are minded in real time, in which a replay gets as far as it can.
-                await self.operations.sweep()
+            await self._exchange.on_tick(tick)
+            halts = self._halts.in_force
+            await self._limits.on_tick(tick)
+            if is_lockstep and self._halts.in_force is not halts:
+                # Operator commands are polled in real time, which has no fixed place in a replay.
+                await self._operations.sweep()
 
-        await self.context.market.run(on_tick, self.accounts.processed_until or self.started_at)
+        await self._market.run(on_tick, self._accounts.processed_until or self._started_at)
 
     async def take_role(self) -> None:
-        """Lead when nobody does, else begin to stand by.
+        """Lead when no other process does, else begin to stand by.
 
-        :raises StartError: the database is of another market or trading mode, or its books do not balance
+        :raises StartError: the database belongs to another market or trading mode, or its ledger does not balance
         """
         if await self._lock.try_acquire():
             await self._lead()
@@ -97,7 +97,7 @@ class Service:
             await self._follow()
 
     async def keep_role(self) -> None:
-        """Lead as long as the lock is held; stand by, and try for it, as long as it is not. For ever."""
+        """Lead while the lock is held; otherwise stand by and try to acquire it. For ever."""
         while True:
             try:
                 if self.role == "leader":
@@ -112,56 +112,56 @@ class Service:
                 await asyncio.sleep(_STANDBY_EVERY_S)
 
     async def resign(self) -> None:
-        """Stop trading: first the schedules, then the models, then the exchange."""
-        self.limits.stop()
-        await self.schedulers.close()
-        await self.context.agents.close()
-        await self.operations.close()
-        await self.context.exchange.resign()
+        """Stop trading: first the schedulers, then the models, then the exchange."""
+        self._limits.stop()
+        await self._schedulers.close()
+        await self._agents.close()
+        await self._operations.close()
+        await self._exchange.resign()
         await self._lock.release()
 
     async def _lead(self) -> None:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.resign)
-            await self.halts.load()  # before anybody can trade
-            await self.limits.load(self.context.clock.now())
-            await self.context.exchange.lead()
-            await self.context.agents.start()
-            await self.schedulers.start()
-            self.operations.start()
+            await self._halts.load()  # before anything can trade
+            await self._limits.load(self._clock.now())
+            await self._exchange.lead()
+            await self._agents.start()
+            await self._schedulers.start()
+            self._operations.start()
             undo.pop_all()
-        log.info("leading, term %d", self.context.exchange.term)
+        log.info("leading, term %d", self._exchange.term)
 
     async def _lead_until_lost(self) -> None:
-        async with asyncio.TaskGroup() as tasks:  # a database that hangs holds up the telling, never the end
-            telling = tasks.create_task(self._tell_standbys(), name="heartbeat")
+        async with asyncio.TaskGroup() as tasks:  # a database that hangs delays the heartbeat, never the end
+            heartbeat = tasks.create_task(self._send_heartbeats(), name="heartbeat")
             await self._lock.lost()
-            log.error("this process leads no more; trading stops here")
-            self.context.exchange.suspend()
-            telling.cancel()
+            log.error("this process has lost the leading role; trading stops here")
+            self._exchange.suspend()
+            heartbeat.cancel()
         await self.resign()
 
-    async def _tell_standbys(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             try:
                 await self._beat()
             except Unavailable as error:
-                log.warning("the standbys could not be told: %s", error)
+                log.warning("the heartbeat for the standbys was not written: %s", error)
 
     async def _beat(self) -> None:
-        term = self.context.exchange.term
+        term = self._exchange.term
         if term is not None:
-            async with self.database.connection() as conn:
+            async with self._database.connection() as conn:
                 await update_heartbeat(conn, term, dict(self.running_schedulers()))
 
     async def _follow(self) -> None:
-        """Show what the leader trades, with live values at the price tracker's pace."""
-        await self.context.exchange.follow()
-        await self.context.agents.follow()
-        now = self.context.clock.now()
+        """Read what the leader has traded, and publish live values at the price tracker's interval."""
+        await self._exchange.follow()
+        await self._agents.follow()
+        now = self._clock.now()
         if now - self._shown_at >= PRICE_TRACKER_EVERY:
             self._shown_at = now
             self._events.publish(MarketChecked(now))
-        async with self.database.connection() as conn:
+        async with self._database.connection() as conn:
             self._leader_schedulers = await select_leader_schedulers(conn) or {}

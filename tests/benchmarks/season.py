@@ -36,7 +36,7 @@ from trader.api.envelope import Style
 from trader.api.rpc import REGISTRY, Dispatcher, Target, load_procedures, rehearse
 from trader.api.schemas.common import whole
 from trader.api.warm import warm
-from trader.app import settle_memory
+from trader.app import freeze_startup_objects
 from trader.clock import SystemClock
 from trader.embedded.server import EmbeddedPostgres
 from trader.gateways.agents.providers import Providers
@@ -157,7 +157,7 @@ async def make_ready(context: Context) -> None:
     """What the service does before it listens."""
     await warm(context, context.clock.now())
     await rehearse(context)
-    settle_memory()
+    freeze_startup_objects()
 
 
 async def call(dispatcher: Dispatcher, case: Case) -> int:

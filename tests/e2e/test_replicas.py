@@ -71,7 +71,7 @@ async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: s
             while {await role(first), await role(second)} != {"leader", "standby"} or await role(first) == "leader":
                 # Either may win the lock again; what must never be is two leaders.
                 assert [await role(first), await role(second)].count("leader") <= 1
-                if b"leads no more" in b"".join(first.log) and await role(first) == "leader":
+                if b"lost the leading role" in b"".join(first.log) and await role(first) == "leader":
                     break
                 await asyncio.sleep(0.02)
         leader, standby = (first, second) if await role(first) == "leader" else (second, first)

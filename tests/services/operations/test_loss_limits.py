@@ -14,7 +14,7 @@ from support.scripted import START, ScriptedSource, make_tick
 from trader.clock import ManualClock
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.orders import OrderStatus, OrderType
-from trader.leadership import Guards, Service
+from trader.leadership import Leadership, TradingControls
 from trader.services.operations import operator_commands as operations
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.database.partitions import ensure_partitions
@@ -197,13 +197,13 @@ async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(data
         venue = guarded.venue
         await venue.buy("0.1", leverage=D(10))
         await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
-        context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock)
-        guards = Guards(guarded.halts, guarded.limits, guarded.operations)
-        made: Any = (context, database, venue.accounts, None, None, None, None, guards)
-        service = Service(*made)
+        context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock, agents=None)
+        controls = TradingControls(guarded.halts, guarded.limits, guarded.operations)
+        made: Any = (context, database, venue.accounts, None, None, None, controls)
+        leadership = Leadership(*made)
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
         venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]
-        following = asyncio.create_task(service.follow_market())
+        following = asyncio.create_task(leadership.follow_market())
         await until(lambda: venue.market.last_update_at == START + timedelta(minutes=2))
         following.cancel()
         await asyncio.wait([following])

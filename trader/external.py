@@ -1,0 +1,69 @@
+"""External systems of the service: its market source, its database, and the venue of live trading."""
+
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.errors import StartError
+from trader.gateways.lighter.account import LighterAccounts
+from trader.gateways.market.source import MarketSource
+from trader.gateways.sources import make_source
+from trader.settings import Settings
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
+
+log = logging.getLogger("trader")
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalSystems:
+    """The open systems that the service depends on.
+
+    `server` is the embedded PostgreSQL, None with DATABASE_URL; `venue_accounts` are None on paper.
+    """
+
+    source: MarketSource
+    database: Database
+    dsn: str
+    server: EmbeddedPostgres | None
+    venue_accounts: LighterAccounts | None
+
+
+async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSystems:
+    """Open the market source, the venue and the database, and apply its schema."""
+    accounts = await _open_venue(settings, stack)
+    source = make_source(settings)
+    await source.open()
+    stack.push_async_callback(source.close)
+    server = None
+    if settings.database_url is None:
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
+        # One database per market and live account, so that all of them can share the folder.
+        name = database_name(source.identity, None if accounts is None else accounts.default_index)
+        log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
+        dsn = await server.ensure_database(name)
+    else:
+        dsn = settings.database_url
+    database = await Database.connect(dsn)
+    stack.push_async_callback(database.close)
+    await apply_schema(database)
+    return ExternalSystems(source, database, dsn, server, accounts)
+
+
+async def _open_venue(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:
+    """Return the accounts at a real venue; None on paper. Nothing but this and `app.py` knows the mode.
+
+    :raises StartError: live trading is not confirmed, or the venue's SDK is missing or cannot sign
+    """
+    if settings.trading_mode != "live":
+        return None
+    if settings.live_confirm != settings.venue_account_index:
+        raise StartError(
+            "TRADING_MODE=live trades real money. To confirm it set LIVE_CONFIRM to the account that is traded: "
+            f"LIVE_CONFIRM={settings.venue_account_index}"
+        )
+    accounts = LighterAccounts(settings)
+    stack.push_async_callback(accounts.close)
+    accounts.prove()
+    return accounts
