@@ -120,7 +120,7 @@ async def _take_role(leadership: Leadership, stop: asyncio.Task[Any]) -> bool:
         if taking.done():
             taking.result()
             return True
-        log.info("stopping before the start is complete")
+        log.info("stopping before the start is done")
         return False
     finally:
         await _cancel([taking])
