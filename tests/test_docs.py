@@ -1,8 +1,10 @@
-"""The documents say what is: procedures, streams, errors, markets, settings and scripts that they name exist."""
+"""The documents match the code: what they name exists, their tables are complete, and nothing is said twice."""
 
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,12 @@ from trader.settings import DEFINITIONS, PROVIDERS
 from trader.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+PAGES = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
+INTRODUCTION = "trader/api/reference/introduction.md"
+DOCUMENTS = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", INTRODUCTION, *PAGES)
+}
 OTHER_NAMES = {
     "TRADER_TEST_POSTGRES",
     "TRADER_TEST_SDK",
@@ -28,19 +34,22 @@ OTHER_NAMES = {
     "FAULT_SCHEDULES",
     "PYTHON",
 }
+README_LINES_MAX = 300
+SENTENCE_CHARACTERS = 60
+"""Shorter sentences may stand twice: they are labels more than statements."""
 
 
-def section(heading: str) -> str:
-    """The text under a heading of the README, up to the next heading of its level or above."""
+def section(name: str, heading: str) -> str:
+    """Return the text under a heading, up to the next heading of its level or above."""
     level = heading.partition(" ")[0]
-    _, found, rest = README.partition(f"\n{heading}\n")
-    assert found, f"README.md has no {heading!r}"
+    _, found, rest = DOCUMENTS[name].partition(f"\n{heading}\n")
+    assert found, f"{name} has no {heading!r}"
     return re.split(rf"\n#{{1,{len(level)}}} ", rest, maxsplit=1)[0]
 
 
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the tables in a section, without their heads."""
-    lines = [line for line in section(heading).split("\n") if line.startswith("|")]
+def rows(name: str, heading: str) -> list[list[str]]:
+    """Return the cells of the tables in a section, without the header rows."""
+    lines = [line for line in section(name, heading).split("\n") if line.startswith("|")]
     heads = {place for place, line in enumerate(lines[1:]) if set(line) <= set("|- ")}
     body = [line for place, line in enumerate(lines) if place not in heads and place - 1 not in heads]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in body]
@@ -48,9 +57,9 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_procedure_is_in_the_table_once() -> None:
     rpc.load_procedures()
-    listed = [row[0].strip("`") for row in rows("## Procedures")]
+    listed = [row[0].strip("`") for row in rows("docs/api.md", "## Procedures")]
     assert sorted(listed) == sorted(rpc.REGISTRY.procedures)
-    assert f"{len(listed)} procedures" in README
+    assert f"All {len(listed)} procedures" in DOCUMENTS["README.md"]
 
 
 async def test_every_stream_and_scheduler_is_named() -> None:
@@ -63,19 +72,20 @@ async def test_every_stream_and_scheduler_is_named() -> None:
     events = EventBus()
     loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), nothing)
     hubs = streams.Hubs(loads, events, SystemClock())
-    assert [row[0].strip("`") for row in rows("## Streams")] == list(hubs.all)
-    schedulers = {row[0].strip("`") for row in rows("### Health and logs")}
+    assert [row[0].strip("`") for row in rows("docs/api.md", "## Event streams")] == list(hubs.all)
+    assert all(f"`{name}`" in section("README.md", "## Streams") for name in hubs.all)
+    schedulers = {row[0].strip("`") for row in rows("docs/operation.md", "## Health")}
     assert {job.name for job in jobs(events, run, run)} <= schedulers
 
 
 def test_every_error_code_is_in_the_table() -> None:
-    listed = {(int(row[0]), row[1].strip("`")) for row in rows("### Refusals and errors")}
+    listed = {(int(row[0]), row[1].strip("`")) for row in rows("docs/api.md", "## Errors")}
     known = {*rpc.STATUSES.values(), rpc.INTERNAL, rpc.NOT_SUPPORTED, rpc.TIMEOUT}
     assert listed == {(int(status), code) for status, code in known}
 
 
 def test_the_markets_are_those_of_the_exchange() -> None:
-    listed = [row for row in rows("### Orders") if len(row) == 6]
+    listed = [row for row in rows("docs/exchange.md", "## Orders") if len(row) == 6]
     assert listed == [
         [
             m.symbol,
@@ -90,43 +100,83 @@ def test_the_markets_are_those_of_the_exchange() -> None:
 
 
 def test_the_variants_have_their_limits() -> None:
-    table = {row[0]: row[1:] for row in rows("## Variants and rule agents") if len(row) == 5}
+    table = {row[0]: row[1:] for row in rows("docs/models.md", "## Variants") if len(row) == 5}
     assert table["max leverage"] == [str(variant.limits.leverage_max) for variant in VARIANTS.values()]
-    head = next(line for line in section("## Variants and rule agents").split("\n") if line.startswith("| |"))
+    head = next(line for line in section("docs/models.md", "## Variants").split("\n") if line.startswith("| |"))
     assert [cell.strip() for cell in head.split("|")[2:-1]] == list(VARIANTS)
 
 
 def test_every_metric_is_in_the_table() -> None:
     source = (ROOT / "trader" / "api" / "metrics.py").read_text(encoding="utf-8")
     kinds = re.findall(r"(Counter|Gauge|Histogram|_counters|_gauges)\w*\(\s*\"trader_(\w+)\"", source)
-    told = {f"{name}_total" if kind in {"Counter", "_counters"} else name for kind, name in kinds}
-    assert len(told) == source.count('"trader_')
-    assert {name for row in rows("### Metrics") for name in re.findall(r"`(\w+)`", row[0])} == told
+    exposed = {f"{name}_total" if kind in {"Counter", "_counters"} else name for kind, name in kinds}
+    assert len(exposed) == source.count('"trader_')
+    listed = rows("docs/operation.md", "## Metrics")
+    assert {name for row in listed for name in re.findall(r"`(\w+)`", row[0])} == exposed
 
 
-def test_the_picture_of_the_house_shows_every_module() -> None:
+def test_the_module_tree_shows_every_module() -> None:
     check = [sys.executable, str(ROOT / "scripts" / "make_module_tree.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_readme_is_short_and_links_every_page() -> None:
+    readme = DOCUMENTS["README.md"]
+    assert readme.count("\n") <= README_LINES_MAX
+    listed = {row[0] for row in rows("README.md", "## Documentation")}
+    assert {f"[{page}]({page})" for page in [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"]} == listed
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_a_document_names_exists(name: str) -> None:
+def test_commands_files_and_settings_exist(name: str) -> None:
     document = DOCUMENTS[name]
-    for path in re.findall(r"(?<![\w/.-])(?:scripts|packaging|tests|benchmarks)/[\w./-]*\w", document):
+    for path in re.findall(r"(?<![\w/.-])(?:scripts|docs|tests|trader)/[\w./-]*\w", document):
         assert (ROOT / path).exists(), f"{name} names {path}"
+    for path in re.findall(r"`([\w/]+/[\w/]+\.(?:py|sql))`", document):
+        assert (ROOT / path).exists() or (ROOT / "trader" / path).exists(), f"{name} names {path}"
+    for benchmark in re.findall(r"scripts/benchmark (\w+)(?=`| *#|$)", document, re.MULTILINE):
+        assert benchmark == "NAME" or (ROOT / "tests" / "benchmarks" / f"{benchmark}.py").exists(), benchmark
     settings = {definition.name for definition in DEFINITIONS} | OTHER_NAMES
     providers = "|".join(PROVIDERS).upper()
     for variable in re.findall(r"(?<![\w.])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=", document):
         assert variable in settings or re.fullmatch(rf"({providers})_(BASE_URL|API_KEY(_?\d+)?)", variable), variable
 
 
+def test_classes_and_functions_named_for_contributors_exist() -> None:
+    """Every word in backticks, which may be a call without arguments, occurs in the code."""
+    sources = [path.read_text(encoding="utf-8") for part in ("trader", "tests") for path in (ROOT / part).rglob("*.py")]
+    defined = set(re.findall(r"\b\w+\b", "\n".join(sources)))
+    prose = re.sub(r"(?s)```.*?```", "", DOCUMENTS["CONTRIBUTING.md"])
+    named = set(re.findall(r"`(_?[A-Za-z]\w*[A-Za-z])(?:\(\))?`", prose))
+    assert {one for one in named - defined if not (ROOT / one).exists()} == set()
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
-    headings = re.findall(r"^#+ (.+)$", DOCUMENTS[name], re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     for target in re.findall(r"\]\(([^)]+)\)", DOCUMENTS[name]):
-        if target.startswith("#"):
-            assert target[1:] in anchors, f"{name} has no heading for {target}"
-        elif not target.startswith("http"):
-            assert (ROOT / target).exists(), f"{name} links to {target}"
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists(), f"{name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{name}: there is no heading for {target}"
+
+
+def sentences(document: str) -> Iterator[str]:
+    """The sentences of a document, without code, generated parts and markup; a table cell is a paragraph of its own."""
+    text = re.sub(r"(?s)<!-- (\w+):start -->.*?<!-- \1:end -->", "", document)
+    text = re.sub(r"(?ms)^ *```.*?^ *```", "", text)
+    text = re.sub(r"(?m)^ {4,}.*$", "", text)
+    text = re.sub(r"(?m)^(\||#+ |[-*] |\d+\. )", r"\n\n", text).replace("|", "\n\n")
+    for paragraph in re.split(r"\n\s*\n", text):
+        for sentence in re.split(r"(?<=[.!?:;])\s", paragraph):
+            yield re.sub(r"[\s*`]+", " ", sentence).strip().lower()
+
+
+def test_no_sentence_stands_twice() -> None:
+    found = Counter(sentence for document in DOCUMENTS.values() for sentence in sentences(document))
+    assert [one for one, count in found.items() if count > 1 and len(one) > SENTENCE_CHARACTERS] == []
