@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from trader.settings import DEFINITIONS, PROVIDERS
+from trader.settings import PROVIDERS, VARIABLES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "configuration.md"
@@ -17,9 +17,9 @@ START, END = "<!-- settings:start -->", "<!-- settings:end -->"
 def configuration_table() -> str:
     """Return the settings as a Markdown table."""
     rows = ["| name | default | meaning |", "|---|---|---|"]
-    for definition in DEFINITIONS:
-        default = definition.shown_default or (f"`{definition.default}`" if definition.default else "none")
-        rows.append(f"| `{definition.name}` | {default} | {definition.meaning.replace('|', chr(92) + '|')} |")
+    for variable in VARIABLES.values():
+        default = variable.shown_default or (f"`{variable.default}`" if variable.default else "none")
+        rows.append(f"| `{variable.name}` | {default} | {variable.meaning.replace('|', chr(92) + '|')} |")
     for provider in PROVIDERS:
         name = provider.upper()
         rows.append(
@@ -45,9 +45,9 @@ def env_example() -> str:
         "# Settings of trader. Copy to .env in the folder where it runs, and set what you need.",
         "# The environment wins over this file; an empty value means the default.",
     ]
-    for definition in DEFINITIONS:
-        lines += ["", *_comment(f"{definition.meaning} Default: {definition.default_text}.")]
-        lines.append(f"# {definition.name}={definition.default}")
+    for variable in VARIABLES.values():
+        lines += ["", *_comment(f"{variable.meaning} Default: {variable.default_text}.")]
+        lines.append(f"# {variable.name}={variable.default}")
     lines += ["", *_comment("AI providers: at least one, except with --demo. More keys of one: ..._API_KEY_2 and on.")]
     for provider in PROVIDERS:
         lines += [f"# {provider.upper()}_API_KEY=", f"# {provider.upper()}_BASE_URL="]

@@ -265,7 +265,8 @@ def language_models(count: int) -> list[Entry]:
 
 async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
-        dsn = settings.database_url or await _embedded_dsn(settings, stack)
+        url = settings.database_url
+        dsn = await _embedded_dsn(settings, stack) if url is None else url.reveal()
         # What a crash of the server would take of the last moments, the next call writes again.
         database = await Database.connect(f"{dsn}{'&' if '?' in dsn else '?'}synchronous_commit=off")
         stack.push_async_callback(database.close)

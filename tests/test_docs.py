@@ -15,7 +15,7 @@ from trader.domain.market.markets import MARKETS
 from trader.domain.money import format_decimal
 from trader.schedulers import jobs
 from trader.services.events import EventBus
-from trader.settings import DEFINITIONS, PROVIDERS
+from trader.settings import PROVIDERS, VARIABLES
 from trader.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +137,7 @@ def test_commands_files_and_settings_exist(name: str) -> None:
         assert (ROOT / path).exists() or (ROOT / "trader" / path).exists(), f"{name} names {path}"
     for benchmark in re.findall(r"scripts/benchmark (\w+)(?=`| *#|$)", document, re.MULTILINE):
         assert benchmark == "NAME" or (ROOT / "tests" / "benchmarks" / f"{benchmark}.py").exists(), benchmark
-    settings = {definition.name for definition in DEFINITIONS} | OTHER_NAMES
+    settings = {variable.name for variable in VARIABLES.values()} | OTHER_NAMES
     providers = "|".join(PROVIDERS).upper()
     for variable in re.findall(r"(?<![\w.])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=", document):
         assert variable in settings or re.fullmatch(rf"({providers})_(BASE_URL|API_KEY(_?\d+)?)", variable), variable

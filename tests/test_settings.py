@@ -6,7 +6,6 @@ import pickle
 import re
 import traceback
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +19,7 @@ from trader.__main__ import main, settings_help
 from trader.dotenv import parse_dotenv, read_dotenv
 from trader.errors import SettingsError
 from trader.setting_forms import Secret
-from trader.settings import DEFINITIONS, PROVIDERS, Settings, read_database_url
+from trader.settings import PROVIDERS, VARIABLES, Settings, read_database_url
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[1]
@@ -63,7 +62,7 @@ def test_demo_needs_nothing() -> None:
 
 
 def test_settings_do_not_change() -> None:
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         load().port = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
         load().providers["openai"] = load().providers["openai"]  # type: ignore[index]
@@ -75,9 +74,9 @@ GOOD = [
     ("HOST", "::1", "host", "::1"),
     ("HOST", "trader.internal", "host", "trader.internal"),
     ("SERVER_URL", "https://trader.example.org/", "server_url", "https://trader.example.org"),
-    ("DATABASE_URL", "postgres://u:p%40@h:1/d?sslmode=require", "database_url", "postgres://u:p%40@h:1/d?sslmode=require"),
-    ("DATABASE_URL", "postgresql://u@/d?host=/run/pg", "database_url", "postgresql://u@/d?host=/run/pg"),
-    ("DATABASE_URL", "postgresql://u@[::1]:5/d", "database_url", "postgresql://u@[::1]:5/d"),
+    ("DATABASE_URL", "postgres://u:p%40@h:1/d?sslmode=require", "database_url", Secret("postgres://u:p%40@h:1/d?sslmode=require")),
+    ("DATABASE_URL", "postgresql://u@/d?host=/run/pg", "database_url", Secret("postgresql://u@/d?host=/run/pg")),
+    ("DATABASE_URL", "postgresql://u@[::1]:5/d", "database_url", Secret("postgresql://u@[::1]:5/d")),
     ("CORS_ORIGINS", "none", "cors_origins", ()),
     ("CORS_ORIGINS", "https://A.example , http://[::1]:3000,https://a.example", "cors_origins",
      ("https://a.example", "http://[::1]:3000")),
@@ -153,7 +152,7 @@ def test_empty_value_is_no_value() -> None:
 # -- secrets ---------------------------------------------------------------------------------------------------------
 
 SECRET = "s3cr3t-word"
-SECRET_NAMES = [definition.name for definition in DEFINITIONS if definition.secret]
+SECRET_NAMES = [variable.name for variable in VARIABLES.values() if variable.form.is_secret]
 
 
 def test_every_secret_is_marked() -> None:
@@ -168,7 +167,7 @@ def test_no_secret_shows() -> None:
     assert SECRET not in f"{settings!r} {settings} {settings.providers} {settings.api_token} {settings.api_token!r}"
     assert settings.api_token is not None
     assert settings.api_token.reveal() == SECRET
-    assert settings.database_url == f"postgresql://u:{SECRET}@h/d"
+    assert settings.database_url == Secret(f"postgresql://u:{SECRET}@h/d")
     assert settings.providers["nim"].keys == (Secret(SECRET),)
     assert settings.api_token != Secret("other")
 
@@ -219,6 +218,10 @@ def test_one_local_server_is_a_provider() -> None:
 
 def test_wrong_key_alone_is_reported_once() -> None:
     assert len(problems({"MISTRAL_API_KEY": "a b"})) == 1
+
+
+def test_a_wrong_key_of_the_venue_does_not_hide_the_missing_provider() -> None:
+    assert len(problems({"VENUE_API_KEY": "a b"})) == 2
 
 
 # -- what does not go together ---------------------------------------------------------------------------------------
@@ -348,7 +351,7 @@ def test_unreadable_file_is_a_mistake(tmp_path: Path) -> None:
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    names = [*(definition.name for definition in DEFINITIONS), *(f"{name.upper()}_API_KEY" for name in PROVIDERS)]
+    names = [*(variable.name for variable in VARIABLES.values()), *(f"{name.upper()}_API_KEY" for name in PROVIDERS)]
     for name in names:
         monkeypatch.delenv(name, raising=False)
 
@@ -375,9 +378,9 @@ def test_help_names_every_setting_and_its_default(capsys: pytest.CaptureFixture[
     assert caught.value.code == 0
     shown = capsys.readouterr().out
     assert settings_help() in shown
-    for definition in DEFINITIONS:
-        assert re.search(rf"^  {definition.name} ", shown, re.MULTILINE)
-        assert " ".join(definition.default_text.split()) in " ".join(shown.split())
+    for variable in VARIABLES.values():
+        assert re.search(rf"^  {variable.name} ", shown, re.MULTILINE)
+        assert " ".join(variable.default_text.split()) in " ".join(shown.split())
     with pytest.raises(SystemExit) as caught:
         main(["--no-such-thing"])
     assert caught.value.code == 2
@@ -406,5 +409,5 @@ def test_example_file_is_a_right_one_when_uncommented(tmp_path: Path) -> None:
     assert parse_dotenv(uncommented).problems == ()
     (tmp_path / ".env").write_text(uncommented)
     names = set(parse_dotenv(uncommented).values)
-    assert {definition.name for definition in DEFINITIONS} <= names
+    assert {variable.name for variable in VARIABLES.values()} <= names
     assert load(dotenv=tmp_path / ".env") == load()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trader.errors import SettingsError, TraderError
 from trader.logs import configure_logs
-from trader.settings import DEFINITIONS, PROVIDERS, Settings
+from trader.settings import BASE_URL_NAMES, KEY_NAMES, VARIABLES, Settings
 
 EXIT_NO_START = 1
 EXIT_WRONG_SETTINGS = 2
@@ -107,13 +107,13 @@ def _version() -> str:
 def settings_help() -> str:
     """The settings as `--help` shows them."""
     lines = ["settings, from the environment and from .env in the working folder (the environment wins):", ""]
-    for definition in DEFINITIONS:
-        lines += _entry(definition.name, f"{definition.meaning} Default: {definition.default_text}.")
-    keys = ", ".join(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
-    urls = ", ".join(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
-    lines += ["", *textwrap.wrap(f"At least one AI provider, except with --demo: {keys}; more keys of one provider as "
-                                 f"..._API_KEY1, ..._API_KEY_2 and on. Other servers of the same protocol: {urls}.",
-                                 width=100, initial_indent="  ", subsequent_indent="  ")]  # fmt: skip
+    for variable in VARIABLES.values():
+        lines += _entry(variable.name, f"{variable.meaning} Default: {variable.default_text}.")
+    providers = (
+        f"At least one AI provider, except with --demo: {', '.join(KEY_NAMES)}; more keys of one provider as "
+        f"..._API_KEY1, ..._API_KEY_2 and so on. Other servers of the same protocol: {', '.join(BASE_URL_NAMES)}."
+    )
+    lines += ["", *textwrap.wrap(providers, width=100, initial_indent="  ", subsequent_indent="  ")]
     return "\n".join(lines)
 
 

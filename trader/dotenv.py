@@ -1,4 +1,4 @@
-"""The `.env` file: lines of `NAME=value`, read strictly, so that a slip of the pen is reported and not guessed at."""
+"""Parser of the `.env` file: lines of `NAME=value`, read strictly, so that a slip is reported instead of guessed at."""
 
 import re
 from collections.abc import Mapping
@@ -13,29 +13,29 @@ ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 class DotEnv(NamedTuple):
-    """What the file says, and one sentence per line that says nothing usable."""
+    """The values of the file, and one sentence for each line that is malformed."""
 
     values: Mapping[str, str]
     problems: tuple[str, ...]
 
 
-def read_dotenv(path: Path) -> DotEnv:
-    """Read the file. One that does not exist says nothing; one that cannot be read is a mistake."""
+def read_dotenv(path: Path | None) -> DotEnv:
+    """Read the file. A missing file is empty; one that cannot be read is a problem."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = "" if path is None else path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return DotEnv({}, ())
     except UnicodeDecodeError as error:
-        return DotEnv({}, (f"{path.name}: expected UTF-8 text, found another byte at position {error.start}",))
+        return DotEnv({}, (f".env: expected UTF-8 text, found another byte at position {error.start}",))
     except OSError as error:
-        return DotEnv({}, (f"{path.name}: cannot be read ({error.strerror})",))
-    return parse_dotenv(text, path.name)
+        return DotEnv({}, (f".env: cannot be read ({error.strerror})",))
+    return parse_dotenv(text)
 
 
-def parse_dotenv(text: str, name: str = ".env") -> DotEnv:
-    """Parse `[export ]NAME=value`: bare up to ` #`, 'as it is', or "with \\n \\t \\" \\\\ escapes"; the last one wins.
+def parse_dotenv(text: str) -> DotEnv:
+    """Parse `[export ]NAME=value`: bare up to ` #`, 'literal', or "with \\n \\t \\" \\\\ escapes"; the last one wins.
 
-    No problem quotes its line: it may hold a secret.
+    No problem quotes its line, which may hold a secret.
     """
     values: dict[str, str] = {}
     problems: list[str] = []
@@ -45,27 +45,22 @@ def parse_dotenv(text: str, name: str = ".env") -> DotEnv:
             continue
         assignment = ASSIGNMENT.fullmatch(content)
         if assignment is None:
-            problems.append(f"{name} line {number}: expected NAME=value")
-            continue
-        value = _value(assignment.group(2))
-        if value is None:
-            problems.append(f"{name} line {number}: expected {assignment.group(1)} to have one quoted value, closed")
+            problems.append(f".env line {number}: expected NAME=value")
+        elif (value := _value(assignment.group(2))) is None:
+            problems.append(f".env line {number}: expected {assignment.group(1)} to have one quoted value, closed")
         else:
             values[assignment.group(1)] = value
     return DotEnv(values, tuple(problems))
 
 
-def _value(written: str) -> str | None:
-    match written[:1]:
+def _value(text: str) -> str | None:
+    """Return the value of the text behind the equals sign; None when its quotes are not closed."""
+    match text[:1]:
         case "'":
-            quoted = SINGLE_QUOTED.fullmatch(written)
+            quoted = SINGLE_QUOTED.fullmatch(text)
             return quoted.group(1) if quoted else None
         case '"':
-            quoted = DOUBLE_QUOTED.fullmatch(written)
-            return re.sub(r"\\(.)", _escaped, quoted.group(1)) if quoted else None
+            quoted = DOUBLE_QUOTED.fullmatch(text)
+            return re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), quoted.group(1)) if quoted else None
         case _:
-            return COMMENT.sub("", written, count=1).strip()
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return ESCAPES.get(found.group(1), found.group(1))
+            return COMMENT.sub("", text, count=1).strip()

@@ -44,7 +44,7 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
         log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
         dsn = await server.ensure_database(name)
     else:
-        dsn = settings.database_url
+        dsn = settings.database_url.reveal()
     database = await Database.connect(dsn)
     stack.push_async_callback(database.close)
     await apply_schema(database)

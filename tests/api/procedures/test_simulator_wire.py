@@ -1,11 +1,12 @@
 """Orders, accounts and positions over HTTP: the real exchange on a real PostgreSQL, in a market the test moves."""
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
@@ -371,7 +372,7 @@ async def test_figures_without_a_price_are_null(desk: PaperBench, monkeypatch: p
 
 
 async def test_live_mode_has_no_simulator(database: Database, desk: PaperBench, aiohttp_client: AiohttpClient) -> None:
-    live = replace(desk.context.settings, trading_mode="live")
+    live = msgspec.structs.replace(desk.context.settings, trading_mode="live")
     app = web.Application()
     untyped: Any = ExchangeContext(live, desk.context.clock, desk.context.market, desk.context.exchange, Models())
     rpc.setup(app, untyped)
