@@ -115,21 +115,22 @@ class Bench:
         self.market = MarketFeed(source, clock)
         self.venue_accounts: LighterAccounts
         self.writer: LedgerWriter
+        self.bus: EventBus
         self.exchange: LiveExchange
         self.halts: Halts
 
     async def start(self, **settings: str) -> None:
-        bus = EventBus()
-        bus.subscribe(self.events.append)
+        self.bus = EventBus()
+        self.bus.subscribe(self.events.append)
         chosen = live_settings(self.venue.url, **settings)
         self.venue_accounts = LighterAccounts(chosen, make_signer=PlainSigner, pause_s=0.001)
-        self.halts = Halts(self.database, self.clock, bus)
+        self.halts = Halts(self.database, self.clock, self.bus)
         await self.halts.load()
         self.writer = LedgerWriter(self.database)
-        accounts = Accounts(self.database, self.writer, bus)
+        accounts = Accounts(self.database, self.writer, self.bus)
         drift = DriftRecorder(self.database)
         self.exchange = LiveExchange(
-            self.database, self.market, self.clock, bus, chosen, self.venue_accounts, accounts, self.halts, drift
+            self.database, self.market, self.clock, self.bus, chosen, self.venue_accounts, accounts, self.halts, drift
         )
         await self.exchange.lead()
 
@@ -144,6 +145,11 @@ class Bench:
     async def stop(self) -> None:
         await self.exchange.resign()
         await self.venue_accounts.close()
+
+    async def synchronize(self) -> None:
+        """Synchronize every account with the venue. Raise as `LiveAccount.synchronize` does."""
+        for account_id in list(self.exchange.accounts):
+            await self.exchange.live_account(account_id).synchronize()
 
     async def see(self, mids: Mapping[str, str], *, after_s: float = 1) -> None:
         """Move time and the markets, here and at the venue, which pays funding when an hour passes."""
@@ -183,7 +189,7 @@ class Bench:
         account, ledger = self.account(account_id), self.venue.ledgers[index]
         held = {IDS[symbol]: one.side.direction * one.quantity for symbol, one in account.positions.items()}
         assert held == ledger.positions()
-        assert legs_of(account, self.exchange.markets) == standing_legs(ledger)
+        assert wanted_protection(account, self.exchange.markets) == standing_protection(ledger)
         resting = {order.limit_price: order.remaining for order in account.resting}
         assert resting == {
             one.price: one.quantity - one.filled for one in ledger.orders.values() if one.status == "open"
@@ -200,7 +206,7 @@ class Bench:
         assert dict(self.exchange.troubles) == {}
 
 
-def legs_of(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, str, Decimal, Decimal]]:
+def wanted_protection(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, str, Decimal, Decimal]]:
     """What the exit plans ask for: market, kind, trigger and quantity."""
     return {
         (IDS[symbol], kind, price.quantize(markets[symbol].tick), position.quantity)
@@ -210,7 +216,7 @@ def legs_of(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, s
     }
 
 
-def standing_legs(ledger: Ledger) -> set[tuple[int, str, Decimal, Decimal]]:
+def standing_protection(ledger: Ledger) -> set[tuple[int, str, Decimal, Decimal]]:
     return {
         (one.market_id, one.type, one.trigger, one.quantity)
         for one in ledger.orders.values()

@@ -1,4 +1,4 @@
-"""The orders that an exit plan has at the venue."""
+"""Protective orders: the terms that an exit plan asks for, and the worst price of a market order."""
 
 from decimal import Decimal
 from uuid import UUID
@@ -11,7 +11,7 @@ from support.scripted import START
 from trader.domain.exchange.account import Account, Position, Run
 from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
 from trader.domain.exchange.venue_orders import VenueOrderType
-from trader.domain.live.protective_orders import ProtectiveTerms, all_wanted, wanted_legs, worst_price
+from trader.domain.live.protective_orders import ProtectiveTerms, terms_of_account, terms_of_plan, worst_price
 from trader.domain.market.markets import MARKETS
 
 D = Decimal
@@ -29,23 +29,23 @@ def position(side: Side = Side.LONG, **more: object) -> Position:
 
 @pytest.mark.parametrize(("side", "closing"), [(Side.LONG, OrderSide.SELL), (Side.SHORT, OrderSide.BUY)])
 def test_stop_and_target_are_for_the_whole_position_on_the_tick(side: Side, closing: OrderSide) -> None:
-    assert wanted_legs(position(side), PLAN, BTC) == [
+    assert terms_of_plan(position(side), PLAN, BTC) == [
         ProtectiveTerms("BTC", VenueOrderType.STOP, closing, D("0.5"), D("90000.1")),
         ProtectiveTerms("BTC", VenueOrderType.TARGET, closing, D("0.5"), D("99000.0")),
     ]
 
 
-def test_what_has_no_price_or_none_that_the_market_knows_has_no_leg() -> None:
-    assert wanted_legs(position(), ExitPlan(invalidation_price=D(1)), BTC) == []
-    assert wanted_legs(position(), ExitPlan(stop=D("0.04")), BTC) == []
+def test_a_plan_without_a_price_on_the_tick_asks_for_no_order() -> None:
+    assert terms_of_plan(position(), ExitPlan(invalidation_price=D(1)), BTC) == []
+    assert terms_of_plan(position(), ExitPlan(stop=D("0.04")), BTC) == []
 
 
-def test_what_is_being_closed_or_undecided_asks_for_nothing() -> None:
+def test_a_position_that_is_closing_or_undecided_asks_for_no_order() -> None:
     run = Run(id=UUID(int=1), number=1, initial_capital=D(10_000), quote_currency="USDT", started_at=START)
 
     def wanted(one: Position, *busy: str) -> int:
         held = Account(id="a", run=run, sequence=1, changed_at=START, positions={"BTC": one})
-        return len(all_wanted(held, dict(MARKETS), busy))
+        return len(terms_of_account(held, dict(MARKETS), busy))
 
     assert (wanted(position()), wanted(position(closing="stop")), wanted(position(), "BTC")) == (2, 0, 0)
     assert wanted(position(), "ETH") == 2

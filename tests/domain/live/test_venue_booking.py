@@ -1,4 +1,4 @@
-"""What the venue filled, booked: the parts of an order, its fees, funding late and early, and trades of nobody's."""
+"""Booking of what the venue filled: the parts of an order, its fees, funding late and early, and foreign trades."""
 
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -13,7 +13,7 @@ from trader.domain.exchange.account import Account, Run
 from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import Cause, Order, OrderSide, OrderStatus, OrderType, Side
 from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder, VenueOrderType
-from trader.domain.live.ledger import book_fundings, book_strays, refuse_sent, settle
+from trader.domain.live.ledger import book_foreign_trades, book_payments, refuse_sent, settle
 from trader.domain.live.orders import VenueFunding, VenueOrderState
 from trader.domain.market.markets import MARKETS
 
@@ -53,8 +53,7 @@ def sent(kind: VenueOrderType = VenueOrderType.MARKET, **more: object) -> SentOr
 
 def state(filled: str, status: str = "filled", *, is_final: bool = True) -> VenueOrderState:
     return VenueOrderState(
-        client_index=5, venue_index=900, symbol="BTC", side=OrderSide.BUY, filled=D(filled),
-        filled_notional=D(filled) * 100, is_final=is_final, status=status,
+        client_index=5, venue_index=900, symbol="BTC", filled=D(filled), is_final=is_final, status=status
     )  # fmt: skip
 
 
@@ -103,25 +102,25 @@ def test_a_limit_order_rests_with_what_is_left_and_follows_the_venue() -> None:
     ]  # fmt: skip
 
 
-def test_a_leg_that_fills_in_part_goes_on_closing() -> None:
+def test_a_stop_that_fills_in_part_keeps_closing() -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account
-    leg = VenueOrder(
+    order = VenueOrder(
         client_index=6, symbol="BTC", side=OrderSide.SELL, type=VenueOrderType.STOP, quantity=D(2), price=D(85),
         trigger=D(90), reduce_only=True,
     )  # fmt: skip
-    stop = sent(order=leg, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
+    stop = sent(order=order, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
     posting = settled(held, stop, state("0.5", "canceled-too-much-slippage"), fill(2, "0.5", "89", side=OrderSide.SELL))
     assert (posting.account.positions["BTC"].quantity, posting.account.positions["BTC"].closing) == (D("1.5"), "stop")
     assert posting.trades[0].close_reason is Cause.STOP
 
 
-def test_a_leg_that_is_seen_filling_and_ends_later_goes_on_closing() -> None:
+def test_a_stop_that_is_seen_filling_and_ends_later_keeps_closing() -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account
-    leg = VenueOrder(
+    order = VenueOrder(
         client_index=6, symbol="BTC", side=OrderSide.SELL, type=VenueOrderType.STOP, quantity=D(2), price=D(85),
         trigger=D(90), reduce_only=True,
     )  # fmt: skip
-    stop = sent(order=leg, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
+    stop = sent(order=order, cause=Cause.STOP, status=SentStatus.STANDING, request=None, request_id=None)
     seen = settled(held, stop, state("0.5", "open", is_final=False), fill(2, "0.5", "89", side=OrderSide.SELL))
     assert seen.account.positions["BTC"].closing is None
     ended = settled(seen.account, seen.sent[0], state("0.5", "canceled-too-much-slippage"))
@@ -130,10 +129,10 @@ def test_a_leg_that_is_seen_filling_and_ends_later_goes_on_closing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "cause"), [("liquidation", Cause.LIQUIDATION), ("trade", Cause.ORDER)])
-def test_trades_of_nobodys_are_booked_without_an_order(kind: str, cause: Cause) -> None:
+def test_foreign_trades_are_booked_without_an_order(kind: str, cause: Cause) -> None:
     held = settled(account(), sent(), state("2"), fill(1, "2")).account
     fills = [fill(2, "3", "90", side=OrderSide.SELL, kind=kind, client_index=99)]
-    posting = book_strays(held, fills, [], MARKS, RULES, START)
+    posting = book_foreign_trades(held, fills, [], MARKS, RULES, START)
     position = posting.account.positions["BTC"]
     assert (position.side, position.quantity, posting.trades[0].close_reason) == (Side.SHORT, D(1), cause)
     assert posting.account.realized == -20
@@ -144,7 +143,7 @@ def test_trades_of_nobodys_are_booked_without_an_order(kind: str, cause: Cause) 
 def test_a_round_trip_by_hand_is_booked_with_the_funding_between() -> None:
     fills = [fill(1, "1", at=START), fill(2, "1", "110", side=OrderSide.SELL, at=HOUR + timedelta(minutes=5))]
     payments = [VenueFunding("BTC", HOUR, D(1), D("0.001"), D("-0.1")), VenueFunding("ETH", HOUR, D(1), D(1), D(9))]
-    posting = book_strays(account(), fills, payments, MARKS, RULES, HOUR + timedelta(minutes=6))
+    posting = book_foreign_trades(account(), fills, payments, MARKS, RULES, HOUR + timedelta(minutes=6))
     after = posting.account
     assert (after.positions, after.realized, after.funding) == ({}, D(10), D("-0.1"))
 
@@ -153,10 +152,10 @@ def test_a_position_that_is_booked_late_is_funded_from_when_it_was_filled() -> N
     late = account_changed(HOUR + timedelta(minutes=1))
     posting = settled(late, sent(), state("2"), fill(1, "2", at=START), at=HOUR + timedelta(minutes=2))
     payment = VenueFunding("BTC", HOUR, D(2), D("0.001"), D("-0.2"))
-    funded = book_fundings(posting.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=3))
+    funded = book_payments(posting.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=3))
     assert funded is not None
     assert funded.account.funding == D("-0.2")
-    again = book_fundings(funded.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=4))
+    again = book_payments(funded.account, [payment], {"BTC": HOUR}, MARKS, RULES, HOUR + timedelta(minutes=4))
     assert again is None
 
 
@@ -180,7 +179,7 @@ def test_however_trades_come_the_books_hold_their_sum_and_their_money(
     for number, (side, size, price, ppm) in enumerate(trades):
         rate, amount = D(ppm) / 1_000_000, D(size) / 100
         one = fill(number, str(amount), str(price), side=side, fee_rate=rate)
-        now = book_strays(now, [one], [], MARKS, RULES, START).account
+        now = book_foreign_trades(now, [one], [], MARKS, RULES, START).account
         quantity += side.direction * amount
         paid += side.direction * amount * price + amount * price * rate
     held = now.positions.get("BTC")

@@ -15,19 +15,21 @@ from trader.domain.exchange.orders import OrderSide
 from trader.domain.exchange.venue_orders import VenueOrder, VenueOrderType
 from trader.domain.live.orders import (
     CLIENT_INDEX_MAX,
-    Outcome,
     Placed,
     Refused,
+    SendOutcome,
     Unknown,
-    VenuePosition,
     client_index_of,
     signed_quantity,
 )
-from trader.domain.live.reconciliation import Books, Leg, VenueReport, reconcile
+from trader.domain.live.reconciliation import LedgerReport, ProtectiveOrder, VenueReport, reconcile
 from trader.errors import MarketDataError, StartError
+from trader.gateways.lighter.account import LighterAccount
 from trader.gateways.lighter.api import LighterApi
 from trader.gateways.lighter.orders import LighterOrders
+from trader.gateways.lighter.records import LighterRecords
 from trader.gateways.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner
+from trader.gateways.lighter.transactions import Transactions
 from trader.setting_forms import Secret
 
 pytestmark = pytest.mark.sdk
@@ -46,14 +48,16 @@ def key() -> Secret:
 
 
 @asynccontextmanager
-async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterOrders, LighterSigner]]:
+async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccount, LighterSigner]]:
     venue = FakeExchange()
     await venue.start()
     api = LighterApi(venue.url, pause_s=0.001)
     signer = LighterSigner(venue.url, ACCOUNT, KEY_INDEX, key)
-    orders = LighterOrders(api, signer, await api.listings(), pause_s=0.001, send_limit_s=2)
+    transactions = Transactions(api, signer, send_limit_s=2)
+    listings = await api.listings()
+    orders = LighterOrders(api, signer, transactions, listings, pause_s=0.001)
     try:
-        yield venue, orders, signer
+        yield venue, LighterAccount(transactions, orders, LighterRecords(api, signer, listings)), signer
     finally:
         await signer.close()
         await api.close()
@@ -61,9 +65,14 @@ async def trading(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterOrder
 
 
 @pytest.fixture
-async def venue_and_orders(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterOrders]]:
-    async with trading(key) as (venue, orders, _):
-        yield venue, orders
+async def venue_and_account(key: Secret) -> AsyncIterator[tuple[FakeExchange, LighterAccount]]:
+    async with trading(key) as (venue, account, _):
+        yield venue, account
+
+
+@pytest.fixture
+def venue_and_orders(venue_and_account: tuple[FakeExchange, LighterAccount]) -> tuple[FakeExchange, LighterOrders]:
+    return venue_and_account[0], venue_and_account[1].orders
 
 
 def order(number: int = 1, **more: Any) -> VenueOrder:
@@ -109,16 +118,16 @@ def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.
 
 
 async def test_a_transaction_expires_when_it_is_waited_for_no_more(key: Secret) -> None:
-    async with trading(key) as (venue, orders, _):
-        await orders.place(order())
+    async with trading(key) as (venue, account, _):
+        await account.orders.place(order())
         lasts_s = venue.sent[0][1]["ExpiredAt"] / 1000 - time.time()
         assert TRANSACTION_EXPIRES_S - 30 < lasts_s < TRANSACTION_EXPIRES_S
 
 
-async def test_a_halted_account_sends_nothing_more(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
-    venue, orders = venue_and_orders
-    orders.halt()
-    assert isinstance(await orders.place(order()), Unknown)
+async def test_a_halted_account_sends_nothing_more(venue_and_account: tuple[FakeExchange, LighterAccount]) -> None:
+    venue, account = venue_and_account
+    account.transactions.halt()
+    assert isinstance(await account.orders.place(order()), Unknown)
     assert venue.sent == []
 
 
@@ -127,7 +136,7 @@ async def test_what_is_no_whole_number_of_lots_is_refused_before_it_is_sent(
 ) -> None:
     venue, orders = venue_and_orders
     for wrong, reason in (
-        ({"quantity": D("0.00001")}, "no whole number of"),
+        ({"quantity": D("0.00001")}, "not a whole number of"),
         ({"symbol": "DOGE"}, "does not list DOGE"),
     ):
         outcome = await orders.place(order(**wrong))
@@ -139,28 +148,32 @@ async def test_what_is_no_whole_number_of_lots_is_refused_before_it_is_sent(
 # Orders
 
 
-async def test_a_market_order_is_what_the_venue_filled(venue_and_orders: tuple[FakeExchange, LighterOrders]) -> None:
-    venue, orders = venue_and_orders
+async def test_a_market_order_is_what_the_venue_filled(
+    venue_and_account: tuple[FakeExchange, LighterAccount],
+) -> None:
+    venue, account = venue_and_account
     venue.fill_share = D("0.4")
-    outcome = await orders.place(order())
+    outcome = await account.orders.place(order())
     assert isinstance(outcome, Placed)
     state = outcome.state
-    assert (state.filled, state.average_price, state.is_final) == (D("0.1000"), D(94000), True)
-    assert (state.status, state.side, state.symbol) == ("canceled-too-much-slippage", "buy", "BTC")
+    assert (state.filled, state.is_final) == (D("0.1000"), True)
+    assert (state.status, state.symbol) == ("canceled-too-much-slippage", "BTC")
     kind, sent = venue.sent[0]
     assert (kind, sent["BaseAmount"], sent["Price"], sent["IsAsk"]) == (CREATE, 2500, 944700, 0)
     assert (sent["Type"], sent["TimeInForce"], sent["OrderExpiry"], sent["Nonce"]) == (1, 0, 0, 40)
-    assert await orders.positions() == [VenuePosition("BTC", D("0.1000"), D("94000.000000"))]
+    assert await account.records.position("BTC") == D("0.1000")
 
 
 async def test_stops_and_targets_only_reduce_and_wait_for_their_trigger(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
     venue, orders = venue_and_orders
-    legs = ((VenueOrderType.STOP, 2, "93000.5"), (VenueOrderType.TARGET, 4, "95000.5"))
-    for number, (kind, code, trigger) in enumerate(legs):
-        leg = order(number, type=kind, side=OrderSide.SELL, trigger=D(trigger), reduce_only=True, price=D("92000.0"))
-        outcome = await orders.place(leg)
+    kinds = ((VenueOrderType.STOP, 2, "93000.5"), (VenueOrderType.TARGET, 4, "95000.5"))
+    for number, (kind, code, trigger) in enumerate(kinds):
+        protective = order(
+            number, type=kind, side=OrderSide.SELL, trigger=D(trigger), reduce_only=True, price=D("92000.0")
+        )
+        outcome = await orders.place(protective)
         assert isinstance(outcome, Placed)
         assert (outcome.state.status, outcome.state.is_final) == ("pending", False)
         _, sent = venue.sent[-1]
@@ -180,7 +193,7 @@ async def test_a_limit_order_rests_until_it_is_ended(venue_and_orders: tuple[Fak
     venue, orders = venue_and_orders
     outcome = await orders.place(order(type=VenueOrderType.LIMIT, price=D("90000.0")))
     assert isinstance(outcome, Placed)
-    assert (outcome.state.status, outcome.state.is_final, outcome.state.average_price) == ("open", False, None)
+    assert (outcome.state.status, outcome.state.is_final, outcome.state.filled) == ("open", False, D(0))
     assert venue.sent[-1][1]["TimeInForce"] == 1
     venue.send_faults = ["lose_before", "lose_after"]
     ended = await orders.cancel(outcome.state)
@@ -222,16 +235,16 @@ async def test_the_same_order_is_executed_once_whoever_sends_it(
 
 
 async def test_a_nonce_that_somebody_else_used_up_is_drawn_again(
-    venue_and_orders: tuple[FakeExchange, LighterOrders], monkeypatch: pytest.MonkeyPatch
+    venue_and_account: tuple[FakeExchange, LighterAccount], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    venue, orders = venue_and_orders
-    honest, stale = orders._next_nonce, [39]
+    venue, account = venue_and_account
+    honest, stale = account.transactions.next_nonce, [39]
 
     async def next_nonce() -> int:
         return stale.pop() if stale else await honest()
 
-    monkeypatch.setattr(orders, "_next_nonce", next_nonce)
-    assert isinstance(await orders.place(order()), Placed)
+    monkeypatch.setattr(account.transactions, "next_nonce", next_nonce)
+    assert isinstance(await account.orders.place(order()), Placed)
     assert [sent["Nonce"] for _, sent in venue.sent] == [39, 40]
 
 
@@ -312,31 +325,31 @@ async def test_nothing_is_sent_to_a_venue_that_is_down(venue_and_orders: tuple[F
 
 @pytest.mark.parametrize("block", range(10))
 async def test_random_faults_never_part_our_fills_from_the_venues(key: Secret, block: int) -> None:
-    async with trading(key) as (venue, orders, _):
+    async with trading(key) as (venue, account, _):
         for seed in range(block, SCHEDULES, 10):
-            await one_schedule(Random(seed), venue, orders, seed)
+            await one_schedule(Random(seed), venue, account, seed)
 
 
-async def one_schedule(random: Random, venue: FakeExchange, orders: LighterOrders, seed: int) -> None:
+async def one_schedule(random: Random, venue: FakeExchange, account: LighterAccount, seed: int) -> None:
     """A few orders under random faults. Afterwards what is known of them is what the venue has."""
     venue.orders.clear()
     venue.ledger.held.clear()
     venue.late.clear()
-    ours: dict[int, Outcome] = {}
+    ours: dict[int, SendOutcome] = {}
     asked: dict[int, VenueOrder] = {}
     for number in range(4):
         venue.fault_at_random(random, share=random.choice((0.1, 0.4, 0.8)))
         venue.fill_share = random.choice((D(0), D("0.3"), D(1)))
         side, quantity = random.choice(list(OrderSide)), D(random.randint(1, 50)).scaleb(-2)
         placing = order(number * 1000 + seed, side=side, quantity=quantity)
-        outcome = await orders.place(placing)
+        outcome = await account.orders.place(placing)
         if random.random() < 0.5:
             venue.deliver()
         while isinstance(outcome, Unknown):
             if random.random() < 0.5:
                 venue.deliver()
             venue.fault_at_random(random, share=random.choice((0.0, 0.3)))
-            outcome = await orders.resolve(placing, random.choice((outcome.nonce, None)))
+            outcome = await account.orders.resolve(placing, random.choice((outcome.nonce, None)))
         ours[placing.client_index], asked[placing.client_index] = outcome, placing
     venue.send_faults.clear()
     venue.read_faults.clear()
@@ -346,60 +359,66 @@ async def one_schedule(random: Random, venue: FakeExchange, orders: LighterOrder
         theirs = venue.orders.get(client_index)
         assert isinstance(outcome, Placed) == (theirs is not None), (seed, outcome)
         if isinstance(outcome, Placed) and theirs is not None:
-            assert (outcome.state.filled, outcome.state.filled_notional) == (theirs.filled, theirs.notional)
+            assert outcome.state.filled == theirs.filled
             booked += asked[client_index].side.direction * outcome.state.filled
     assert {BTC: booked} if booked else venue.positions() == {}
-    assert sum(position.quantity for position in await orders.positions()) == booked
+    assert await account.records.position("BTC") == booked
 
 
 # What the venue holds
 
 
-async def test_the_statement_holds_positions_legs_resting_orders_and_the_balance(
-    venue_and_orders: tuple[FakeExchange, LighterOrders],
+async def test_the_report_has_positions_protective_orders_resting_orders_and_the_balance(
+    venue_and_account: tuple[FakeExchange, LighterAccount],
 ) -> None:
-    venue, orders = venue_and_orders
+    venue, account = venue_and_account
+    orders = account.orders
     venue.taker_fee = 0
-    leg = {"side": OrderSide.SELL, "reduce_only": True, "price": D("92000.0"), "trigger": D("93000.5")}
-    await orders.place(order(1))
-    await orders.place(order(2, type=VenueOrderType.STOP, **leg))
-    await orders.place(order(3, type=VenueOrderType.TARGET, **{**leg, "trigger": D(99000)}))
-    await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
-    legs = {
-        order(2).client_index: Leg("BTC", VenueOrderType.STOP, D("93000.5")),
-        order(3).client_index: Leg("BTC", VenueOrderType.TARGET, D(99000)),
+    closing: dict[str, Any] = {
+        "side": OrderSide.SELL,
+        "reduce_only": True,
+        "price": D("92000.0"),
+        "trigger": D("93000.5"),
     }
-    statement = await orders.statement()
-    assert statement == VenueReport(
+    await orders.place(order(1))
+    await orders.place(order(2, type=VenueOrderType.STOP, **closing))
+    await orders.place(order(3, type=VenueOrderType.TARGET, **{**closing, "trigger": D(99000)}))
+    await orders.place(order(4, symbol="ETH", type=VenueOrderType.LIMIT, price=D("3000.00")))
+    protective_orders = {
+        order(2).client_index: ProtectiveOrder("BTC", VenueOrderType.STOP, D("93000.5")),
+        order(3).client_index: ProtectiveOrder("BTC", VenueOrderType.TARGET, D(99000)),
+    }
+    report = await account.records.report()
+    assert report == VenueReport(
         positions={"BTC": D("0.25")},
-        legs=legs,
+        protective_orders=protective_orders,
         others=frozenset({order(4).client_index}),
         balance=D("10000.25") - D("0.25") * 94000,
     )
-    books = Books(
+    ledger = LedgerReport(
         positions={"BTC": D("0.25")},
-        legs=legs,
+        protective_orders=protective_orders,
         resting=frozenset({order(4).client_index}),
         unsettled=frozenset(),
         balance=D("10000.25") - D("0.25") * 94000,
     )
-    assert reconcile(books, statement, balance_tolerance=D(0)) == []
+    assert reconcile(ledger, report, balance_tolerance=D(0)) == []
 
 
 @pytest.mark.parametrize(
     ("sign", "size"), [(2, D(1)), (-2, D(1)), (0, D(1)), (1, D(-1)), (1, D("NaN")), (-1, D("Infinity"))]
 )
-async def test_a_position_that_cannot_be_is_an_error_and_no_side(
-    venue_and_orders: tuple[FakeExchange, LighterOrders], sign: int, size: Decimal
+async def test_an_impossible_position_is_an_error(
+    venue_and_account: tuple[FakeExchange, LighterAccount], sign: int, size: Decimal
 ) -> None:
-    venue, orders = venue_and_orders
-    with pytest.raises(ValueError, match="cannot be"):
+    venue, account = venue_and_account
+    with pytest.raises(ValueError, match="is impossible"):
         signed_quantity(sign, size)
     if size.is_finite():
         shown = {"market_id": BTC, "sign": sign, "position": str(size), "avg_entry_price": "1"}
         venue.positions_shown = [shown]
         with pytest.raises(MarketDataError, match="BTC: a position of sign"):
-            await orders.positions()
+            await account.records.position("BTC")
 
 
 def test_sides_come_from_plus_minus_or_nothing() -> None:

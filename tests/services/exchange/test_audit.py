@@ -25,19 +25,19 @@ async def traded(database: Database) -> AsyncIterator[Bench]:
         await bench.sell("0.4", leverage=D(5))
         await bench.buy("0.1", type=OrderType.LIMIT, limit_price=D(93000))
         await bench.see({"BTC": "92990.0"})
-        await bench.exchange.check()
+        await bench.synchronize()
         await bench.buy("1", symbol="ETH", leverage=D(5), exit_plan=ExitPlan(stop=D(3000)))
         await bench.see({"ETH": "2990.00"})
-        await bench.exchange.check()
+        await bench.synchronize()
         assert "ETH" not in bench.account().positions
         await bench.buy("1", symbol="ETH", leverage=D(5), exit_plan=ExitPlan(invalidation_price=D(2950)))
         await bench.see({"ETH": "2940.00"})
-        await bench.exchange.check()
+        await bench.synchronize()
         assert "ETH" not in bench.account().positions
         bench.venue.trade_by_hand("BTC", "0.01")
-        await bench.exchange.check()
+        await bench.synchronize()
         bench.venue.liquidate("BTC", "0.04")
-        await bench.exchange.check()
+        await bench.synchronize()
         report = await audit(database)
         assert (report.problems, report.trades) == ([], len(await _all(bench, "venue_trades")))
         causes = {row["cause"] for row in await _all(bench, "fills")}
@@ -110,7 +110,7 @@ async def test_a_resting_order_that_filled_before_its_answer_is_known_is_no_brok
             await bench.buy("0.1", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(5), client_order_id="lost")
         await bench.see({"BTC": "92990.0"})
         bench.venue.read_faults.clear()
-        await bench.exchange.check()
+        await bench.synchronize()
         answer = await bench.buy(
             "0.1", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(5), client_order_id="lost"
         )

@@ -14,8 +14,10 @@ from support.records import add_run, make_run
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatus, OrderType
+from trader.domain.exchange.venue_orders import VenueOrder
 from trader.errors import InternalError, NotFound, OrderUndecided, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
+from trader.gateways.lighter.orders import LighterOrders
 from trader.services.events import EventBus, MarketChecked, VenueDiffers
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
@@ -45,7 +47,7 @@ async def test_an_order_is_booked_as_the_venue_filled_and_charged_it(bench: Benc
     assert answer.total_fees == D("0.25") * 94000 * 280 / 1_000_000
     assert [fill.quantity for fill in answer.fills] == [D("0.1250"), D("0.1250")]
     assert bench.account().positions["BTC"].leverage == 5
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     assert await bench.buy("0.25", leverage=D(5), client_order_id="one") == answer
     assert len(bench.venue.orders) == 1
@@ -91,12 +93,12 @@ async def test_a_limit_order_rests_and_is_booked_by_difference(bench: Bench) -> 
     await bench.agree()
     bench.venue.fill_share = D("0.25")
     await bench.see({"BTC": "92990.0"})
-    await bench.exchange.check()
+    await bench.synchronize()
     assert (bench.account().positions["BTC"].quantity, bench.account().resting[0].remaining) == (D("0.1"), D("0.3"))
     await bench.agree()
     bench.venue.fill_share = D(1)
     await bench.see({"BTC": "92000.0"})
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     position = bench.account().positions["BTC"]
     assert (position.quantity, position.entry_price, bench.account().resting) == (D("0.4"), D(93000), ())
@@ -117,7 +119,7 @@ async def test_a_resting_order_is_cancelled_at_the_venue(bench: Bench) -> None:
         await bench.exchange.cancel_order("apex", "7d9b6a0e-0000-4000-8000-000000000000")
 
 
-GONE = "the venue showed it once and knows nothing of it any more"
+GONE = "the venue showed it once and no longer knows it"
 
 
 @pytest.mark.parametrize(("filled", "refuses"), [("0", False), ("0.1", False), ("0.1", True)])
@@ -130,7 +132,7 @@ async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
     await bench.see({"BTC": "93000.0"})
     bench.venue.orders.clear()
     bench.venue.fill_share = D(1)
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     ended = await bench.exchange.cancel_order("apex", str(answer.id))
     assert (ended.status, ended.total_quantity, ended.reason) == (OrderStatus.CANCELLED, D(filled), GONE)
@@ -143,7 +145,7 @@ async def test_a_resting_order_that_the_venue_only_does_not_show_is_ended_there(
     bench.venue.hidden.update(bench.venue.orders)
     ended = await bench.exchange.cancel_order("apex", str(other.id))
     assert (ended.status, ended.reason) == (OrderStatus.CANCELLED, "cancelled by the caller")
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     await bench.see({"BTC": "92000.0"})
     assert bench.venue.positions() == {}, "nothing fills that the books have let go of"
@@ -153,11 +155,11 @@ async def test_a_lost_order_of_which_the_venue_cannot_be_told_now_waits(bench: B
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.orders.clear()
     bench.venue.send_faults = ["busy"] * 3
-    await bench.exchange.check()
+    await bench.synchronize()
     assert "does not stand at the venue" in bench.exchange.troubles["apex"]
     assert len(bench.account().resting) == 1
     bench.venue.send_faults.clear()
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
@@ -167,11 +169,11 @@ async def test_a_lost_order_whose_trades_are_not_shown_stops_new_orders_until_th
     await bench.see({"BTC": "93000.0"})
     bench.venue.orders.clear()
     trades, bench.venue.ledger.trades = bench.venue.ledger.trades, []
-    await bench.exchange.check()
+    await bench.synchronize()
     assert "BTC: the venue holds a position that the books do not know" in bench.exchange.troubles["apex"]
     assert "only reducing is allowed" in ((await bench.buy("0.1", symbol="ETH", leverage=D(5))).reason or "")
     bench.venue.ledger.trades = trades
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     assert (await bench.exchange.cancel_order("apex", str(answer.id))).total_quantity == D("0.1")
 
@@ -195,14 +197,14 @@ async def test_a_lost_answer_is_neither_failure_nor_success(bench: Bench, fault:
     bench.venue.deliver()
     happened = fault in ("lose_after", "500_after", "nonsense")
     assert answer.status is (OrderStatus.FILLED if happened else OrderStatus.REJECTED)
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
 async def test_nothing_trades_a_market_whose_order_is_not_known(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
-    with pytest.raises(OrderUndecided, match="What became of this order at the venue is not known yet"):
+    with pytest.raises(OrderUndecided, match="The outcome of this order at the venue is not known yet"):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     for reduce_only in (False, True):
         other = await bench.sell("0.1", reduce_only=reduce_only)
@@ -211,7 +213,7 @@ async def test_nothing_trades_a_market_whose_order_is_not_known(bench: Bench) ->
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     bench.venue.read_faults.clear()
     assert (await bench.buy("1", symbol="ETH", leverage=D(5))).status is OrderStatus.FILLED
-    await bench.exchange.check()
+    await bench.synchronize()
     assert bench.account().positions["BTC"].quantity == D("0.25")
     answer = await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     assert (answer.status, answer.total_quantity) == (OrderStatus.FILLED, D("0.25"))
@@ -224,17 +226,17 @@ async def test_an_order_that_is_never_shown_is_refused_only_after_it_has_expired
     with pytest.raises(Unavailable):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     for _ in range(3):
-        await bench.exchange.check()
+        await bench.synchronize()
         assert (await bench.sell("0.1")).status is OrderStatus.REJECTED
     await bench.clock.advance(timedelta(seconds=650))
     await bench.tell()
-    await bench.exchange.check()
+    await bench.synchronize()
     assert (await bench.sell("0.1")).reason == (
         "an earlier order of BTC is not decided yet; nothing else trades there until it is"
     )
     await bench.clock.advance(timedelta(seconds=20))
     await bench.tell()
-    await bench.exchange.check()
+    await bench.synchronize()
     bench.venue.send_faults.clear()
     answer = await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     assert answer.status is OrderStatus.REJECTED
@@ -251,7 +253,7 @@ async def test_trades_that_show_late_or_twice_are_booked_once(bench: Bench) -> N
     with pytest.raises(Unavailable):
         await bench.sell("0.25", reduce_only=True, client_order_id="close")
     bench.venue.hides_trades = 0
-    await bench.exchange.check()
+    await bench.synchronize()
     assert (await bench.sell("0.25", reduce_only=True, client_order_id="close")).status is OrderStatus.FILLED
     await bench.agree()
 
@@ -259,16 +261,14 @@ async def test_trades_that_show_late_or_twice_are_booked_once(bench: Bench) -> N
 async def test_a_booking_that_the_database_does_not_confirm_leaves_the_order_undecided(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = bench.writer
-
     async def write(_: Posting) -> None:
         raise Unavailable("The database did not confirm it.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write", write)
+        patch.setattr(bench.writer, "write", write)
         with pytest.raises(OrderUndecided):
             await bench.buy("0.25", leverage=D(5), client_order_id="lost")
-    await bench.exchange.check()
+    await bench.synchronize()
     assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).status is OrderStatus.FILLED
     assert len(bench.venue.orders) == 1
     await bench.agree()
@@ -284,7 +284,7 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_the_order_is_
         patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
         with pytest.raises(InternalError):
             await bench.buy("0.25", leverage=D(5), client_order_id="lost")
-    await bench.exchange.check()
+    await bench.synchronize()
     assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).status is OrderStatus.FILLED
     assert len(bench.venue.orders) == 1
     await bench.agree()
@@ -307,14 +307,11 @@ async def test_the_next_process_finds_out_what_the_last_one_sent(bench: Bench) -
 async def test_an_order_that_was_noted_and_never_sent_is_refused_by_the_next_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = bench.exchange._desks["apex"]
-
-    async def die(_: object) -> None:
+    async def die(orders: LighterOrders, order: VenueOrder) -> None:
         raise RuntimeError("power cut")
 
-    assert await desk._unready() is None
-    monkeypatch.setattr(desk._outbox.venue.orders, "place", die)
-    with pytest.raises(RuntimeError, match="power cut"):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(LighterOrders, "place", die)
         await bench.buy("0.25", leverage=D(5), client_order_id="cut")
     await bench.kill()
     await bench.start()
@@ -333,7 +330,7 @@ async def test_stop_and_target_wait_at_the_venue_and_both_go_with_the_position(b
     kinds = sorted((one.type, one.trigger, one.reduce_only) for one in bench.venue.ledger.standing(1))
     assert kinds == [("stop-loss", D("90000.0"), True), ("take-profit", D("99000.0"), True)]
     await bench.see({"BTC": "89990.0"})
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     assert bench.account().positions == {}
     async with bench.database.connection() as conn:
@@ -376,10 +373,10 @@ async def test_a_plan_of_which_nobody_knows_leaves_the_old_one(bench: Bench) -> 
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 20]
     refusal = await bench.exchange.set_exit_plan("apex", "BTC", ExitPlan(stop=D(91000)))
-    assert refusal == "whether the venue took the stop is not known yet; the plan stays as it was"
+    assert refusal == "whether the venue accepted the stop is not known yet; the plan stays as it was"
     assert bench.account().positions["BTC"].exit_plan == PLAN
     bench.venue.read_faults.clear()
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
@@ -388,7 +385,7 @@ async def test_a_stop_that_the_venue_does_not_take_is_watched_here(bench: Bench)
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     assert bench.venue.ledger.standing(1) == []
     await bench.see({"BTC": "89990.0"})
-    await bench.exchange.check()
+    await bench.synchronize()
     assert bench.account().positions == {}
     await bench.agree()
 
@@ -400,11 +397,11 @@ async def test_an_exit_that_the_venue_refuses_is_tried_again_and_not_too_often(b
     before = len(bench.venue.sent)
     for _ in range(9):
         await bench.see({"BTC": "89990.0"})
-        await bench.exchange.check()
+        await bench.synchronize()
     assert len([sent for kind, sent in bench.venue.sent[before:] if sent.get("Type") == 1]) == 1
     bench.venue.refusal = None
     await bench.see({}, after_s=10)
-    await bench.exchange.check()
+    await bench.synchronize()
     assert bench.account().positions == {}
     await bench.agree()
 
@@ -413,7 +410,7 @@ async def test_a_stop_that_the_venue_has_lost_is_placed_again(bench: Bench) -> N
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     (lost,) = (index for index, one in bench.venue.orders.items() if one.type == "stop-loss")
     del bench.venue.orders[lost]
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
     assert len(bench.venue.ledger.standing(1)) == 2
 
@@ -424,8 +421,8 @@ async def test_a_stop_that_the_venue_has_lost_after_a_part_of_it_was_filled_stay
     await bench.see({"BTC": "90000.0"})
     bench.venue.orders.clear()
     bench.venue.fill_share = D(1)
-    await bench.exchange.check()
-    await bench.exchange.check()
+    await bench.synchronize()
+    await bench.synchronize()
     assert bench.account().positions == {}
     await bench.agree()
 
@@ -444,7 +441,7 @@ async def test_invalidation_and_time_are_executed_here(
         plan = ExitPlan(stop=plan.stop, time_exit=bench.clock.now() + timedelta(seconds=30))
     await bench.buy("0.25", leverage=D(5), exit_plan=plan)
     await bench.see({"BTC": mid}, after_s=after_s)
-    await bench.exchange.check()
+    await bench.synchronize()
     async with bench.database.connection() as conn:
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == reason
     assert bench.venue.sent[-1][0] == 15, "the stop went with its position"
@@ -456,11 +453,11 @@ async def test_an_exit_that_is_filled_in_part_goes_on(bench: Bench) -> None:
     bench.venue.fill_share = D("0.5")
     await bench.see({"BTC": "89990.0"})
     bench.venue.refused_types = {2}
-    await bench.exchange.check()
+    await bench.synchronize()
     bench.venue.fill_share = D(1)
     await bench.see({"BTC": "91000.0"})
-    await bench.exchange.check()
-    await bench.exchange.check()
+    await bench.synchronize()
+    await bench.synchronize()
     assert bench.account().positions == {}, "a stop that fired stays fired, wherever the price goes"
     await bench.agree()
 
@@ -473,14 +470,14 @@ async def test_funding_is_what_the_venue_paid(bench: Bench) -> None:
     bench.funding_rate = "0.0003"
     await bench.see({}, after_s=3600)
     bench.venue.hides_fundings = True
-    await bench.exchange.check()
+    await bench.synchronize()
     assert bench.account().funding == 0, "what the venue has not shown is not made up"
     assert bench.exchange.troubles == {}
     bench.venue.hides_fundings = False
-    await bench.exchange.check()
+    await bench.synchronize()
     assert bench.account().funding == -D("0.25") * 94000 * D("0.0003")
     await bench.agree()
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
@@ -498,7 +495,7 @@ async def test_a_liquidation_is_booked_from_the_venues_trades(bench: Bench) -> N
     await bench.buy("0.25", leverage=D(20), exit_plan=PLAN)
     bench.venue.markets["BTC"].place(D("90500.0"))
     bench.venue.liquidate("BTC", "-0.25")
-    await bench.exchange.check()
+    await bench.synchronize()
     async with bench.database.connection() as conn:
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "liquidation"
     await bench.agree()
@@ -507,8 +504,8 @@ async def test_a_liquidation_is_booked_from_the_venues_trades(bench: Bench) -> N
 async def test_a_position_opened_by_hand_stops_new_orders_until_it_is_gone(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
     bench.venue.trade_by_hand("ETH", "2")
-    await bench.exchange.check()
-    await bench.exchange.check()
+    await bench.synchronize()
+    await bench.synchronize()
     told = [event.kind for event in bench.events if isinstance(event, VenueDiffers)]
     assert told == ["the venue holds a position that the books do not know"], "told once"
     assert "ETH: the venue holds a position" in bench.exchange.troubles["apex"]
@@ -517,7 +514,7 @@ async def test_a_position_opened_by_hand_stops_new_orders_until_it_is_gone(bench
     assert (await bench.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
     await bench.see({"ETH": "3310.00"})
     bench.venue.trade_by_hand("ETH", "-2")
-    await bench.exchange.check()
+    await bench.synchronize()
     assert "ETH" not in bench.account().positions
     assert bench.account().realized > 0, "what was gained by hand is in the books"
     await bench.agree()
@@ -527,18 +524,18 @@ async def test_a_position_opened_by_hand_stops_new_orders_until_it_is_gone(bench
 async def test_a_position_that_somebody_made_smaller_is_booked(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     bench.venue.trade_by_hand("BTC", "-0.1")
-    await bench.exchange.check()
+    await bench.synchronize()
     assert bench.account().positions["BTC"].quantity == D("0.15")
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
 async def test_money_that_nobody_can_explain_stops_new_orders(bench: Bench) -> None:
     bench.venue.ledger.deposit += 50
-    await bench.exchange.check()
+    await bench.synchronize()
     assert "the venue's balance is not that of the books" in bench.exchange.troubles["apex"]
     bench.venue.ledger.deposit -= 50
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
@@ -546,13 +543,13 @@ async def test_a_position_of_no_side_is_an_error_that_stops_new_orders(bench: Be
     """With every cycle of the price tracker there is a look; a statement that cannot be is not read as anything."""
     bench.venue.positions_shown = [{"market_id": 1, "sign": 2, "position": "0.5", "avg_entry_price": "1"}]
     for _ in range(3):
-        bench.exchange._floor.events.publish(MarketChecked(bench.clock.now()))
-        failures = bench.exchange._desks["apex"]._failures
-        await until(lambda before=failures: bench.exchange._desks["apex"]._failures > before)  # type: ignore[misc]
-    assert "a position of sign 2 and size 0.5 cannot be" in bench.exchange.troubles["apex"]
+        bench.bus.publish(MarketChecked(bench.clock.now()))
+        failures = bench.exchange.live_account("apex")._failures
+        await until(lambda before=failures: bench.exchange.live_account("apex")._failures > before)  # type: ignore[misc]
+    assert "a position of sign 2 and size 0.5 is impossible" in bench.exchange.troubles["apex"]
     assert "only reducing is allowed" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
     bench.venue.positions_shown = None
-    bench.exchange._floor.events.publish(MarketChecked(bench.clock.now()))
+    bench.bus.publish(MarketChecked(bench.clock.now()))
     await until(lambda: not bench.exchange.troubles)
     await bench.agree()
 
@@ -668,7 +665,7 @@ async def test_a_restart_while_the_venue_is_away_shows_everything_and_opens_noth
     refusal = await bench.buy("0.1", leverage=D(5))
     assert "not been compared with the venue yet" in (refusal.reason or "")
     bench.venue.is_down = False
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
@@ -694,14 +691,14 @@ async def test_an_operator_flattens_through_the_venue(bench: Bench) -> None:
     await operations.close()
     async with bench.database.connection() as conn:
         assert await conn.fetchval("SELECT close_reason FROM orders WHERE status = 'CLOSED'") == "operator"
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
 async def test_every_fill_is_compared_with_paper(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     await bench.see({"BTC": "89990.0"})
-    await bench.exchange.check()
+    await bench.synchronize()
     async with bench.database.connection() as conn:
         drift = await conn.fetch("SELECT side, quantity, venue_price, paper_price FROM fill_drift ORDER BY sequence")
         assert await conn.fetchval("SELECT count(*) FROM fills") == len(drift) == 4

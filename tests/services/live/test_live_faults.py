@@ -136,7 +136,7 @@ class Schedule:
         )
 
     async def look(self) -> None:
-        await self.bench.exchange.check()
+        await self.bench.synchronize()
 
     # What happens by itself
 
@@ -155,7 +155,7 @@ class Schedule:
         self.venue.hides_fundings = self.random.random() < 0.3 and self.bench.clock.now().minute < 10
         try:
             if self.random.random() < 0.5:
-                await self.bench.exchange.check()
+                await self.bench.synchronize()
         finally:
             self.venue.hides_fundings = False
 
@@ -184,7 +184,7 @@ class Schedule:
         try:
             with suppress(TraderError):
                 await self.order()
-            await self.bench.exchange.check()
+            await self.bench.synchronize()
         finally:
             self.venue.is_down = False
 
@@ -206,7 +206,7 @@ class Schedule:
                 await self.order()
             with suppress(TraderError):
                 await self.plan()
-            await self.bench.exchange.check()
+            await self.bench.synchronize()
         finally:
             writer.write = honest  # type: ignore[method-assign]
 
@@ -237,7 +237,7 @@ class Schedule:
         venue.fill_share, venue.stale_nonces = D(1), 0
         for _ in range(LOOKS_MAX):
             await bench.see({}, after_s=61)
-            await bench.exchange.check()
+            await bench.synchronize()
             for symbol in SYMBOLS:
                 position = bench.account().positions.get(symbol)
                 ours = position.side.direction * position.quantity if position is not None else D(0)
@@ -245,7 +245,7 @@ class Schedule:
                 if ours != theirs:
                     self.told.append(f"a person trades {ours - theirs} {symbol}")
                     venue.trade_by_hand(symbol, str(ours - theirs))
-        await bench.exchange.check()
+        await bench.synchronize()
 
     async def answers_are_true(self) -> None:
         """Every answer that was given is what the venue did."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from typing import Literal
 
 import pytest
 from support.fake_venue import IDS, until
@@ -13,8 +14,9 @@ from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
 from trader.domain.live.reconciliation import VenueReport
 from trader.errors import OrderUndecided, Unavailable
-from trader.gateways.lighter.orders import LighterOrders
+from trader.gateways.lighter.records import LighterRecords
 from trader.services.events import VenueDiffers
+from trader.services.live.account import LiveAccount
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import Operations
 from trader.store.database.pool import Database
@@ -28,9 +30,26 @@ async def bench(database: Database) -> AsyncIterator[Bench]:
         yield bench
 
 
-async def wait_for_turn(bench: Bench, count: int) -> None:
-    """Wait until so many wait for the desk, which the test itself holds."""
-    await until(lambda: len(bench.exchange._desks["apex"]._lock._waiters or ()) >= count)
+class CountingLock(asyncio.Lock):
+    """A lock that knows how many wait for it."""
+
+    waiting = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.waiting += 1
+        try:
+            return await super().acquire()
+        finally:
+            self.waiting -= 1
+
+
+@asynccontextmanager
+async def holding(account: LiveAccount) -> AsyncIterator[CountingLock]:
+    """Hold an account, so that whatever is done for it waits."""
+    lock = CountingLock()
+    async with account.lock, lock:
+        account.lock = lock
+        yield lock
 
 
 async def test_an_order_that_is_found_out_about_while_it_is_asked_for_again_is_not_sent_twice(bench: Bench) -> None:
@@ -38,25 +57,25 @@ async def test_an_order_that_is_found_out_about_while_it_is_asked_for_again_is_n
     bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
     with pytest.raises(OrderUndecided):
         await bench.buy("0.1", leverage=D(5), client_order_id="once")
-    desk = bench.exchange._desks["apex"]
-    async with desk._lock:
+    account = bench.exchange.live_account("apex")
+    async with holding(account) as lock:
         bench.venue.read_faults.clear()
-        desk.wake()
-        await wait_for_turn(bench, 1)
+        account.wake()
+        await until(lambda: lock.waiting == 1)
         asking = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
-        await wait_for_turn(bench, 2)
+        await until(lambda: lock.waiting == 2)
     assert (await asking).status is OrderStatus.FILLED
     assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
     await bench.agree()
 
 
 async def test_an_order_whose_caller_has_gone_is_not_sent_twice(bench: Bench) -> None:
-    async with bench.exchange._desks["apex"]._lock:
+    async with holding(bench.exchange.live_account("apex")) as lock:
         gone = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
-        await wait_for_turn(bench, 1)
+        await until(lambda: lock.waiting == 1)
         gone.cancel()
         asking = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
-        await wait_for_turn(bench, 2)
+        await until(lambda: lock.waiting == 2)
     assert (await asking).status is OrderStatus.FILLED
     assert bench.venue.positions() == {IDS["BTC"]: D("0.1")}
     await bench.agree()
@@ -69,19 +88,19 @@ async def test_an_order_that_closes_opens_nothing_when_the_stop_was_faster(bench
     answer = await bench.sell("0.1")
     assert (answer.status, answer.reason) == (OrderStatus.REJECTED, "the venue ended the order: canceled-reduce-only")
     assert bench.venue.positions() == {}
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
-async def test_a_suspended_desk_sends_nothing_until_it_is_gone(bench: Bench) -> None:
+async def test_a_suspended_account_sends_nothing(bench: Bench) -> None:
     resting = await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(90000))
-    desk = bench.exchange._desks["apex"]
+    account = bench.exchange.live_account("apex")
     sent = list(bench.venue.sent)
-    bench.exchange.suspend()  # as when the leader's lock is lost; the desks live on until the schedules have ended
+    bench.exchange.suspend()  # as when the leader's lock is lost; the accounts exist until the schedules have ended
     with pytest.raises(Unavailable):
-        await desk.cancel(str(resting.id))
+        await account.cancel(str(resting.id))
     with pytest.raises(Unavailable):
-        await desk.check()
+        await account.synchronize()
     assert bench.venue.sent == sent
     assert [order.status for order in bench.venue.orders.values()] == ["open"]
 
@@ -91,13 +110,13 @@ async def test_an_order_whose_trades_show_late_is_not_decided_because_another_is
         await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(limit))
     bench.venue.reach("BTC", "93700.0")
     bench.venue.hides_trades = 10  # as often as the first of the two is looked at
-    desk = bench.exchange._desks["apex"]
-    async with desk._lock:
-        await desk._outbox.refresh()
-        await desk._outbox.poll()
+    account = bench.exchange.live_account("apex")
+    async with account.lock:
+        await account._outbox.refresh()
+        await account._outbox.poll()
         assert bench.account().positions["BTC"].quantity == D("0.1")
         assert bench.exchange.undecided("apex") == {"BTC"}
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 
@@ -107,15 +126,15 @@ async def test_what_an_order_fills_just_before_the_venue_is_compared_is_no_diffe
     await bench.buy("0.1", leverage=D(10))
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.fill_share = D("0.25")
-    statement = LighterOrders.statement
+    report = LighterRecords.report
 
-    async def filled_first(orders: LighterOrders) -> VenueReport:
+    async def filled_first(records: LighterRecords) -> VenueReport:
         if bench.venue.markets["BTC"].mid != 93000:
             bench.venue.reach("BTC", "93000.0")
-        return await statement(orders)
+        return await report(records)
 
-    monkeypatch.setattr(LighterOrders, "statement", filled_first)
-    await bench.exchange.check()
+    monkeypatch.setattr(LighterRecords, "report", filled_first)
+    await bench.synchronize()
     assert bench.account().positions["BTC"].quantity == D("0.2")
     assert [event.text for event in bench.events if isinstance(event, VenueDiffers)] == []
     await bench.agree()
@@ -126,12 +145,12 @@ async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: 
         while not await commands(bench, "progress LIKE '%closed%' OR finished_at IS NOT NULL"):
             await operations.poll()
         bench.venue.read_faults.clear()
-        await bench.exchange.check()
+        await bench.synchronize()
         while not await commands(bench, "finished_at IS NOT NULL"):
             await operations.poll()
     assert bench.venue.positions() == {}
     assert await commands(bench, "outcome->'closed'->0->>'quantity' IS NOT NULL AND outcome->'left' = '[]'")
-    await bench.exchange.check()
+    await bench.synchronize()
     await bench.agree()
 
 

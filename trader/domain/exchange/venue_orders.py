@@ -1,8 +1,26 @@
-"""Orders sent to a real venue and its trades, as the ledger books them."""
+"""Orders at a real venue and their trades, as the ledger records them; the states of a sent order are a table.
 
+An order is recorded before it is sent, so it begins as SENT. `advance` is the only way to another status::
+
+             UNKNOWN             SHOWN
+              +--+               +--+
+              |  v     SHOWN     |  v     ENDED, WRITTEN_OFF
+    record -> SENT -----------> STANDING --------------------> DONE
+              |  |                                              ^
+              |  |                    ENDED                     |
+              |  +----------------------------------------------+
+              |        REJECTED
+              +----------------> REFUSED
+
+DONE and REFUSED are final. While an order is SENT, nothing else is sent in its market for the account.
+"""
+
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -12,7 +30,7 @@ from trader.domain.money import ZERO
 
 
 class VenueOrderType(StrEnum):
-    """`stop` and `target` are triggers: at their price they become market orders that only reduce."""
+    """The type of an order at a venue. `stop` and `target` become reduce-only market orders at their trigger price."""
 
     MARKET = "market"
     LIMIT = "limit"
@@ -21,7 +39,7 @@ class VenueOrderType(StrEnum):
 
 
 class VenueOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order as it goes to a venue. `price` is the worst that is accepted, `trigger` that of a stop or target."""
+    """An order as it is sent to a venue. `price` is the worst accepted price, `trigger` that of a stop or target."""
 
     client_index: int
     symbol: str
@@ -34,19 +52,50 @@ class VenueOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentStatus(StrEnum):
-    """How far an order that may have gone to the venue is known, as its row says; see `venue_orders` of schema.sql."""
+    """The state of an order that may have reached the venue; the values of `venue_orders.status`."""
 
     SENT = "SENT"
     STANDING = "STANDING"
     DONE = "DONE"
     REFUSED = "REFUSED"
 
+    @property
+    def is_final(self) -> bool:
+        return self in (SentStatus.DONE, SentStatus.REFUSED)
+
+
+class OrderEvent(StrEnum):
+    """What was learned about a sent order."""
+
+    UNKNOWN = "the venue's answer was lost"
+    REJECTED = "it does not stand at the venue and never will"
+    SHOWN = "the venue shows it, and it is not final"
+    ENDED = "the venue shows it, and it is final"
+    WRITTEN_OFF = "it stood at the venue, and the venue no longer knows it"
+
+
+TRANSITIONS: Final[Mapping[tuple[SentStatus, OrderEvent], SentStatus]] = MappingProxyType(
+    {
+        (SentStatus.SENT, OrderEvent.UNKNOWN): SentStatus.SENT,
+        (SentStatus.SENT, OrderEvent.REJECTED): SentStatus.REFUSED,
+        (SentStatus.SENT, OrderEvent.SHOWN): SentStatus.STANDING,
+        (SentStatus.SENT, OrderEvent.ENDED): SentStatus.DONE,
+        (SentStatus.STANDING, OrderEvent.SHOWN): SentStatus.STANDING,
+        (SentStatus.STANDING, OrderEvent.ENDED): SentStatus.DONE,
+        (SentStatus.STANDING, OrderEvent.WRITTEN_OFF): SentStatus.DONE,
+    }
+)
+
+
+class ImpossibleTransition(Exception):
+    """An event that an order in its status cannot meet: a bug of the service, never a fault of the venue."""
+
 
 class SentOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """An order that may have gone to the venue: a row of `venue_orders`, written before it is sent.
+    """An order that may have reached the venue: a row of `venue_orders`, written before the order is sent.
 
-    `cause` is why its fills happen. `request` is the order that a caller placed, None for what the service sends by
-    itself. `filled` is what of it is booked. After `expires_at` the venue takes it no more.
+    `cause` is the cause of its fills. `request` is the order that a caller placed; it is None for what the service
+    sends by itself. `filled` is the quantity that is booked. The venue does not accept the order after `expires_at`.
     """
 
     account_id: str
@@ -73,15 +122,26 @@ class SentOrder(msgspec.Struct, frozen=True, kw_only=True):
         return self.order.client_index
 
     @property
-    def is_leg(self) -> bool:
-        """Whether it is a stop or target that waits for its trigger at the venue."""
+    def is_protective(self) -> bool:
+        """Whether it is a stop or target, which waits at the venue for its trigger price."""
         return self.order.type in (VenueOrderType.STOP, VenueOrderType.TARGET)
 
 
-class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
-    """A trade of the account at the venue. `client_index` is that of its order; None when the venue names none.
+def advance(sent: SentOrder, event: OrderEvent, **changes: Any) -> SentOrder:
+    """Return the order with the status that follows from an event, and other fields changed.
 
-    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for one that an order made, anything
+    :raises ImpossibleTransition: the table has no such transition
+    """
+    status = TRANSITIONS.get((sent.status, event))
+    if status is None:
+        raise ImpossibleTransition(f"order {sent.client_index} of {sent.account_id} is {sent.status}: {event}")
+    return msgspec.structs.replace(sent, status=status, **changes)
+
+
+class VenueFill(msgspec.Struct, frozen=True, kw_only=True):
+    """A trade of the account at the venue. `client_index` is that of its order, or None if the venue names none.
+
+    `fee_rate` is a fraction of the notional. `kind` is the venue's word: `trade` for a trade made by an order, anything
     else (a liquidation) for one that the venue made by itself.
     """
 

@@ -1,8 +1,8 @@
-"""What the venue's word does to the books: the fills of an order, funding, and trades that no order of ours made.
+"""Booking of what a venue reports: the fills of an order, funding, and trades that no order of ours made.
 
-The venue decides what is filled, at which price and fee; these functions decide nothing but how it is booked. Each
-takes the account under its lock and gives one `Posting`, in which the fills, the answer to the caller and what is now
-known of the order are written together.
+The venue decides quantities, prices and fees; these functions decide only how they are booked. Each takes the account
+under its lock and returns one `Posting`, in which the fills, the order's status and the answer to the caller are
+written together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from trader.domain.exchange.ledger import NO_TERMS, Posting, Rules, Terms
 from trader.domain.exchange.matching import Execution, totals
 from trader.domain.exchange.orders import AnswerFill, Cause, Order, OrderAnswer, OrderSide, OrderStatus, OrderType
 from trader.domain.exchange.rules import refuse
-from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueFill
+from trader.domain.exchange.venue_orders import OrderEvent, SentOrder, SentStatus, VenueFill, advance
 from trader.domain.live.orders import VenueFunding, VenueOrderState
 from trader.domain.money import divide
 
@@ -28,42 +28,41 @@ def settle(
     account: Account, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill], marks: Marks, rules: Rules,
     now: datetime,
 ) -> Posting:  # fmt: skip
-    """Book the new fills of an order, and what the venue says of it. The first booking of a request has its answer."""
+    """Book the new fills of an order and its state at the venue. The first posting of a request carries its answer."""
     draft = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     draft.next_sequence()
     known = _known(sent, state, fills, draft.at)
     answer = None
     if sent.request is not None and sent.status is SentStatus.SENT:
         draft.last_order_at = draft.at
-        answer = _first_answer(draft, sent, sent.request, state, fills)
+        answer = _answer_first(draft, sent, sent.request, state, fills)
         if answer is None:
             return _refused(account, known, sent.request, f"the venue ended the order: {state.status}", now)
     elif sent.request is not None:
-        _follow(draft, sent, state, fills)
+        _book_resting(draft, sent, state, fills)
     else:
         _execute(draft, sent.order.side, fills, sent.cause, NO_TERMS)
         if state.is_final and known.filled:  # in this look or in one before
-            _go_on_closing(draft, sent)
+            _keep_closing(draft, sent)
     return msgspec.structs.replace(draft.posting(answer), sent=[known], venue_fills=list(fills))
 
 
 def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -> Posting:
-    """Book that an order does not stand at the venue and never will; whoever placed it is told why."""
-    changed_at = max(now, sent.created_at)
-    known = msgspec.structs.replace(sent, status=SentStatus.REFUSED, reason=reason, changed_at=changed_at)
+    """Book that an order does not stand at the venue and never will; its caller gets the reason."""
+    known = advance(sent, OrderEvent.REJECTED, reason=reason, changed_at=max(now, sent.created_at))
     if sent.request is not None:
         return _refused(account, known, sent.request, reason, now)
     after = msgspec.structs.replace(account, sequence=account.sequence + 1, changed_at=max(now, account.changed_at))
     return Posting(account=after, sequence_before=account.sequence, run=account.run, sent=[known])
 
 
-def book_strays(
+def book_foreign_trades(
     account: Account, fills: Sequence[VenueFill], payments: Sequence[VenueFunding], marks: Marks, rules: Rules,
     now: datetime,
 ) -> Posting:  # fmt: skip
-    """Book trades of the account that no order of ours made: liquidations, or what somebody traded there by hand.
+    """Book trades of the account that no order of ours made: liquidations, or trades by hand.
 
-    `payments` are those of the time since; one that was for what these trades held is booked with them.
+    `payments` are the funding of that time; a payment on a position that these trades held is booked with them.
     """
     draft = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     due = sorted(payments, key=attrgetter("boundary"))
@@ -76,7 +75,7 @@ def book_strays(
 
 
 def _receive(draft: AccountUpdate, payment: VenueFunding, *, before: datetime) -> bool:
-    """Book a payment for what is held. Whether it was for that."""
+    """Book a payment on an open position. Return whether there was such a position."""
     position = draft.positions.get(payment.symbol)
     if position is None or not position.funded_until < payment.boundary <= before:
         return False
@@ -84,13 +83,13 @@ def _receive(draft: AccountUpdate, payment: VenueFunding, *, before: datetime) -
     return True
 
 
-def book_fundings(
+def book_payments(
     account: Account, payments: Sequence[VenueFunding], until: Mapping[str, datetime], marks: Marks, rules: Rules,
     now: datetime,
 ) -> Posting | None:  # fmt: skip
-    """Book what the venue paid on what is held, per market for the whole hours up to `until`; None when nothing is new.
+    """Book the venue's funding of open positions, per market for the whole hours up to `until`; None if nothing is new.
 
-    An hour for which the venue names no payment had none.
+    An hour for which the venue shows no payment had none.
     """
     draft = AccountUpdate(account, rules, marks, now)
     for symbol, held in account.positions.items():
@@ -104,10 +103,10 @@ def book_fundings(
     return draft.posting() if draft.has_changes else None
 
 
-def _first_answer(
+def _answer_first(
     draft: AccountUpdate, sent: SentOrder, order: Order, state: VenueOrderState, fills: Sequence[VenueFill]
 ) -> OrderAnswer | None:
-    """Book the first that is known of a placed order; None when it ended without any fill."""
+    """Book the first known state of a placed order and return its answer; None when it ended without any fill."""
     assert sent.request_id is not None
     filled, notional = totals(_executions(fills))
     if state.is_final and not filled:
@@ -138,8 +137,8 @@ def _first_answer(
     )
 
 
-def _follow(draft: AccountUpdate, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill]) -> None:
-    """Book what became of an order that rested."""
+def _book_resting(draft: AccountUpdate, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill]) -> None:
+    """Book the fills or the end of a resting order."""
     assert sent.request_id is not None
     assert sent.request is not None
     held = draft.positions.get(sent.symbol)
@@ -157,8 +156,8 @@ def _follow(draft: AccountUpdate, sent: SentOrder, state: VenueOrderState, fills
         draft.cancel(resting, sent.reason or f"the venue ended it: {state.status}")
 
 
-def _go_on_closing(draft: AccountUpdate, sent: SentOrder) -> None:
-    """A trigger that fired stays fired: what the venue could not fill is closed with the next orders."""
+def _keep_closing(draft: AccountUpdate, sent: SentOrder) -> None:
+    """Keep closing the position of a trigger that fired: what the venue could not fill is left to the next orders."""
     position = draft.positions.get(sent.symbol)
     if position is not None and position.side is not sent.order.side.opens and position.closing is None:
         draft.positions[sent.symbol] = msgspec.structs.replace(position, closing=sent.cause.value)
@@ -172,7 +171,7 @@ def _execute(draft: AccountUpdate, side: OrderSide, fills: Sequence[VenueFill], 
 
 
 def _fund_from_opening(draft: AccountUpdate, held: Position | None, fills: Sequence[VenueFill]) -> None:
-    """A position that is booked late has been funded since the venue filled it."""
+    """Date a position that is booked late from its fill on, so that its funding since then is booked."""
     position = draft.positions.get(fills[0].symbol) if fills else None
     if position is not None and (held is None or held.id != position.id):
         since = min(position.funded_until, *(fill.at for fill in fills))
@@ -184,9 +183,9 @@ def _executions(fills: Sequence[VenueFill]) -> list[Execution]:
 
 
 def _known(sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill], at: datetime) -> SentOrder:
-    return msgspec.structs.replace(
+    return advance(
         sent,
-        status=SentStatus.DONE if state.is_final else SentStatus.STANDING,
+        state.event,
         venue_index=state.venue_index,
         filled=sent.filled + totals(_executions(fills))[0],
         reason=sent.reason or (state.status if state.is_final else None),
@@ -203,40 +202,22 @@ def _refused(account: Account, known: SentOrder, order: Order, reason: str, now:
 
 
 def _terms(sent: SentOrder, order: Order) -> Terms:
-    return Terms(
-        request_id=sent.request_id,
-        leverage=order.leverage,
-        exit_plan=order.exit_plan,
-        confidence=order.confidence,
-        invocation_id=order.invocation_id,
-    )
+    return msgspec.structs.replace(msgspec.convert(order, Terms, from_attributes=True), request_id=sent.request_id)
 
 
 def _resting(sent: SentOrder, order: Order, remaining: Decimal, at: datetime) -> RestingOrder:
-    assert sent.request_id is not None
     assert order.type is OrderType.LIMIT
-    return RestingOrder(
-        id=sent.request_id,
-        symbol=order.symbol,
-        side=order.side,
-        quantity=sent.order.quantity,
-        remaining=remaining,
-        limit_price=sent.order.price,
-        created_at=at,
-        leverage=order.leverage,
-        reduce_only=order.reduce_only,
-        exit_plan=order.exit_plan,
-        confidence=order.confidence,
-        client_order_id=order.client_order_id,
-        invocation_id=order.invocation_id,
+    quantities = {"quantity": sent.order.quantity, "remaining": remaining, "limit_price": sent.order.price}
+    return msgspec.convert(
+        msgspec.structs.asdict(order) | quantities | {"id": sent.request_id, "created_at": at}, RestingOrder
     )
 
 
 def _prices(fills: Sequence[VenueFill]) -> Marks:
-    """A market without a mark yet has at least the price at which it was traded."""
+    """Return the trades' prices, as marks of markets that have none yet."""
     return {fill.symbol: fill.price for fill in fills}
 
 
 def _at(fills: Sequence[VenueFill], now: datetime) -> datetime:
-    """When the last fill happened, as far as that has passed already."""
+    """Return the time of the last fill, but none in the future."""
     return min(now, max((fill.at for fill in fills), default=now))

@@ -1,36 +1,38 @@
-"""The accounts at Lighter that the service trades: one key for all of them, one connection, one signer each."""
+"""The traded accounts at Lighter: one API key and one connection for all of them, one signer for each."""
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from trader.errors import StartError
 from trader.gateways.lighter.api import MAINNET_URL, LighterApi, Listing
-from trader.gateways.lighter.history import LighterHistory
 from trader.gateways.lighter.orders import LighterOrders
+from trader.gateways.lighter.records import LighterRecords
 from trader.gateways.lighter.signer import TRANSACTION_EXPIRES_S, LighterSigner, Signer
+from trader.gateways.lighter.transactions import Transactions
 from trader.setting_forms import Secret
 from trader.settings import Settings
 
 MakeSigner = Callable[[str, int, int, Secret], Signer]
-"""Of the venue's address, the account's index, the key's index, and the key."""
+"""Make a signer from the venue's address, the account's index, the key's index and the key."""
 
 _PAUSE_S: Final = 0.35
 
 
+@dataclass(frozen=True)
 class LighterAccount:
-    """One account: its orders, and what the venue has on record of it."""
+    """One account at the venue: its orders and its records."""
 
-    expires_s: Final = TRANSACTION_EXPIRES_S
+    expires_s: ClassVar = TRANSACTION_EXPIRES_S
 
-    def __init__(self, index: int, orders: LighterOrders, history: LighterHistory) -> None:
-        self.index = index
-        self.orders = orders
-        self.history = history
+    transactions: Transactions
+    orders: LighterOrders
+    records: LighterRecords
 
 
 class LighterAccounts:
-    """Opens accounts. The venue's SDK is loaded with the first."""
+    """Opens accounts. The venue's SDK is loaded with the first one."""
 
     def __init__(
         self, settings: Settings, *, make_signer: MakeSigner = LighterSigner, pause_s: float = _PAUSE_S
@@ -51,26 +53,29 @@ class LighterAccounts:
         self._opening = asyncio.Lock()
 
     def prove(self) -> None:
-        """Prove that the SDK is there, takes the key, and signs what it is given. Raises `StartError` if not."""
+        """Verify that the SDK is installed, accepts the key and signs correctly. Raise `StartError` if not."""
         self._signer(self.default_index).check()
 
     async def account(self, index: int) -> LighterAccount:
-        """The account. Raises `MarketDataError` when the venue does not tell its markets now."""
+        """Return the account. Raise `MarketDataError` when the venue does not list its markets now."""
         async with self._opening:
             if not self._listings:
                 listed = await self._api.listings()
                 self._listings = {symbol: listing for symbol, listing in listed.items() if symbol in self._symbols}
             if index not in self._accounts:
                 signer = self._signer(index)
-                orders = LighterOrders(self._api, signer, self._listings, pause_s=self._pause_s)
-                history = LighterHistory(self._api, signer, self._listings)
-                self._accounts[index] = LighterAccount(index, orders, history)
+                transactions = Transactions(self._api, signer)
+                self._accounts[index] = LighterAccount(
+                    transactions,
+                    LighterOrders(self._api, signer, transactions, self._listings, pause_s=self._pause_s),
+                    LighterRecords(self._api, signer, self._listings),
+                )
         return self._accounts[index]
 
     def halt(self) -> None:
-        """Send nothing more for the accounts that are open; `account` opens them anew."""
+        """Send nothing more for the open accounts; `account` opens them again."""
         for account in self._accounts.values():
-            account.orders.halt()
+            account.transactions.halt()
         self._accounts.clear()
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The stops and targets of one account at the venue: what the exit plans in the books ask for, and nothing else.
+"""Protective orders of one live account: the stops and targets that its exit plans ask for, kept at the venue.
 
-A new leg is accepted before the old one goes, so a position is never without its stop because it is being changed.
+A new protective order is accepted before the old one is cancelled, so changing a stop never leaves a position without.
 """
 
 import logging
@@ -14,120 +14,110 @@ from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.order_validation import refusal_of_plan
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.exchange.rules import Moment
-from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueOrder
+from trader.domain.exchange.venue_orders import SentOrder, SentStatus
 from trader.domain.live.protective_orders import (
     CAUSES,
-    CLOSING_SLIPPAGE,
     ProtectiveTerms,
-    all_wanted,
-    terms_of,
-    wanted_legs,
-    worst_price,
+    protective_order,
+    terms_of_account,
+    terms_of_plan,
+    terms_of_sent,
 )
-from trader.services.live.outbox import Concluded, Floor, Outbox
+from trader.services.live.ledger import AccountLedger, LiveContext
+from trader.services.live.outbox import Outbox
 
 log = logging.getLogger("trader.live")
 
-_ASK_AGAIN_AFTER: Final = timedelta(seconds=60)
-"""A leg that the venue refused is asked for again after this; until then its trigger is watched here."""
+_RETRY_AFTER: Final = timedelta(seconds=60)
+"""A protective order that the venue refused is sent again after this; until then its trigger is watched here."""
 
 
 class ProtectiveOrders:
-    """Of one account. Only under its desk's lock."""
+    """The protective orders of one account. Used only under the lock of its live account."""
 
-    def __init__(self, floor: Floor, outbox: Outbox) -> None:
-        self._floor = floor
+    def __init__(self, context: LiveContext, ledger: AccountLedger, outbox: Outbox) -> None:
+        self._context = context
+        self._ledger = ledger
         self._outbox = outbox
         self._refused: dict[ProtectiveTerms, datetime] = {}
 
     def wanted(self) -> list[ProtectiveTerms]:
-        """What the books ask for, but of markets in which something is not decided."""
-        return all_wanted(self._outbox.account, self._floor.rules.markets, self._outbox.unsettled)
+        """Return what the exit plans ask for, except in markets with an undecided order."""
+        return terms_of_account(self._ledger.account, self._context.rules.markets, self._outbox.unsettled)
 
     def standing(self) -> dict[ProtectiveTerms, SentOrder]:
-        return {terms_of(sent): sent for sent in self._outbox.legs()}
+        return {terms_of_sent(sent): sent for sent in self._outbox.protective_orders()}
 
     async def sync(self) -> None:
-        """Place what is missing, then end what is not asked for. Raises as `Outbox.refresh` does."""
-        now = self._floor.clock.now()
-        self._refused = {leg: at for leg, at in self._refused.items() if not comes_up(at, _ASK_AGAIN_AFTER, now)}
-        for leg in self.wanted():
-            if leg not in self.standing() and leg not in self._refused and leg.symbol not in self._outbox.unsettled:
-                await self._place(leg)
-        wanted, account = set(self.wanted()), self._outbox.account
-        for leg, sent in self.standing().items():
-            position = account.positions.get(leg.symbol)
+        """Place the missing protective orders, then cancel those not asked for. Raise as `Outbox.refresh` does."""
+        now, outbox = self._context.clock.now(), self._outbox
+        self._refused = {terms: at for terms, at in self._refused.items() if not comes_up(at, _RETRY_AFTER, now)}
+        for terms in self.wanted():
+            if not (terms in self.standing() or terms in self._refused or terms.symbol in outbox.unsettled):
+                await self._place(terms)
+        wanted, positions = set(self.wanted()), self._ledger.account.positions
+        for terms, sent in self.standing().items():
+            position = positions.get(terms.symbol)
             is_closing = position is not None and position.closing is not None
-            # A leg that is still to be replaced stays until its successor stands.
-            waits = any(other.symbol == leg.symbol and other.type is leg.type for other in self._refused)
-            if leg in wanted or leg.symbol in self._outbox.unsettled or is_closing or (waits and position is not None):
+            # One that is to be replaced stays until its successor stands.
+            waits = any(other.symbol == terms.symbol and other.type is terms.type for other in self._refused)
+            if terms in wanted or terms.symbol in outbox.unsettled or is_closing or (waits and position is not None):
                 continue
-            await self._outbox.cancel(sent, "its position is gone or its plan has changed")
+            await outbox.cancel(sent, "its position is gone or its plan has changed")
 
     async def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
-        """Replace the plan of a position. None when it is done, else why not: then venue and books keep the old one.
+        """Replace the exit plan of a position. Return None when it is set, else why the old one stays.
 
         :raises Unavailable: the database did not confirm the change
-        :raises MarketDataError: the venue cannot be asked
+        :raises MarketDataError: the venue does not answer
         """
-        outbox, floor = self._outbox, self._floor
-        position = outbox.account.positions.get(symbol)
+        outbox, context = self._outbox, self._context
+        position = self._ledger.account.positions.get(symbol)
         if position is None:
             return f"there is no {symbol} position"
         if symbol in outbox.unsettled:
             return f"an order of {symbol} is not decided yet; its exit plan cannot be changed until it is"
-        now = floor.clock.now()
-        refusal = refusal_of_plan(plan, position.side, floor.marks[symbol], now)
+        now = context.clock.now()
+        refusal = refusal_of_plan(plan, position.side, context.market.marks[symbol], now)
         if refusal is not None:
             return refusal
         placed: list[SentOrder] = []
-        for leg in wanted_legs(position, plan, floor.rules.markets[symbol]):
-            if leg in self.standing():
+        for terms in terms_of_plan(position, plan, context.rules.markets[symbol]):
+            if terms in self.standing():
                 continue
-            sent = (await self._place(leg)).sent
+            sent = await self._place(terms)
             if sent.status is SentStatus.STANDING:
                 placed.append(sent)
                 continue
             for one in placed:
                 await outbox.cancel(one, "the rest of its plan was refused")
             if sent.status is SentStatus.REFUSED:
-                return f"the venue refused the {leg.type}: {sent.reason}"
-            return f"whether the venue took the {leg.type} is not known yet; the plan stays as it was"
-        refusal = await self._note_plan(symbol, plan, now)
+                return f"the venue refused the {terms.type}: {sent.reason}"
+            return f"whether the venue accepted the {terms.type} is not known yet; the plan stays as it was"
+        refusal = await self._book_plan(symbol, plan, now)
         await self.sync()
         return refusal
 
-    async def _note_plan(self, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
+    async def _book_plan(self, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
         refusal: str | None = None
-        floor = self._floor
+        context = self._context
 
         def decide(account: Account) -> Posting | None:
             nonlocal refusal
-            moment = Moment(now, floor.market.quotes(), floor.marks)
-            result = rules_of_exchange.set_exit_plan(account, symbol, plan, moment, floor.rules)
+            moment = Moment(now, context.market.quotes(), context.market.marks)
+            result = rules_of_exchange.set_exit_plan(account, symbol, plan, moment, context.rules)
             if isinstance(result, str):
                 refusal = result
                 return None
             return result
 
-        await self._outbox.commit(decide)
+        await self._ledger.commit(decide)
         return refusal
 
-    async def _place(self, leg: ProtectiveTerms) -> Concluded:
-        market = self._floor.rules.markets[leg.symbol]
-        order = VenueOrder(
-            client_index=0,
-            symbol=leg.symbol,
-            side=leg.side,
-            type=leg.type,
-            quantity=leg.quantity,
-            price=worst_price(leg.side, leg.trigger, CLOSING_SLIPPAGE, market),
-            trigger=leg.trigger,
-            reduce_only=True,
-        )
-        concluded = await self._outbox.send(order, CAUSES[leg.type])
-        if concluded.sent.status is SentStatus.REFUSED:
-            self._refused[leg] = self._floor.clock.now() + _ASK_AGAIN_AFTER
-            log.warning("%s: the venue refused a %s of %s: %s", self._outbox.account_id, leg.type, leg.symbol,
-                        concluded.sent.reason)  # fmt: skip
-        return concluded
+    async def _place(self, terms: ProtectiveTerms) -> SentOrder:
+        order = protective_order(terms, self._context.rules.markets[terms.symbol])
+        sent = (await self._outbox.send(order, CAUSES[terms.type])).sent
+        if sent.status is SentStatus.REFUSED:
+            self._refused[terms] = self._context.clock.now() + _RETRY_AFTER
+            log.warning("%s: the venue refused a %s of %s: %s", sent.account_id, terms.type, terms.symbol, sent.reason)
+        return sent

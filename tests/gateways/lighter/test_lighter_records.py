@@ -45,7 +45,7 @@ async def test_the_fills_of_an_order_come_with_their_fees(venue: FakeExchange, a
     outcome = await account.orders.place(market_order(11, OrderSide.SELL))
     await account.orders.place(market_order(12))
     assert isinstance(outcome, Placed)
-    fills = await account.history.fills_of(outcome.state.venue_index)
+    fills = await account.records.fills_of(outcome.state.venue_index)
     assert [(one.client_index, one.side, one.quantity, one.price) for one in fills] == [
         (11, OrderSide.SELL, D("0.1"), D(94000))
     ] * 2
@@ -63,22 +63,22 @@ async def test_a_maker_pays_the_makers_fee_and_a_missing_fee_is_none(
     )
     await account.orders.place(limit)
     venue.reach("BTC", "93000.0")
-    assert {(one.maker, one.fee_rate) for one in await account.history.fills_since(NOON)} == {(True, D("0.00004"))}
+    assert {(one.maker, one.fee_rate) for one in await account.records.fills_since(NOON)} == {(True, D("0.00004"))}
     venue.taker_fee = 0
     venue.trade_by_hand("ETH", "1")
-    assert (await account.history.fills_since(NOON))[-1].fee_rate == 0
+    assert (await account.records.fills_since(NOON))[-1].fee_rate == 0
 
 
 async def test_many_trades_come_page_by_page_in_order(venue: FakeExchange, account: LighterAccount) -> None:
     for _ in range(250):
         venue.trade_by_hand("BTC", "0.001")
-    fills = await account.history.fills_since(NOON)
+    fills = await account.records.fills_since(NOON)
     assert [one.trade_id for one in fills] == [one["trade_id"] for one in venue.ledger.trades]
-    assert await account.history.fills_since(NOON + timedelta(seconds=1)) == []
+    assert await account.records.fills_since(NOON + timedelta(seconds=1)) == []
     for _ in range(2000):
         venue.trade_by_hand("BTC", "0.001")
     with pytest.raises(MarketDataError, match="more than 2000 trades"):
-        await account.history.fills_since(NOON)
+        await account.records.fills_since(NOON)
 
 
 async def test_times_come_in_seconds_or_in_milliseconds(venue: FakeExchange, account: LighterAccount) -> None:
@@ -87,17 +87,17 @@ async def test_times_come_in_seconds_or_in_milliseconds(venue: FakeExchange, acc
         venue.trade_by_hand("BTC", "0.1")
         venue.ledger.trades[-1]["timestamp"] = timestamp
     late = NOON + timedelta(milliseconds=250)
-    assert [one.at for one in await account.history.fills_since(NOON)] == [NOON, NOON, late]
-    assert [one.at for one in await account.history.fills_since(late)] == [late]
+    assert [one.at for one in await account.records.fills_since(NOON)] == [NOON, NOON, late]
+    assert [one.at for one in await account.records.fills_since(late)] == [late]
 
 
 async def test_funding_is_for_its_hour(venue: FakeExchange, account: LighterAccount) -> None:
     venue.trade_by_hand("BTC", "-0.5")
     venue.pay_funding("BTC", NOON, "0.0002")
-    (payment,) = await account.history.fundings_since(NOON - timedelta(hours=1))
+    (payment,) = await account.records.fundings_since(NOON - timedelta(hours=1))
     assert (payment.symbol, payment.boundary, payment.quantity) == ("BTC", NOON, D("0.5"))
     assert (payment.rate, payment.amount) == (D("0.0002"), D("0.5") * 94000 * D("0.0002")), "a short receives"
-    assert await account.history.fundings_since(NOON + timedelta(hours=1)) == []
+    assert await account.records.fundings_since(NOON + timedelta(hours=1)) == []
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ async def test_a_trade_that_cannot_be_is_an_error(
     venue.trade_by_hand("BTC", "0.5")
     venue.ledger.trades[-1].update(change)
     with pytest.raises(MarketDataError, match="/api/v1/trades"):
-        await account.history.fills_since(NOON)
+        await account.records.fills_since(NOON)

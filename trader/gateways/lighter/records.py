@@ -1,6 +1,6 @@
-"""What Lighter has on record of one account: its trades with the fees it charged, and the funding it paid.
+"""Private records of one account at Lighter: positions, standing orders, balance, trades with fees, and funding.
 
-A fee is told as a rate, in millionths of the notional. Both lists come newest first, a hundred at a time.
+A fee is given as a rate, in millionths of the notional. Trades and funding come newest first, a hundred at a time.
 """
 
 from collections.abc import Mapping
@@ -12,19 +12,49 @@ import msgspec
 
 from trader.clock import epoch_second, floor_time, moment_of
 from trader.domain.exchange.orders import OrderSide
-from trader.domain.exchange.venue_orders import VenueFill
-from trader.domain.live.orders import VenueFunding
+from trader.domain.exchange.venue_orders import VenueFill, VenueOrderType
+from trader.domain.live.orders import VenueFunding, signed_quantity
+from trader.domain.live.reconciliation import ProtectiveOrder, VenueReport
 from trader.domain.money import ZERO
 from trader.errors import MarketDataError
 from trader.gateways.lighter.api import LighterApi, Listing
 from trader.gateways.lighter.signer import Signer
 
+_TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderType.TARGET}
 _PAGE: Final = 100
 _PAGES_MAX: Final = 20
 _MILLION: Final = 1_000_000
 _HOUR: Final = timedelta(hours=1)
 _SECONDS_MAX: Final = 100_000_000_000
 """Times beyond this are in milliseconds: the venue writes both."""
+
+
+class _Order(msgspec.Struct):
+    client_order_index: int
+    type: str
+    trigger_price: Decimal = ZERO
+
+
+class _Orders(msgspec.Struct):
+    orders: list[_Order] | None = None
+    code: int = 200
+
+
+class _Position(msgspec.Struct):
+    market_id: int
+    sign: int
+    position: Decimal
+    avg_entry_price: Decimal
+
+
+class _Account(msgspec.Struct):
+    positions: list[_Position]
+    collateral: Decimal
+
+
+class _Accounts(msgspec.Struct):
+    accounts: list[_Account]
+    code: int = 200
 
 
 class _Trade(msgspec.Struct):
@@ -63,28 +93,54 @@ class _Fundings(msgspec.Struct):
     code: int = 200
 
 
+_ORDERS: Final = msgspec.json.Decoder(_Orders)
+_ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _TRADES: Final = msgspec.json.Decoder(_Trades)
 _FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
 
 
-class LighterHistory:
-    """The records of the signer's account. Everything raises `MarketDataError` when the venue cannot say it."""
+class LighterRecords:
+    """The records of the signer's account. Methods raise `MarketDataError` when the venue does not provide them."""
 
     def __init__(self, api: LighterApi, signer: Signer, listings: Mapping[str, Listing]) -> None:
         self._api = api
         self._signer = signer
         self._symbols = {listing.market_id: symbol for symbol, listing in listings.items()}
 
+    async def report(self) -> VenueReport:
+        """Return everything that the venue holds for the account."""
+        account = await self._account()
+        protective_orders: dict[int, ProtectiveOrder] = {}
+        others: set[int] = set()
+        for market_id, symbol in self._symbols.items():
+            for order in await self._standing(market_id):
+                if (kind := _TRIGGERS.get(order.type)) is None:
+                    others.add(order.client_order_index)
+                else:
+                    protective_orders[order.client_order_index] = ProtectiveOrder(symbol, kind, order.trigger_price)
+        positions = self._positions(account)
+        cost = sum((quantity * entry_price for quantity, entry_price in positions.values()), ZERO)
+        return VenueReport(
+            positions={symbol: quantity for symbol, (quantity, _) in positions.items()},
+            protective_orders=protective_orders,
+            others=frozenset(others),
+            balance=account.collateral - cost,
+        )
+
+    async def position(self, symbol: str) -> Decimal:
+        """Return the signed quantity that the account holds in a market."""
+        return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
+
     async def fills_of(self, venue_index: int) -> list[VenueFill]:
-        """What one order filled, each trade once, in the order in which it happened."""
+        """Return the fills of one order, each trade once, in the order in which they happened."""
         return await self._fills({"order_index": venue_index}, None)
 
     async def fills_since(self, since: datetime) -> list[VenueFill]:
-        """Every trade of the account from this moment on, each once, in the order in which it happened."""
+        """Return all trades of the account from this moment on, each once, in the order in which they happened."""
         return await self._fills({}, since)
 
     async def fundings_since(self, since: datetime) -> list[VenueFunding]:
-        """What was paid from this moment on, for the markets that are followed; latest first."""
+        """Return the payments from this moment on, for the markets that are followed; latest first."""
         found: list[VenueFunding] = []
         cursor: str | None = None
         for _ in range(_PAGES_MAX):
@@ -116,6 +172,32 @@ class LighterHistory:
                 return [found[trade_id] for trade_id in sorted(found)]
         raise MarketDataError(f"/api/v1/trades: more than {_PAGES_MAX * _PAGE} trades")
 
+    async def _account(self) -> _Account:
+        parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
+        answer = await self._api.get("/api/v1/account", parameters, _ACCOUNTS)
+        if len(answer.accounts) != 1:
+            raise MarketDataError(f"the venue shows {len(answer.accounts)} accounts instead of one")
+        return answer.accounts[0]
+
+    async def _standing(self, market_id: int) -> list[_Order]:
+        parameters: dict[str, str | int] = {"account_index": self._signer.account_index, "market_id": market_id}
+        token = self._signer.authorization()
+        answer = await self._api.get("/api/v1/accountActiveOrders", parameters, _ORDERS, authorization=token)
+        return answer.orders or []
+
+    def _positions(self, account: _Account) -> dict[str, tuple[Decimal, Decimal]]:
+        """Return signed quantity and entry price by market."""
+        held = {}
+        for position in account.positions:
+            symbol = self._symbols.get(position.market_id, f"market {position.market_id}")
+            try:
+                quantity = signed_quantity(position.sign, position.position)
+            except ValueError as error:
+                raise MarketDataError(f"{symbol}: {error}") from error
+            if quantity:
+                held[symbol] = quantity, position.avg_entry_price
+        return held
+
     def _page(self, cursor: str | None) -> dict[str, str | int]:
         page: dict[str, str | int] = {"account_index": self._signer.account_index, "limit": _PAGE}
         return page if cursor is None else page | {"cursor": cursor}
@@ -124,7 +206,9 @@ class LighterHistory:
         ours = self._signer.account_index
         is_ask = trade.ask_account_id == ours
         if is_ask is (trade.bid_account_id == ours):
-            raise MarketDataError(f"/api/v1/trades: trade {trade.trade_id} has this account on both sides, or on none")
+            raise MarketDataError(
+                f"/api/v1/trades: trade {trade.trade_id} has this account on both sides or on neither"
+            )
         maker = is_ask is trade.is_maker_ask
         fee = (trade.maker_fee if maker else trade.taker_fee) or 0
         amounts_fit = all(amount.is_finite() and amount > 0 for amount in (trade.size, trade.price))
@@ -156,7 +240,7 @@ class LighterHistory:
 
 
 def _moment(timestamp: int) -> datetime:
-    """A time of the venue, which writes seconds here and milliseconds there."""
+    """Return a time of the venue, which writes some in seconds and some in milliseconds."""
     if timestamp <= _SECONDS_MAX:
         return moment_of(timestamp)
     return moment_of(timestamp // 1000) + timedelta(milliseconds=timestamp % 1000)

@@ -1,0 +1,113 @@
+"""Bindings of models to accounts of the venue: one model, one account, for good."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+
+from trader.domain.exchange.account import Account, Run
+from trader.domain.exchange.ledger import row_id
+from trader.domain.money import ZERO, format_decimal
+from trader.errors import StartError
+from trader.services.live.ledger import LiveContext
+from trader.store.agents.invocations import select_models
+from trader.store.live import venue_orders as store
+
+
+class Binding(NamedTuple):
+    """The venue's account of one of ours, and when the two last agreed."""
+
+    account_index: int
+    agreed_at: datetime
+
+
+class Bindings:
+    """Knows which model trades which account of the venue, and opens accounts that are new here."""
+
+    def __init__(self, context: LiveContext, quote_currency: str) -> None:
+        self._context = context
+        self._quote_currency = quote_currency
+
+    async def of_active_models(self) -> dict[str, int]:
+        """Return the index of the venue's account that each active model is to trade."""
+        default = self._context.venue.default_index
+        async with self._context.database.connection() as conn:
+            models = await select_models(conn)
+        return {
+            model.id: default if model.venue_account_index is None else model.venue_account_index
+            for model in models
+            if model.active
+        }
+
+    async def known(self) -> dict[str, Binding]:
+        """Return the bindings of earlier starts."""
+        async with self._context.database.connection() as conn:
+            return {one: Binding(*row) for one, row in (await store.select_venue_accounts(conn)).items()}
+
+    async def bind(self, account_id: str, index: int | None, known: Binding | None) -> Binding:
+        """Return the binding of an account; one that is new here is opened. `index` is None for an inactive model.
+
+        :raises StartError: the model was bound to another account, or what it is to trade cannot be opened
+        :raises MarketDataError: the venue does not answer
+        """
+        if known is None:
+            assert index is not None
+            return await self._open(account_id, index)
+        if index is not None and known.account_index != index:
+            raise StartError(
+                f"The books of {account_id} are those of the venue's account {known.account_index}; its row in "
+                f"`models` says {index}. A model keeps its account: set models.venue_account_index back, or use "
+                "another model."
+            )
+        return known
+
+    def unopened(self, account_id: str) -> Account:
+        """Return the account that was never opened: the run that it would have, without any capital."""
+        run = self._first_run(account_id, ZERO)
+        return Account(id=account_id, run=run, sequence=0, changed_at=run.started_at)
+
+    async def _open(self, account_id: str, index: int) -> Binding:
+        """Open an account with the balance that it has now."""
+        context = self._context
+        report = await (await context.venue.account(index)).records.report()
+        whose = f"The venue's account {index}, which {account_id} is to trade,"
+        if report.positions or report.protective_orders or report.others:
+            held = ", ".join(report.positions) or "orders"
+            raise StartError(
+                f"{whose} holds {held} already. Close all of it first: what others have begun is not in the books."
+            )
+        if report.balance <= 0:
+            raise StartError(f"{whose} has no money")
+        existing = context.accounts.by_id.get(account_id)
+        if existing is not None and existing.run.initial_capital != report.balance:
+            raise StartError(
+                f"{account_id} is open in this database with {format_decimal(existing.run.initial_capital)}, and the "
+                f"venue's account {index} has {format_decimal(report.balance)}. Use another database (DATABASE_URL)."
+            )
+        await context.accounts.open(account_id, self._first_run(account_id, report.balance))
+        binding = Binding(index, context.clock.now())
+        async with context.database.connection() as conn:
+            await store.insert_venue_account(conn, account_id, *binding)
+        return binding
+
+    def _first_run(self, account_id: str, capital: Decimal) -> Run:
+        return Run(
+            id=row_id(account_id, 1),
+            number=1,
+            initial_capital=capital,
+            quote_currency=self._quote_currency,
+            started_at=self._context.clock.now(),
+        )
+
+
+def refuse_shared(indexes: Mapping[str, int]) -> None:
+    """Raise `StartError` when two models would trade one account: nobody could tell whose a position is."""
+    owners: dict[int, list[str]] = {}
+    for account_id, index in indexes.items():
+        owners.setdefault(index, []).append(account_id)
+    for index, names in owners.items():
+        if len(names) > 1:
+            raise StartError(
+                f"{' and '.join(names)} would trade the venue's account {index} together. Give each active model an "
+                "account of its own (models.venue_account_index; the default is VENUE_ACCOUNT_INDEX)."
+            )

@@ -1,0 +1,216 @@
+"""The ledger of one live account: its open venue orders, and the booking of what the venue filled and paid."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from trader.clock import Clock, floor_time
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Posting, Rules, row_id
+from trader.domain.exchange.orders import Cause, Order
+from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder
+from trader.domain.live.ledger import book_payments
+from trader.domain.live.orders import VenueFunding, client_index_of
+from trader.errors import TraderError, Unavailable
+from trader.gateways.lighter.account import LighterAccounts
+from trader.gateways.lighter.records import LighterRecords
+from trader.services.events import EventBus
+from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.halts import Halts
+from trader.services.live.drift import DriftRecorder
+from trader.services.market.feed import MarketFeed
+from trader.store.database.pool import Connection, Database
+from trader.store.live import venue_orders as store
+
+_SALTS_MAX: Final = 100
+_FUNDING_SHOWN_WITHIN: Final = timedelta(minutes=10)
+"""How long after the hour the venue may show a funding payment; after that there was none."""
+
+_HOUR: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class LiveContext:
+    """The parts that all live accounts share."""
+
+    database: Database
+    market: MarketFeed
+    clock: Clock
+    accounts: Accounts
+    rules: Rules
+    events: EventBus
+    venue: LighterAccounts
+    halts: Halts
+    drift: DriftRecorder
+
+
+class AccountLedger:
+    """The ledger of one account. Used only under the lock of its live account; `refresh` comes first."""
+
+    def __init__(self, context: LiveContext, account_id: str) -> None:
+        self.account_id = account_id
+        self.open_orders: dict[int, SentOrder] = {}
+        """The orders that may stand at the venue, by client index."""
+
+        self._context = context
+        self._is_stale = True
+
+    @property
+    def account(self) -> Account:
+        return self._context.accounts.by_id[self.account_id]
+
+    def require_term(self) -> int:
+        """Return the term of this process. Raise `Unavailable` when it is over: then nothing is sent any more."""
+        term = self._context.accounts.term
+        if term is None:
+            raise _no_longer()
+        return term
+
+    def invalidate(self) -> None:
+        """Have the rows read again before anything else is done."""
+        self._is_stale = True
+
+    async def refresh(self) -> None:
+        """Read the rows again if memory may differ from them.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        self.require_term()
+        if self._is_stale:
+            await self._context.accounts.change(self.account_id, lambda _: None)
+            async with self._context.database.connection() as conn:
+                rows = await store.select_open_venue_orders(conn, self.account_id)
+            self.open_orders = {sent.client_index: sent for sent in rows}
+            self._is_stale = False
+
+    async def record(self, order: VenueOrder, cause: Cause, request: Order | None, lasts: timedelta) -> SentOrder:
+        """Write down an order that is about to be sent, and return it with the client index that is drawn for it.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        """
+        account, now, term = self.account, self._context.clock.now(), self.require_term()
+        name = None if request is None else request.client_order_id
+        key = f"{account.run.started_at.isoformat()}\n{name or now.isoformat()}\n{cause}\n{order.symbol}"
+        try:
+            async with self._context.database.transaction() as conn:
+                index = await self._draw_index(conn, key)
+                sent = SentOrder(
+                    account_id=self.account_id,
+                    run_id=account.run.id,
+                    order=msgspec.structs.replace(order, client_index=index),
+                    cause=cause,
+                    status=SentStatus.SENT,
+                    expires_at=now + lasts,
+                    created_at=now,
+                    changed_at=now,
+                    request_id=None if request is None else row_id(f"{self.account_id}:venue", index),
+                    request=request,
+                )
+                if not await store.insert_venue_order(conn, sent, term):
+                    raise _no_longer()
+        except (Unavailable, asyncio.CancelledError):
+            self._is_stale = True
+            raise
+        self.open_orders[index] = sent
+        return sent
+
+    async def record_nonce(self, sent: SentOrder) -> None:
+        """Write down the transaction whose answer was lost."""
+        self.open_orders[sent.client_index] = sent
+        async with self._context.database.connection() as conn:
+            await store.update_venue_order_nonce(conn, sent)
+
+    async def commit(self, decide: Callable[[Account], Posting | None]) -> Posting | None:
+        """Book a change of the account. Raise `Unavailable`; then the rows are read again before the next change."""
+        try:
+            posting = await self._context.accounts.change(self.account_id, decide)
+        except (TraderError, asyncio.CancelledError):
+            self._is_stale = True  # a change that nobody waits for any more may still be made
+            raise
+        for sent in () if posting is None else posting.sent:
+            if sent.status.is_final:
+                self.open_orders.pop(sent.client_index, None)
+            else:
+                self.open_orders[sent.client_index] = sent
+        return posting
+
+    async def unbooked(self, fills: Sequence[VenueFill]) -> list[VenueFill]:
+        """Return those of the venue's trades that are not booked."""
+        if not fills:
+            return []
+        async with self._context.database.connection() as conn:
+            booked = await store.select_venue_trades(conn, self.account_id, [fill.trade_id for fill in fills])
+        return [fill for fill in fills if fill.trade_id not in booked]
+
+    async def _draw_index(self, conn: Connection, key: str) -> int:
+        for salt in range(_SALTS_MAX):
+            index = client_index_of(self.account_id, f"{key}\n{salt}")
+            if not await store.select_venue_indexes(conn, self.account_id, [index]):
+                break
+        return index
+
+    # Funding
+
+    @property
+    def is_funding_awaited(self) -> bool:
+        """Whether an hour has passed for which the venue has not shown its payment yet."""
+        hour = floor_time(self._context.clock.now(), _HOUR)
+        return any(position.funded_until < hour for position in self.account.positions.values())
+
+    async def book_funding(self, records: LighterRecords) -> None:
+        """Book what the venue paid for the hours that have passed.
+
+        :raises Unavailable: the database cannot answer now, or this process no longer trades
+        :raises MarketDataError: the venue does not answer
+        """
+        now = self._context.clock.now()
+        hour = floor_time(now, _HOUR)
+        behind = [one.funded_until for one in self.account.positions.values() if one.funded_until < hour]
+        if not behind:
+            return
+        payments = await self.unbooked_payments(records, min(behind))
+        until = {symbol: hour for symbol in self.account.positions if now - hour > _FUNDING_SHOWN_WITHIN}
+        for payment in payments:
+            until[payment.symbol] = max(payment.boundary, until.get(payment.symbol, payment.boundary))
+        await self._book_payments(payments, until)
+
+    async def unbooked_payments(self, records: LighterRecords, since: datetime) -> list[VenueFunding]:
+        """Return the venue's payments from this moment on that are not booked. Raise as `book_funding` does."""
+        return await self._without_booked(await records.fundings_since(since), since)
+
+    async def book_funding_before(self, records: LighterRecords, symbol: str, at: datetime) -> None:
+        """Book the funding due on a position that changes at `at`: as the venue shows it, else by the formula."""
+        hour = floor_time(at, _HOUR)
+        position = self.account.positions.get(symbol)
+        if position is None or position.funded_until >= hour:
+            return
+        await self.book_funding(records)
+        position = self.account.positions[symbol]
+        payments, boundary = [], floor_time(position.funded_until, _HOUR) + _HOUR
+        while boundary <= hour:
+            rate = self._context.market.funding_rate(symbol, boundary)
+            amount = -position.side.direction * position.quantity * self._context.market.marks[symbol] * rate
+            payments.append(VenueFunding(symbol, boundary, position.quantity, rate, amount))
+            boundary += _HOUR
+        await self._book_payments(await self._without_booked(payments, position.funded_until), {symbol: hour})
+
+    async def _without_booked(self, payments: Sequence[VenueFunding], since: datetime) -> list[VenueFunding]:
+        async with self._context.database.connection() as conn:
+            booked = await store.select_funded_hours(conn, self.account.run.id, since)
+        return [payment for payment in payments if (payment.symbol, payment.boundary) not in booked]
+
+    async def _book_payments(self, payments: Sequence[VenueFunding], until: dict[str, datetime]) -> None:
+        context = self._context
+        await self.commit(
+            lambda account: book_payments(
+                account, payments, until, context.market.marks, context.rules, context.clock.now()
+            )
+        )
+
+
+def _no_longer() -> Unavailable:
+    return Unavailable("This process no longer trades.", 5)
