@@ -219,7 +219,11 @@ class Falling:
         """The falls of all values so far and of these, which are not kept. None without any."""
         after = copy(self)
         after.add(values)
-        return None if after.peak == -math.inf else Drawdown(100 * after._share, after._money)
+        return after.largest()
+
+    def largest(self) -> Drawdown | None:
+        """Return the largest fall so far. None without values; zero when they never fell."""
+        return None if self.peak == -math.inf else Drawdown(100 * self._share, self._money)
 
 
 def max_drawdown(values: Iterable[float]) -> Drawdown | None:
