@@ -21,6 +21,7 @@ OURS: Final = frozenset({"trader", "scripts", "tests", "support", "benchmarks"})
 BASES: Final = frozenset(
     {
         "aiohttp_cors.abc.AbstractRouterAdapter",
+        "asyncio.Lock",
         "asyncio.Protocol",
         "hypothesis.stateful.RuleBasedStateMachine",
         "msgspec.Struct",
