@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,13 @@ def test_the_module_tree_shows_every_module() -> None:
     check = [sys.executable, str(ROOT / "scripts" / "make_module_tree.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_layers_are_those_that_import_linter_checks() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    assert " → ".join(contracts[0]["layers"]) in " ".join(DOCUMENTS["CONTRIBUTING.md"].split())
 
 
 def test_the_readme_is_short_and_links_every_page() -> None:

@@ -151,7 +151,7 @@ async def test_a_database_of_this_version_is_not_locked(database: Database) -> N
 
 
 async def test_a_backup_brings_everything_back(dsn: str, database: Database, tmp_path: Path) -> None:
-    """With `pg_dump` and `pg_restore`, as the README says, while the service may go on writing."""
+    """With `pg_dump` and `pg_restore`, as docs/operation.md says, while the service may go on writing."""
     await _fill(database)
     wanted = await _rows(database), await _picture(database)
     async with database.connection() as conn:

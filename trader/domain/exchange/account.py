@@ -2,7 +2,7 @@
 
 Every amount is in the quote currency. `marks` maps a symbol to its mark price and must hold each market in which the
 account has a position; a missing one raises `KeyError`, since a price is never invented. The formulas are those of
-cross-margined linear perpetuals; see the README's section on the paper exchange.
+cross-margined linear perpetuals; see docs/exchange.md.
 """
 
 from collections.abc import Iterable, Mapping
