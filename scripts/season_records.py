@@ -30,7 +30,7 @@ _FAILURES: Final = (
     ("failed", "ProviderError: HTTP 429, rate limit exceeded"),
     ("failed", "ProviderError: HTTP 502 from the provider"),
     ("failed", "ProviderError: the answer is no JSON"),
-    ("timeout", "the run took longer than 120 s"),
+    ("timeout", "the invocation took longer than 120 s"),
 )
 
 

@@ -16,8 +16,7 @@ from datetime import datetime, timedelta
 from trader.clock import Clock, LockstepClock, iso
 from trader.domain.market.markets import Tick
 from trader.errors import StartError
-from trader.gateways.agents.providers import Providers
-from trader.gateways.agents.rules import RuleProvider
+from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.schedule import Agents
@@ -143,7 +142,7 @@ async def _run(database: Database, settings: Settings, source: PastMarket, pace:
         progress.show(now, len(exchange.accounts))
 
     jobs = (
-        Job("tradeExecutor", pace.cycle, agents.run_batch),
+        Job("tradeExecutor", pace.cycle, agents.start_batch),
         Job("portfolioSnapshot", SNAPSHOTS_EVERY, take_snapshots),
     )
     async with AsyncExitStack() as stack:

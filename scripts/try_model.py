@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Let one model think once about the market as it is now, and show everything. It places nothing.
+"""Run one invocation of one model on the current market and print everything. No order is placed.
 
   scripts/try_model.py --provider openrouter --model deepseek/deepseek-chat --variant Apex
   scripts/try_model.py --provider rules --model rules/apex --variant Apex --demo
 
-Keys and the market source are those of the service: the environment and .env; --demo takes the synthetic market. The
-model sees a new account with SIM_INITIAL_CAPITAL. What it asks for goes through the real workflow and the real guard,
-on a database of its own that is gone afterwards; orders that the guard lets through are printed instead of placed.
+Keys and the market source are read like those of the service, from the environment and .env; --demo uses the synthetic
+market. The model sees a new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow and the real guard, on a
+temporary database; orders that the guard approves are printed instead of placed.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import zlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -32,6 +31,7 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 import orjson
 
 from trader.clock import Clock, LockstepClock
+from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal
@@ -41,7 +41,7 @@ from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import InvocationRecorder, Packer
+from trader.services.agents.recorder import InvocationRecorder, Packer, unpacked
 from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts
@@ -60,7 +60,7 @@ NOT_PLACED = "a dry run: the guard let it through, and nothing was placed"
 
 
 class DryExchange(PaperExchange):
-    """The exchange as it is, but no order and no exit plan reaches an account."""
+    """A paper exchange that prints orders and exit plans instead of carrying them out."""
 
     async def place_order(self, order: Order) -> OrderAnswer:
         leverage = "" if order.leverage is None else f" at {format_decimal(order.leverage)}x"
@@ -93,7 +93,7 @@ def main() -> int:
     try:
         settings = Settings.load(os.environ, Path(".env"), demo=options.demo or options.provider == "rules")
         with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
-            Path(folder).chmod(0o755)  # as root the server runs as nobody, who must get in
+            Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
             return asyncio.run(_try(settings, options, Path(folder)))
     except TraderError as error:
         print(f"try_model: {error}", file=sys.stderr)
@@ -123,7 +123,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         supplier = make_supplier(settings, clock)
         if supplier is not None:
             stack.push_async_callback(supplier.close)
-            supplier.latest(next(iter(market.markets)))  # of one market: a free plan answers no more at once
+            supplier.latest(next(iter(market.markets)))  # one market only: a free plan allows one request at a time
             await supplier.settled()
         observer = Observer(database, exchange, market, settings, supplier)
         model = Model(
@@ -134,20 +134,18 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
             router_model_name=options.model,
             created_at=clock.now(),
         )
-        workflow = Workflow(
-            InvocationRecorder(database, EventBus(), Packer(), model, clock.now()),
-            providers,
-            exchange,
-            observer,
-            clock,
-            EventBus(),
-            InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max),
-        )
-        return await _run(database, clock, model, workflow)
+        async with database.connection() as conn:
+            await ensure_partitions(conn, clock.now())
+            await upsert_model(conn, model)
+        record = InvocationRecorder(database, events, Packer(), model, clock.now())
+        limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
+        await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
+        await _print(database, record.invocation)
+        return 0 if record.invocation.status == "completed" else 1
 
 
 async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
-    """Wait until every market has a price, or for as long as one may wait for that."""
+    """Wait until every market has a price, at most `QUOTES_WAIT_S`."""
     if isinstance(clock, LockstepClock):
         return
     for _ in range(int(QUOTES_WAIT_S * 10)):
@@ -158,35 +156,29 @@ async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
     print(f"no price of {', '.join(sorted(missing))} after {QUOTES_WAIT_S:g} s: {market.last_error or 'no update'}")
 
 
-async def _run(database: Database, clock: Clock, model: Model, workflow: Workflow) -> int:
-    record = workflow.record
+async def _print(database: Database, invocation: Invocation) -> None:
+    """Print the messages, calls, steps and response of an invocation, as they are recorded."""
     async with database.connection() as conn:
-        await ensure_partitions(conn, clock.now())
-        await upsert_model(conn, model)
-    await workflow.execute()
-    async with database.connection() as conn:
-        packed = await select_payload(conn, record.id)
-        steps = (await select_steps(conn, [record.id])).get(record.id, [])
-        calls = (await select_tool_calls(conn, [record.id])).get(record.id, [])
-    for message in orjson.loads(zlib.decompress(packed))["messages"] if packed else []:
+        content = await select_payload(conn, invocation.id)
+        steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
+        calls = (await select_tool_calls(conn, [invocation.id])).get(invocation.id, [])
+    for message in unpacked(content).messages if content else []:
         print(f"\n=== {message['role']}\n{message.get('content') or ''}")
     for call in calls:
         print(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")
         print(f"    {call.metadata['raw']['arguments']}")
         for result in call.metadata["results"]:
             print(f"    {orjson.dumps(result).decode()}")
-    ended = record.invocation
-    print(f"\n=== {ended.status}{f': {ended.failure_reason}' if ended.failure_reason else ''}")
+    print(f"\n=== {invocation.status}{f': {invocation.failure_reason}' if invocation.failure_reason else ''}")
     for step in steps:
         key = "" if step.key_number is None else f" with key {step.key_number}"
-        cost = "not told" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
+        cost = "not reported" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
         print(
             f"step {step.number}: {step.model}{key}, {step.input_tokens} + {step.output_tokens} tokens, "
             f"{step.duration_ms} ms, cost {cost}"
         )
-    if ended.response:
-        print(f"\n{ended.response}")
-    return 0 if ended.status == "completed" else 1
+    if invocation.response:
+        print(f"\n{invocation.response}")
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

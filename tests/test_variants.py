@@ -72,17 +72,12 @@ def test_every_variant_has_its_limits() -> None:
         assert (limits.position_notional_max, limits.day_loss_max_percent, limits.reversal_cycles) == (5, 10, 3)
 
 
-def test_a_variant_is_found_by_its_id() -> None:
-    for variant_id in VariantId:
-        assert variants.variant(variant_id).id is variant_id
-
-
 def test_a_build_without_one_of_the_variants_does_not_import() -> None:
     three = [VARIANTS[variant] for variant in VariantId][:3]
     with pytest.raises(ValueError, match="every variant must be defined once"):
-        variants._by_id(*three)
+        variants.by_id(*three)
     with pytest.raises(ValueError, match="every variant must be defined once"):
-        variants._by_id(*three, three[0])
+        variants.by_id(*three, three[0])
 
 
 def test_a_variant_without_a_part_cannot_be_made() -> None:
@@ -95,11 +90,11 @@ def test_a_variant_without_a_part_cannot_be_made() -> None:
 def test_a_missing_or_empty_prompt_does_not_import(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "files", lambda _package: tmp_path)
     with pytest.raises(FileNotFoundError):
-        variants._prompt(VariantId.APEX)
+        variants.read_prompt(VariantId.APEX)
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "apex.md").write_text(" \n")
     with pytest.raises(ValueError, match="prompt of Apex is empty"):
-        variants._prompt(VariantId.APEX)
+        variants.read_prompt(VariantId.APEX)
 
 
 def test_there_is_no_prompt_without_a_variant() -> None:

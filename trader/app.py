@@ -233,7 +233,7 @@ def _make_schedulers(context: Context, events: EventBus) -> Schedulers:
         await context.portfolio.take_snapshots(now)
         await keeper.keep(now)
 
-    return Schedulers(jobs(events, context.agents.run_batch, take_snapshots), context.clock)
+    return Schedulers(jobs(events, context.agents.start_batch, take_snapshots), context.clock)
 
 
 def build_app(service: Service) -> web.Application:

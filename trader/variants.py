@@ -1,7 +1,6 @@
-"""The four variants: each one definition, with everything that makes it one.
+"""The four variants: public fields, prompt (`prompts/<id>.md`), limits, intervals and rule agent of each.
 
-A variant has its public fields, its prompt (`prompts/<id>.md`), its limits, the intervals that its agents are shown,
-and its rule agent. What is missing fails when this module is imported, so a service with half a variant never starts.
+A missing part fails at import, so the service never starts with an incomplete variant.
 """
 
 from collections.abc import Mapping
@@ -36,8 +35,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     agent: RuleAgent
 
 
-def _prompt(variant_id: VariantId) -> str:
-    """The variant's own words to its models.
+def read_prompt(variant_id: VariantId) -> str:
+    """Return the prompt of a variant.
 
     :raises FileNotFoundError: the build has no prompt for the variant
     :raises ValueError: the prompt is empty
@@ -48,25 +47,25 @@ def _prompt(variant_id: VariantId) -> str:
     return text
 
 
-def _by_id(*variants: Variant) -> Mapping[VariantId, Variant]:
-    """The variants by id, in the order of the enum.
+def by_id(*variants: Variant) -> Mapping[VariantId, Variant]:
+    """Return the variants by id, in the order of the enum.
 
     :raises ValueError: an id of the enum is missing, or given twice
     """
-    given = [variant.id for variant in variants]
-    if given != list(VariantId):
-        raise ValueError(f"every variant must be defined once, in the order {list(VariantId)}; defined are {given}")
+    ids = [variant.id for variant in variants]
+    if ids != list(VariantId):
+        raise ValueError(f"every variant must be defined once, in the order {list(VariantId)}; defined are {ids}")
     return MappingProxyType({variant.id: variant for variant in variants})
 
 
-VARIANTS: Final = _by_id(
+VARIANTS: Final = by_id(
     Variant(
         id=VariantId.APEX,
         label="Apex (Kelly Engine)",
         description=("Aggressive, 10x leverage, VWAP momentum validation, squeeze trading, Kelly-criterion sizing"),
         temperature=0.7,
         color="#a855f7",
-        prompt=_prompt(VariantId.APEX),
+        prompt=read_prompt(VariantId.APEX),
         limits=VariantLimits(leverage_max=10),
         intervals=(apex.INTERVAL, "5m"),
         agent=apex.decide,
@@ -77,7 +76,7 @@ VARIANTS: Final = _by_id(
         description="Trend follower, ADX above 25 filter, Kijun-Sen trailing stops",
         temperature=0.5,
         color="#06b6d4",
-        prompt=_prompt(VariantId.TRENDSURFER),
+        prompt=read_prompt(VariantId.TRENDSURFER),
         limits=VariantLimits(leverage_max=5),
         intervals=(trendsurfer.INTERVAL, "1h"),
         agent=trendsurfer.decide,
@@ -88,7 +87,7 @@ VARIANTS: Final = _by_id(
         description="Mean reversion in ranging markets, ADX below 25, fade toward VWAP",
         temperature=0.6,
         color="#e11d48",
-        prompt=_prompt(VariantId.CONTRARIAN),
+        prompt=read_prompt(VariantId.CONTRARIAN),
         limits=VariantLimits(leverage_max=3),
         intervals=(contrarian.INTERVAL, "5m"),
         agent=contrarian.decide,
@@ -99,15 +98,10 @@ VARIANTS: Final = _by_id(
         description="Regime-adaptive allocator blending trend and range strategies",
         temperature=0.8,
         color="#eab308",
-        prompt=_prompt(VariantId.SOVEREIGN),
+        prompt=read_prompt(VariantId.SOVEREIGN),
         limits=VariantLimits(leverage_max=5),
         intervals=(sovereign.INTERVAL, "4h"),
         agent=sovereign.decide,
     ),
 )
 """Every variant of this build, in the order in which they are listed everywhere."""
-
-
-def variant(variant_id: VariantId) -> Variant:
-    """The definition of a variant."""
-    return VARIANTS[variant_id]

@@ -23,8 +23,7 @@ from trader.api.envelope import Style
 from trader.api.schemas.common import whole
 from trader.clock import ManualClock
 from trader.domain.models import VariantId
-from trader.gateways.agents.providers import Providers
-from trader.gateways.agents.rules import RuleProvider
+from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.market.feed import MarketFeed

@@ -18,8 +18,7 @@ from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.domain.exchange.orders import OrderStatus
 from trader.gateways.agents.chat import ChatClient
-from trader.gateways.agents.providers import PROVIDERS
-from trader.gateways.agents.rules import RuleProvider
+from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.schedulers import JobStatus
 from trader.services.exchange.accounts import Tally
 from trader.setting_forms import Secret

@@ -67,7 +67,7 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float) -> N
 
         async def execute(now: datetime) -> None:
             started.append(now)
-            await agents.run_batch(now)
+            await agents.start_batch(now)
 
         portfolio = Portfolio(database, exchange, clock, settings)
         schedulers = Schedulers(jobs(events, execute, portfolio.take_snapshots), clock)

@@ -116,7 +116,14 @@ class Floor:
         providers: list[Provider] = [self.provider]
         self.providers = Providers(*providers)
         self.agents = Agents(
-            database, self.exchange, self.market, self.clock, bus, self.settings, self.providers, run_limit_s=limit_s
+            database,
+            self.exchange,
+            self.market,
+            self.clock,
+            bus,
+            self.settings,
+            self.providers,
+            invocation_limit_s=limit_s,
         )
 
     async def see(self, mids: Mapping[str, str] = MIDS, *, after_s: float = 1) -> None:
@@ -136,7 +143,7 @@ class Floor:
                 await upsert_model(conn, model)
 
     async def start_batch(self) -> None:
-        await self.agents.run_batch(self.clock.now())
+        await self.agents.start_batch(self.clock.now())
 
     async def idle(self) -> None:
         """Wait until no run goes on."""

@@ -163,8 +163,8 @@ async def html(_: web.Request) -> web.StreamResponse:
     [
         (FakeTaapi.json({"error": f"limit for {KEY}"}, 429), "status 429"),
         (FakeTaapi.json({}, 500), "status 500"),
-        (html, "an answer that is not of their form"),
-        (FakeTaapi.json({"data": "none"}), "an answer that is not of their form"),
+        (html, "an answer of an unknown form"),
+        (FakeTaapi.json({"data": "none"}), "an answer of an unknown form"),
         (FakeTaapi.json({"data": []}), "an answer without values"),
         (
             FakeTaapi.json(

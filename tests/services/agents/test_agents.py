@@ -23,9 +23,8 @@ from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, Side
 from trader.domain.models import VariantId
 from trader.errors import OrderUndecided, ProviderError, Unavailable
 from trader.gateways.agents.chat import ChatClient
-from trader.gateways.agents.providers import PROVIDERS, Providers
-from trader.gateways.agents.rules import RuleProvider
-from trader.services.agents import recorder as run_record
+from trader.gateways.agents.providers import PROVIDERS, Providers, RuleProvider
+from trader.services.agents import recorder
 from trader.services.agents.schedule import FinishedInvocation
 from trader.services.events import ConversationsChanged
 from trader.services.exchange.paper import PaperExchange
@@ -300,7 +299,7 @@ async def test_too_long_is_a_timeout(database: Database) -> None:
     async with open_floor(database, limit_s=0.3) as floor:
         record = await run_one(floor, calling(opening()), think)
         assert (record.invocation.status, record.invocation.step_count) == ("timeout", 1)
-        assert record.invocation.failure_reason == "the run took longer than 0.3 s"
+        assert record.invocation.failure_reason == "the invocation took longer than 0.3 s"
         assert floor.progress()[-2].type == "workflow:failed"
         assert [call.status for call in record.tool_calls] == ["ok"]
 
@@ -311,7 +310,7 @@ async def test_a_bug_is_recorded_logged_and_stops_nobody(floor: Floor, caplog: p
     records = {record.model.id: record.invocation for record in await floor.agents.invocations()}
     assert records["ada"].failure_reason == "internal error (ZeroDivisionError)"
     assert records["bob"].status == "completed"
-    assert "run of ada ended by a bug" in caplog.text
+    assert "invocation of ada ended by a bug" in caplog.text
     assert floor.progress()[-1].details == {"modelIds": ["ada", "bob"]}
 
 
@@ -355,7 +354,7 @@ async def test_a_run_that_is_cancelled_while_it_records_its_end_ended_as_it_says
             writing.set()
             await asyncio.sleep(30)
 
-    monkeypatch.setattr(run_record, "update_invocation", write_slowly)
+    monkeypatch.setattr(recorder, "update_invocation", write_slowly)
     async with open_floor(database) as floor:
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening()), hold("in")]

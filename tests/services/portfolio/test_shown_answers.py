@@ -9,7 +9,7 @@ from support.floor import Floor, calling, hold, open_floor
 from trader.api.schemas.common import UNSET
 from trader.api.schemas.models import invocation_of
 from trader.errors import ProviderError
-from trader.services.agents.schedule import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX
+from trader.services.agents.schedule import ANSWERS_BYTES_MAX, INVOCATION_ANSWERS_BYTES_MAX
 from trader.store.database.pool import Database
 
 
@@ -41,13 +41,13 @@ async def test_long_ones_are_left_out_and_the_latest_come_first(floor: Floor) ->
     names = [f"m{number:02}" for number in range(18)]
     await floor.add(*names)
     for name in names:
-        floor.provider.scripts[name] = saying(RUN_ANSWERS_BYTES_MAX - 4)  # type: ignore[assignment]
-    floor.provider.scripts["m05"] = saying(RUN_ANSWERS_BYTES_MAX)  # type: ignore[assignment]
+        floor.provider.scripts[name] = saying(INVOCATION_ANSWERS_BYTES_MAX - 4)  # type: ignore[assignment]
+    floor.provider.scripts["m05"] = saying(INVOCATION_ANSWERS_BYTES_MAX)  # type: ignore[assignment]
     await floor.cycle()
     records = await floor.agents.invocations(with_answers=True)
     assert [record.model.id for record in records] == names
     shown = [record.model.id for record in records if record.answers is not None]
-    assert len(shown) == ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX
+    assert len(shown) == ANSWERS_BYTES_MAX // INVOCATION_ANSWERS_BYTES_MAX
     assert shown == [name for name in names if name != "m05"][: len(shown)]
 
 

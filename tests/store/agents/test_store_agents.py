@@ -13,7 +13,7 @@ from trader.domain.exchange.orders import Side
 from trader.domain.models import Model, VariantId
 from trader.store.agents.agent_view import (
     Action,
-    EquityMark,
+    HourlyEquity,
     select_equity_curve,
     select_last_actions,
     select_latest_trades,
@@ -260,8 +260,8 @@ async def test_equity_of_the_run(traded: Database) -> None:
                 run_id, Decimal(worth), AT + timedelta(minutes=minute),
             )  # fmt: skip
         assert await select_equity_curve(conn, "ada", RUN) == [
-            EquityMark(AT + timedelta(hours=1), Decimal(1000)),
-            EquityMark(AT + timedelta(hours=2), Decimal(1010)),
+            HourlyEquity(AT + timedelta(hours=1), Decimal(1000)),
+            HourlyEquity(AT + timedelta(hours=2), Decimal(1010)),
         ]
         assert await select_lowest_equity(conn, "ada", RUN, AT) == 5
         assert await select_lowest_equity(conn, "ada", RUN, AT + timedelta(minutes=2)) == 6

@@ -1,1 +1,1 @@
-"""What agents see and decide: the view, the tools, the guard, the rule agents."""
+"""Agents: their view, tools and messages, the guard, the rule agents, and records of invocations."""

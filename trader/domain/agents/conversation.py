@@ -1,4 +1,4 @@
-"""One step of a run, between the workflow and whatever decides: an AI provider or a rule agent."""
+"""Turns and answers: one step of an invocation, between the workflow and an AI provider or a rule agent."""
 
 from decimal import Decimal
 from typing import Any, Final, Literal
@@ -9,14 +9,14 @@ from trader.domain.agents.view import View
 from trader.domain.models import Model
 
 NESTED_MAX: Final = 400
-"""How deep lists and objects may lie within each other in JSON of others: as deep as all who read it later go."""
+"""Depth to which lists and objects may be nested in JSON from outside, so that every later reader can decode it."""
 
 Message = dict[str, Any]
 """A message of the chat-completions protocol."""
 
 
 class ToolRequest(msgspec.Struct, frozen=True):
-    """A tool call as it was asked for. `arguments` is the JSON text as it came, which may be anything."""
+    """A tool call that a model requests. `arguments` is JSON text as received, which may be invalid."""
 
     id: str
     name: str
@@ -24,9 +24,9 @@ class ToolRequest(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """What is put to a provider. `number` counts the steps of the run from 1.
+    """The input of one step. `number` counts the steps of the invocation from 1.
 
-    AI providers read `messages`; rule agents read `view`, and `answer_tokens_max` bounds an AI's answer.
+    AI providers read `messages`, and `answer_tokens_max` limits their answer; rule agents read `view`.
     """
 
     model: Model
@@ -38,13 +38,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider said. `message` is what goes back to it in the next turn, `raw` its answer as it came.
+    """The answer of a provider. `message` is sent back to it in the next turn, `raw` is its answer as received.
 
-    `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens are 0 when the
-    provider does not report them, `cost_usd` is None then; `tokens_spent` is what counts against the run's budget,
-    estimated in that case. `duration_ms` is how long the provider took in real time, whatever the clock of the market
-    says (None: it took none). `cut_by` is what ended it before all was said: its limit of tokens
-    (`length`) or a filter of the provider (None: nothing did).
+    `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens the provider
+    does not report are 0, an unreported `cost_usd` is None; `tokens_spent` counts against the budget of the
+    invocation and is estimated where needed. `duration_ms` is in real time, whatever the clock of the market (None: no
+    provider was asked). `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of the
+    provider (None: it is complete).
     """
 
     text: str | None
@@ -62,7 +62,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def storable(value: Any, depth: int = NESTED_MAX) -> Any:
-    """The JSON value without NUL characters, which PostgreSQL cannot hold in any text.
+    """Return the JSON value without NUL characters, which PostgreSQL cannot hold in any text.
 
     :raises RecursionError: it is nested deeper than `depth`
     """

@@ -1,10 +1,8 @@
-"""The tools of an agent: one struct per tool, the JSON Schema that a model is shown, and the decoder of its calls.
+"""The tools of an agent: one struct per tool, the JSON Schemas that models are shown, and the decoder of their calls.
 
-The schemas are in the strict form: every property is required, optional ones are nullable, nothing else is allowed, and
-only the keywords that every provider takes are used. Bounds go into the description; the decoder enforces them anyway.
-
-Null and absence mean the same, so the schemas can be given in the form that providers call strict (all fields
-required, optional ones nullable). Numbers are JSON numbers; `domain.money.from_number` makes the Decimal of one.
+The schemas have the form that providers call strict: every property is required, optional ones are nullable, and only
+keywords that every provider supports are used. Bounds stand in the descriptions, and the decoder enforces them; it
+takes null and absence as the same. Numbers are JSON numbers; `domain.money.from_number` converts them to Decimal.
 """
 
 import math
@@ -27,8 +25,7 @@ Price = Annotated[float, Meta(gt=0, le=1e12)]
 class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Arguments of a tool call.
 
-    Refuses numbers that are not finite, which JSON cannot hold but Python can, and times that have no date in UTC,
-    which a database can hold but Python cannot.
+    Numbers must be finite, and times must have a date in UTC: PostgreSQL stores years that Python cannot read.
     """
 
     def __post_init__(self) -> None:
@@ -133,7 +130,7 @@ TOOLS: Final[Mapping[str, type[Decision]]] = {
     "fetchIndicators": FetchIndicators,
     "holding": Holding,
 }
-"""By the name a model calls them."""
+"""The tools by the name that models call."""
 
 TOOL_NAMES: Final[Mapping[type[Decision], str]] = {struct: name for name, struct in TOOLS.items()}
 
@@ -144,28 +141,27 @@ TOOL_CALL_TYPES: Final[Mapping[str, ToolCallType]] = {
     "fetchIndicators": "FETCH_INDICATORS",
     "holding": "HOLDING",
 }
-"""What a call of the tool is recorded as."""
+"""The type that a call of each tool is recorded as."""
 
 ARGUMENTS_MAX = 20_000
-"""Characters; what is longer is not read, and cut in the record."""
+"""Characters of arguments; longer ones are not decoded, and cut in the record."""
 
 
 class BadCall(NamedTuple):
-    """A call that cannot be executed: what was wrong and what is allowed."""
+    """A call that cannot be executed: what is wrong and what is allowed."""
 
     error: str
 
 
 def decode(request: ToolRequest) -> Decision | BadCall:
-    """The decision of a call. Strict: unknown fields, wrong types and values out of bounds are mistakes."""
+    """Return the decision of a call. Unknown fields, wrong types and values out of bounds are errors."""
     struct = TOOLS.get(request.name)
     if struct is None:
         return BadCall(f"There is no tool {request.name[:100]!r}. The tools are: {', '.join(TOOLS)}.")
     if len(request.arguments) > ARGUMENTS_MAX:
         return BadCall(f"The arguments have more than {ARGUMENTS_MAX} characters.")
     try:
-        given = msgspec.json.decode(request.arguments)
-        return msgspec.convert(storable(given), struct)
+        return msgspec.convert(storable(msgspec.json.decode(request.arguments)), struct)
     except msgspec.ValidationError as error:
         return BadCall(f"Bad arguments: {error}. {request.name} takes {_signature(struct)}.")
     except (msgspec.DecodeError, RecursionError, OverflowError, UnicodeEncodeError) as error:
@@ -178,12 +174,12 @@ def _signature(struct: type[Decision]) -> str:
 
 
 def call_type(request: ToolRequest) -> ToolCallType:
-    """What the call is recorded as. The record knows the tools only: a call of none of them did nothing (HOLDING)."""
+    """Return the type that the call is recorded as. A call of an unknown tool does nothing, which is HOLDING."""
     return TOOL_CALL_TYPES.get(request.name, "HOLDING")
 
 
 def raw_of(request: ToolRequest) -> dict[str, Any]:
-    """The call as it came, for the record."""
+    """Return the call as received, for the record."""
     return {"name": request.name[:200], "arguments": request.arguments[:ARGUMENTS_MAX]}
 
 
@@ -194,8 +190,8 @@ _BOUNDS: Final[Mapping[str, str]] = {
     "maximum": "at most {:g}",
     "maxLength": "at most {:g} characters",
 }
-_UNTOLD = 1e12
-"""The bound that only keeps arithmetic finite; no model needs to hear of it."""
+_UNSTATED = 1e12
+"""A bound that only keeps arithmetic finite is not stated to models."""
 
 
 def _strict(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,7 +203,7 @@ def _strict(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[s
         result["anyOf"] = [_strict(option, definitions) for option in schema["anyOf"]]
     if "enum" in schema and "type" not in schema:
         result["type"] = "string"
-    bounds = [words.format(schema[key]) for key, words in _BOUNDS.items() if schema.get(key, _UNTOLD) < _UNTOLD]
+    bounds = [words.format(schema[key]) for key, words in _BOUNDS.items() if schema.get(key, _UNSTATED) < _UNSTATED]
     if bounds:
         result["description"] = " ".join(part for part in (schema.get("description"), f"({', '.join(bounds)})") if part)
     return result

@@ -1,8 +1,8 @@
-"""What an agent sees: one value per run, for AI models and rule agents alike.
+"""The view: what an agent sees of markets and account at the start of an invocation, for AI models and rule agents.
 
-Amounts, prices and quantities are the Decimals that the exchange books with; indicators and ratios are floats. Absent
-is None: an indicator without enough history, a ratio without a value, a price that does not exist. A market without
-a quote is not in `markets` at all.
+Amounts, prices and quantities are Decimals with the digits of the books; indicators and ratios are floats. Absent
+values are None: an indicator without enough history, a ratio without a value. A market without a quote is not in
+`markets`. Field names and order are what models are shown.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from trader.domain.market.markets import Candle, Interval
 
 
 class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard holds a variant to, whatever its agent decides.
+    """The limits that the guard enforces on a variant, whatever its agent decides.
 
     `leverage_max` is the highest leverage of a position, and of all positions together (Σ notional / equity).
     `position_notional_max` is the highest notional of one position as a multiple of equity. After a loss of
     `day_loss_max_percent` of the day's opening equity only reducing is allowed until 00:00 UTC. Within
-    `reversal_cycles` cycles of the last action on a market it may not be traded the other way.
+    `reversal_cycles` cycles of the last trade in a market its position may not be reversed.
     """
 
     leverage_max: int
@@ -37,7 +37,7 @@ class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     `day_opening_equity` is the equity at 00:00 UTC (or at the start of the run, if that is later), `peak_equity` the
     highest of the run. `drawdown_percent` is the fall from that peak, `day_loss_percent` the deepest fall of the day
-    from its opening, since that is what halts new positions; both are 0 when there is none.
+    from its opening equity, which the day-loss rule judges; both are 0 when there is none.
     """
 
     initial_capital: Decimal
@@ -56,8 +56,8 @@ class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 class ObservedPosition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An open position. `unrealized` is gross; `fees` (positive) and `funding` (negative: paid) are those so far.
 
-    `risk` is what is lost, before costs, when the present stop is hit: quantity × |entry − stop|. None without a stop
-    and when the stop has passed the entry, where nothing is at risk any more.
+    `risk` is the loss before costs when the stop is hit: quantity × |entry − stop|. It is None without a stop, and
+    when the stop has passed the entry, where nothing is at risk any more.
     """
 
     symbol: str
@@ -113,7 +113,7 @@ class ObservedStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The last thing this agent did in a market: the side it stood on, and how many cycles ago (1: the last)."""
+    """The agent's last trade in a market: the side of its position, and how many cycles ago (1: the last cycle)."""
 
     action: Literal["createPosition", "closePosition"]
     side: Side
@@ -121,9 +121,9 @@ class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Indicators that somebody else computed, of the same coin on another venue: a second opinion, not our market.
+    """Indicators from a supplier, of the same coin on another venue: a second opinion for models.
 
-    Nothing is decided by them in code. Absent ones are None.
+    No code decides by them. Absent ones are None.
     """
 
     source: str
@@ -145,7 +145,7 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `candles` and `indicators` are of closed candles only, per interval, candles ascending. `leverage_max` is the
     market's own, `funding_rate` the hourly one (longs pay a positive rate). `supplementary` is None unless a supplier
-    of such indicators is configured and has answered lately.
+    of indicators is configured and has answered recently.
     """
 
     symbol: str
@@ -177,5 +177,5 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     markets: Mapping[str, ObservedMarket]
 
     def position(self, symbol: str) -> ObservedPosition | None:
-        """The position in a market, if there is one."""
+        """Return the position in a market, if there is one."""
         return next((held for held in self.positions if held.symbol == symbol), None)

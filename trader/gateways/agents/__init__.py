@@ -1,1 +1,1 @@
-"""What decides for a model: AI providers, rule agents, supplementary indicators."""
+"""AI providers, rule agents as a provider, and supplementary indicators."""

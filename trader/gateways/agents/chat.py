@@ -1,7 +1,7 @@
-"""A thin client of the OpenAI chat-completions protocol with tools.
+"""Client of the OpenAI chat-completions protocol with tools.
 
-An attempt has a deadline of its own, from connecting to the last byte. A 429 rests the key and goes on with the next;
-401 and 403 take it out; 5xx, timeouts, cut and unusable answers are tried again, on another key when there is one.
+Every attempt has its own deadline, from connecting to the last byte. A 429 rests the key and continues with the next;
+401 and 403 take the key out of use; 5xx, timeouts, truncated and unusable answers are retried, on another key if any.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ BACKOFF_S = 0.5
 
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 SAID_BYTES_MAX = 16 * 1024
-"""Of an answer that cannot be used, kept for the record."""
+"""Bytes of an unusable answer that are kept for the record."""
 
-READ_AT_ONCE_MAX: Final = 64 * 1024
-"""Bytes of an answer that is read at once. A longer one is read in a thread: it may take seconds, and prices go on."""
+PARSE_INLINE_MAX: Final = 64 * 1024
+"""Bytes up to which an answer is parsed on the event loop; a longer one may take seconds and is parsed in a thread."""
 
 LIMIT_FIELDS: Final = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
-"""The fields that bound an answer's tokens, and what to try for a model that does not take the one."""
+"""The fields that limit an answer's tokens, each with the alternative for a model that does not accept it."""
 
 OPTIONAL_FIELDS: Final = ("temperature", "tool_choice", *LIMIT_FIELDS)
-"""What a request can do without: some models refuse every temperature but their own."""
+"""Fields that a request can do without: some models refuse every temperature but their own."""
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ _log = logging.getLogger("trader.agents")
 
 
 class ProviderRow(NamedTuple):
-    """A provider of the protocol. `limit_field` bounds the tokens of an answer; `extra` goes into every request."""
+    """A provider of the protocol. `limit_field` limits the tokens of an answer; `extra` is added to every request."""
 
     name: str
     base_url: str
@@ -64,15 +64,15 @@ class ProviderRow(NamedTuple):
 
 
 class _Transient(ProviderError):
-    """This attempt failed; another may not."""
+    """This attempt failed; another may succeed."""
 
 
 class _KeyUnusable(ProviderError):
-    """The key of this attempt rests or is out; the next one may do."""
+    """The key of this attempt rests or is out of use; another key may work."""
 
 
 class _FieldRefused(ProviderError):
-    """The model takes no such field in a request; without it the request may do."""
+    """The model does not accept a field of the request; without it the request may succeed."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -113,17 +113,20 @@ class ChatClient:
             await self._session.close()
 
     async def answer(self, turn: Turn) -> ModelAnswer:
-        """Ask the provider. :raises ProviderError: no usable answer; the message says why, without secrets"""
+        """Ask the provider.
+
+        :raises ProviderError: no usable answer; the message says why, without secrets
+        """
         request = self._request(turn)
         body = msgspec.json.encode(request)
         began_s = time.monotonic()
         failures, said = 0, ""
-        spent: set[Key] = set()  # a key may be free again at once, and is all the same asked to wait until next time
+        spent: set[Key] = set()  # a key whose rest is over at once is still not used again for this answer
         failed: set[Key] = set()
         while True:
             key = self._keys.take(spent | failed) or self._keys.take(spent)
             if key is None:
-                raise _told(self._keys.why_none(), said)
+                raise _with_answer(self._keys.why_none(), said)
             try:
                 reply = await self._attempt(key, body)
             except _KeyUnusable as error:
@@ -140,7 +143,7 @@ class ChatClient:
                 failed.add(key)
                 failures += 1
                 if failures > RETRIES_MAX:
-                    raise _told(f"{error}; gave up after {failures} attempts", error.said) from error
+                    raise _with_answer(f"{error}; gave up after {failures} attempts", error.said) from error
                 _log.info("%s (attempt %d, key %s)", error, failures, key.number)
                 await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
@@ -169,11 +172,11 @@ class ChatClient:
         return {field: value for field, value in request.items() if field not in left_out}
 
     def _leave_out(self, model: str, field: str) -> None:
-        """Ask this model without the field from now on. Requests that are under way may each come to it."""
+        """Leave the field out of this model's requests from now on. Several requests under way may ask for it."""
         left_out = self._left_out.setdefault(model, set())
         if field not in left_out:
             left_out.add(field)
-            _log.warning("%s: %s takes no %s; it is asked without it", self.name, model, field)
+            _log.warning("%s: %s does not accept %s; its requests leave it out", self.name, model, field)
 
     async def _attempt(self, key: Key, body: bytes) -> Reply:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -218,7 +221,7 @@ class ChatClient:
         return reply
 
     def _failure(self, key: Key, status: int, retry_after_s: float | None, content: bytes) -> ProviderError:
-        """What an answer other than 200 means for the key and for the run."""
+        """Return the error of an answer other than 200, after its consequences for the key."""
         if status in {402, 429}:
             self.usage.attempts["rate_limited"] += 1
             self._keys.rest(key, retry_after_s)
@@ -230,9 +233,9 @@ class ChatClient:
         if status >= 500 or status == 408:
             return _Transient(f"{self.name} answered {status}")
         self.usage.attempts["failed"] += 1
-        told = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
+        message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
         field = refused_field(content)
-        return _FieldRefused(field, told) if field in OPTIONAL_FIELDS else ProviderError(told)
+        return _FieldRefused(field, message) if field in OPTIONAL_FIELDS else ProviderError(message)
 
 
 async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
@@ -247,18 +250,18 @@ async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
 
 
 async def _read(read: Callable[[bytes], T], content: bytes) -> T:
-    """What `read` makes of an answer."""
-    return read(content) if len(content) <= READ_AT_ONCE_MAX else await asyncio.to_thread(read, content)
+    """Apply `read` to an answer, in a thread when it is long."""
+    return read(content) if len(content) <= PARSE_INLINE_MAX else await asyncio.to_thread(read, content)
 
 
-def _told(message: str, said: str) -> ProviderError:
+def _with_answer(message: str, said: str) -> ProviderError:
     error = ProviderError(message)
     error.said = said
     return error
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After in either of its forms; a date is read against the answer's own Date."""
+    """Return the seconds of a Retry-After in either of its forms; a date is relative to the answer's own Date."""
     value = headers.get("Retry-After", "").strip()
     if not value:
         return None

@@ -1,35 +1,48 @@
-"""The keys of one AI provider: used in turn, rested when the provider asks for it, taken out when it refuses them.
+"""API keys of one AI provider: used in turn, rested after rate limits, taken out of use when refused; and usage counts.
 
-A key is known by its number, from 1. Its value leaves this module only for the request's own header.
+Logs and records name a key by its number, from 1. Its value leaves this module only for the request's own header.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
-from trader.gateways.agents.usage import Usage
 from trader.setting_forms import Secret
 
 REST_S = 30.0
-"""How long a key rests after a 429 that does not say; doubled for each further one in a row."""
+"""How long a key rests after a 429 without Retry-After; doubled for each further one in a row."""
 
 REST_S_MAX = 600.0
 
 SCRUBBED_MIN = 8
-"""Characters from which on a key is taken for a secret: local servers want words like `ollama`, or any letter."""
+"""Length from which on a key is scrubbed as a secret: local servers take words like `ollama`, or any letter."""
 
 HIDDEN = "***"
 NESTED_MAX = 3
-"""How deep texts that are JSON are looked into; the arguments of a tool call are such a text."""
+"""Depth to which JSON within JSON texts is scrubbed; the arguments of a tool call are such a text."""
+
+Outcome = Literal["answered", "failed", "rate_limited", "refused"]
 
 _log = logging.getLogger("trader.agents")
 
 
+class Usage:
+    """Usage of a provider since the start of the process: attempts by outcome, tokens, rests and refusals of keys."""
+
+    def __init__(self) -> None:
+        self.attempts: Counter[Outcome] = Counter()
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.key_rests = 0
+        self.keys_out = 0
+
+
 class Key:
-    """One key of a provider; `secret` None is the access without a key that local servers give."""
+    """One key of a provider; `secret` is None for a local server without keys."""
 
     __slots__ = ("next_rest_s", "number", "refused", "rests_until", "secret")
 
@@ -45,7 +58,7 @@ class Key:
 
 
 class KeyRing:
-    """The keys of the provider `name`. `timer` gives seconds that only ever grow."""
+    """The keys of the provider `name`. `timer` is a monotonic clock in seconds."""
 
     def __init__(self, name: str, secrets: Sequence[Secret], timer: Callable[[], float]) -> None:
         self._name = name
@@ -55,7 +68,7 @@ class KeyRing:
         self.usage = Usage()
 
     def take(self, spent: Collection[Key] = ()) -> Key | None:
-        """The next key whose turn it is; None when every key rests, is out, or is among the `spent`."""
+        """Return the next key in turn; None when every key rests, is out of use, or is among the `spent`."""
         now = self._timer()
         for offset in range(len(self._keys)):
             key = self._keys[(self._turn + offset) % len(self._keys)]
@@ -65,9 +78,9 @@ class KeyRing:
         return None
 
     def rest(self, key: Key, retry_after_s: float | None) -> None:
-        """Leave the key alone for as long as the provider asked (at most 10 minutes), else 30 s, doubling.
+        """Rest the key for as long as the provider asked (at most 10 minutes), else for 30 s, doubling.
 
-        Requests of several runs are under way at once: what answers them while the key rests does not double it.
+        Several requests are under way at once: a refusal that arrives while the key rests does not double its rest.
         """
         if retry_after_s is None:
             if key.rests_until > self._timer():
@@ -81,17 +94,17 @@ class KeyRing:
         _log.warning("%s: key %s is rate-limited and rests for %.0f s", self._name, key.number, rest_s)
 
     def take_out(self, key: Key, status: int) -> None:
-        """Never use the key again until the service starts anew."""
+        """Stop using the key until the service restarts."""
         self.usage.keys_out += not key.refused
         key.refused = True
         _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
 
     def worked(self, key: Key) -> None:
-        """The provider took the key: its next rest is a short one again."""
+        """Reset the next rest of a key that the provider accepted to the shortest."""
         key.next_rest_s = REST_S
 
     def why_none(self) -> str:
-        """Why no key can be used now."""
+        """Return why no key can be used now."""
         resting = [key for key in self._keys if not key.refused]
         if not resting:
             return f"{self._name} refused every key ({len(self._keys)}); they are out of use until a restart"
@@ -102,7 +115,7 @@ class KeyRing:
         )
 
     def scrub(self, content: bytes) -> bytes:
-        """What a provider said without the value of any key, should it repeat one, in escapes of JSON too."""
+        """Return a provider's answer with the values of all keys hidden, also within JSON escapes."""
         secrets = [key.secret.reveal() for key in self._keys if key.secret is not None]
         secrets = [secret for secret in secrets if len(secret) >= SCRUBBED_MIN]
         for secret in secrets:
@@ -110,17 +123,17 @@ class KeyRing:
         if b"\\" not in content or not secrets:
             return content
         try:
-            said = orjson.loads(content)
-            cleaned = _scrubbed(said, secrets, NESTED_MAX)
+            answer = orjson.loads(content)
+            cleaned = _scrubbed(answer, secrets, NESTED_MAX)
         except orjson.JSONDecodeError:
             return content
         except RecursionError:
-            return HIDDEN.encode()  # nobody nests an answer like this; it is unusable anyway
-        return content if cleaned == said else orjson.dumps(cleaned)
+            return HIDDEN.encode()  # nested so deep that the answer is unusable anyway
+        return content if cleaned == answer else orjson.dumps(cleaned)
 
 
 def _scrubbed(value: Any, secrets: Sequence[str], depth: int) -> Any:
-    """The JSON value with every secret hidden in its texts, and in those that are JSON themselves."""
+    """Return the JSON value with every secret hidden in its texts, and in texts that are JSON themselves."""
     if isinstance(value, dict):
         return {_scrubbed(key, secrets, 0): _scrubbed(item, secrets, depth) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,13 +1,16 @@
-"""The providers: whatever decides for a model. One row per AI provider, and the rule agents."""
+"""Providers of decisions: the table of AI providers, and the rule agents, which need no network."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
-from trader.domain.agents.conversation import ModelAnswer, Turn
+import msgspec
+
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
+from trader.domain.agents.tools import TOOL_NAMES, Decision
 from trader.gateways.agents.chat import ChatClient, ProviderRow
-from trader.gateways.agents.rules import RuleProvider
 from trader.settings import PROVIDERS as CONFIGURABLE
 from trader.settings import Settings
+from trader.variants import VARIANTS
 
 PROVIDERS: Final[Mapping[str, ProviderRow]] = {
     row.name: row
@@ -22,7 +25,7 @@ assert set(PROVIDERS) == set(CONFIGURABLE), "every provider that can be configur
 
 
 class Provider(Protocol):
-    """Whatever decides for a model: an AI behind a network, or a rule agent."""
+    """Decides for a model: an AI behind a network, or a rule agent."""
 
     @property
     def name(self) -> str: ...
@@ -42,8 +45,34 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
+class RuleProvider:
+    """The rule agents as a provider: all their decisions are in the first answer, the second has none."""
+
+    name = "rules"
+    is_remote = False
+
+    async def answer(self, turn: Turn) -> ModelAnswer:
+        variant = VARIANTS[turn.model.variant]
+        decisions = variant.agent(turn.view, variant.limits) if turn.number == 1 else []
+        return ModelAnswer(
+            text=None,
+            calls=tuple(_tool_request(number, decision) for number, decision in enumerate(decisions, 1)),
+            message={},
+            model=turn.model.router_model_name,
+        )
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def _tool_request(number: int, decision: Decision) -> ToolRequest:
+    return ToolRequest(
+        id=f"call_{number}", name=TOOL_NAMES[type(decision)], arguments=msgspec.json.encode(decision).decode()
+    )
+
+
 class Providers(Mapping[str, Provider]):
-    """The providers there are to ask, by name."""
+    """The configured providers by name."""
 
     def __init__(self, *providers: Provider) -> None:
         self._providers = {provider.name: provider for provider in providers}
@@ -58,13 +87,13 @@ class Providers(Mapping[str, Provider]):
         return len(self._providers)
 
     async def close(self) -> None:
-        """Close the connections of all of them."""
+        """Close the connections of all providers."""
         for provider in self._providers.values():
             await provider.close()
 
 
 def make_providers(settings: Settings) -> Providers:
-    """A client per configured provider, and the rule agents, which need no configuration."""
+    """Return a client per configured provider, and the rule agents, which need no configuration."""
     clients = (
         ChatClient(PROVIDERS[name], configured.keys, base_url=configured.base_url)
         for name, configured in settings.providers.items()

@@ -1,4 +1,4 @@
-"""What the answers of the chat-completions protocol say: read leniently, and told in the terms of the workflow."""
+"""Lenient parser of chat-completions responses: the answer for the workflow, and the meaning of errors."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ CALLS_MAX = 16
 """Tool calls taken from one answer."""
 
 REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
-"""Given back as they came: models that think between tool calls lose the thread without them."""
+"""Sent back as received: models that reason between tool calls lose their reasoning without them."""
 
 NAME_MAX: Final = 64
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
-"""What the name of a function cannot hold by the protocol."""
+"""Characters that the protocol does not allow in the name of a function."""
 
 REFUSALS_OF_OTHERS: Final = frozenset({"reasons", "flagged_input", "provider_name"})
-"""What a gateway adds to a 401 or 403 that is not of its key: a moderation flagged the input, or a provider refused."""
+"""Metadata that a gateway adds to a 401 or 403 not about its key: a moderation or a provider behind it refused."""
 
 
 class _Function(msgspec.Struct):
@@ -34,7 +34,7 @@ class _Call(msgspec.Struct):
     id: Any = None
 
 
-class _Said(msgspec.Struct):
+class _ReplyMessage(msgspec.Struct):
     content: Any = None
     refusal: Any = None
     tool_calls: list[_Call] | None = None
@@ -43,19 +43,19 @@ class _Said(msgspec.Struct):
     reasoning_details: Any = None
 
     def make_storable(self) -> None:
-        """Of what goes back as it came. :raises RecursionError: it is nested too deep for that"""
+        """Make the fields that are sent back storable. :raises RecursionError: they are nested too deep"""
         for name in REASONING_FIELDS:
             setattr(self, name, storable(getattr(self, name)))
 
 
 class _Choice(msgspec.Struct):
-    message: _Said
+    message: _ReplyMessage
     finish_reason: Any = None
     error: Any = None
 
 
 class Reply(msgspec.Struct):
-    """The part of an answer that matters; whatever else a provider adds is kept in `raw`."""
+    """The parts of a response that are used; `raw` keeps all of it."""
 
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -65,14 +65,14 @@ class Reply(msgspec.Struct):
 
     @property
     def failure(self) -> Any:
-        """The error that it tells of, of the whole or of its first choice: it broke off while the model spoke."""
+        """The error of the response, or of its first choice when the answer broke off."""
         if self.error or not self.choices:
             return self.error
         return self.choices[0].error or self.choices[0].finish_reason == "error"
 
 
 def decode_reply(content: bytes) -> Reply:
-    """The answer in a body of JSON. :raises MsgspecError, ValueError, RecursionError: there is none"""
+    """Parse the body of a response. :raises MsgspecError, ValueError, RecursionError: it is unusable"""
     reply = msgspec.json.decode(content, type=Reply)
     for choice in reply.choices or ():
         choice.message.make_storable()
@@ -81,8 +81,8 @@ def decode_reply(content: bytes) -> Reply:
 
 
 def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
-    """What a reply with a choice says. Of one without usage the tokens spent are estimated from the bytes."""
-    assert reply.choices, "there is one"
+    """Return the answer of a reply with a choice. Without reported usage the tokens spent are estimated from bytes."""
+    assert reply.choices, "the caller has checked that there is one"
     message, reason = reply.choices[0].message, reply.choices[0].finish_reason
     text = storable(_text(message.content) or _text(message.refusal))
     ids: set[str] = set()
@@ -95,7 +95,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         for index, call in enumerate((message.tool_calls or [])[:CALLS_MAX], 1)
     )
     usage = reply.usage if isinstance(reply.usage, dict) else {}
-    taken, given = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    input_tokens, output_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     return ModelAnswer(
         text=text,
         calls=calls,
@@ -103,10 +103,10 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
         raw=reply.raw,
         key_number=key_number,
-        input_tokens=taken,
-        output_tokens=given,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
         cost_usd=_cost(usage),
-        tokens_spent=taken + given or (asked_bytes + len(reply.raw)) // 4,
+        tokens_spent=input_tokens + output_tokens or (asked_bytes + len(reply.raw)) // 4,
         cut_by=reason if reason in ("length", "content_filter") else None,
     )
 
@@ -115,13 +115,13 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
 
 
 def status_of(error: Any) -> int:
-    """The status that an error inside a 200 stands for; gateways put it in `code`. Without one: a server failure."""
+    """Return the status of an error inside a 200, which gateways put in `code`; without one, a server failure."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code <= 599 else 502
 
 
 def refused_field(content: bytes) -> str | None:
-    """The field of the request that an error says the model does not take; None when it is about something else."""
+    """Return the request field that, by this error, the model does not accept; None for any other error."""
     try:
         error = orjson.loads(content)["error"]
         code, field = error["code"], error["param"]
@@ -131,19 +131,19 @@ def refused_field(content: bytes) -> str | None:
 
 
 def is_refusal_of_others(content: bytes) -> bool:
-    """Whether a 401 or 403 is about what was asked, or comes from behind the gateway: the key is as good as before.
+    """Return whether a 401 or 403 is about the input or from behind the gateway, so that the key stays usable.
 
-    So is that of an answer with choices, which a model had begun.
+    That holds for an answer with choices too: a model had begun it.
     """
     try:
-        told = orjson.loads(content)
-        return bool(told.get("choices")) or not REFUSALS_OF_OTHERS.isdisjoint(told["error"]["metadata"])
+        response = orjson.loads(content)
+        return bool(response.get("choices")) or not REFUSALS_OF_OTHERS.isdisjoint(response["error"]["metadata"])
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         return False
 
 
 def brief(text: str) -> str:
-    """The beginning of a text in one line, for a reason."""
+    """Return the beginning of a text in one line, for an error message."""
     return storable(" ".join(text.split()))[:300]  # type: ignore[no-any-return]  # a string stays one
 
 
@@ -151,7 +151,7 @@ def brief(text: str) -> str:
 
 
 def _text(content: Any) -> str | None:
-    """The words of a message; some models send them in typed parts."""
+    """Return the text of a message; some models send it in typed parts."""
     if isinstance(content, list):
         parts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
         content = "".join(parts)
@@ -159,11 +159,11 @@ def _text(content: Any) -> str | None:
 
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:
-    """The id of a call; another one when it has none, or that of a call before: its result could not be told apart."""
-    given: str = storable(call.id) if isinstance(call.id, str) else ""
-    found = otherwise if not given or given in taken else given
-    taken.add(found)
-    return found
+    """Return the id of a call, or `otherwise` when it has none or one that another call of the answer has."""
+    own: str = storable(call.id) if isinstance(call.id, str) else ""
+    call_id = otherwise if not own or own in taken else own
+    taken.add(call_id)
+    return call_id
 
 
 def _arguments(arguments: Any) -> str:
@@ -172,8 +172,8 @@ def _arguments(arguments: Any) -> str:
     return "{}" if arguments is None else msgspec.json.encode(arguments).decode()
 
 
-def _message(said: _Said, text: str | None, calls: Sequence[ToolRequest]) -> Message:
-    """The assistant's message as it goes back to the provider."""
+def _message(reply: _ReplyMessage, text: str | None, calls: Sequence[ToolRequest]) -> Message:
+    """Return the assistant's message as it is sent back to the provider."""
     message: Message = {"role": "assistant", "content": text or ""}
     if calls:
         message["tool_calls"] = [
@@ -185,18 +185,18 @@ def _message(said: _Said, text: str | None, calls: Sequence[ToolRequest]) -> Mes
             for call in calls
         ]
     for name in REASONING_FIELDS:
-        if (value := getattr(said, name)) is not None:
+        if (value := getattr(reply, name)) is not None:
             message[name] = value
     return message
 
 
 def _valid_name(name: str) -> str:
-    """The name, or the nearest that the protocol allows: with another the provider would refuse its own call."""
+    """Return the name in characters that the protocol allows, since the provider would refuse others."""
     return _NO_NAME.sub("_", name)[:NAME_MAX] or "_"
 
 
 def _valid_json(arguments: str) -> str:
-    """The arguments, or an empty object in place of text that would make the provider refuse its own call."""
+    """Return the arguments, or an empty object for invalid JSON, which the provider would refuse."""
     try:
         orjson.loads(arguments)
     except orjson.JSONDecodeError:
@@ -209,7 +209,7 @@ def _count(value: Any) -> int:
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """What the answer cost. With an own key for the provider behind a gateway, `cost` is the gateway's fee alone."""
+    """Return the cost in USD. With an own key for the provider behind a gateway, `cost` is only the gateway's fee."""
     cost, details = _amount(usage.get("cost")), usage.get("cost_details")
     if usage.get("is_byok") is not True or not isinstance(details, dict):
         return cost

@@ -1,8 +1,8 @@
-"""Supplementary indicators from taapi.io: cached, rate-limited, and absent whenever they are not to be had.
+"""Client of taapi.io: supplementary indicators, cached and rate-limited, and absent when they are unavailable.
 
-Nobody waits for them. Who asks gets what is at hand; when that is old, and the plan's rate allows it, one request is
-sent meanwhile for those who ask later. They are of the spot market of another venue as it is now, so they belong
-beside live prices only, never beside a replay or a synthetic market.
+No caller waits: `latest` returns the cached values and, when they are old and the plan's rate allows it, starts one
+request in the background. The values are of the present spot market of another venue, so they are used beside live
+prices only, never beside a replay or a synthetic market.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ REQUEST_EVERY: Final = timedelta(seconds=15)
 
 REFRESH_AFTER: Final = timedelta(minutes=5)
 SHOWN_FOR: Final = timedelta(minutes=15)
-"""What is older is not shown any more."""
+"""Age beyond which values are not returned any more."""
 
 REST: Final = timedelta(minutes=1)
 REST_MAX: Final = timedelta(minutes=10)
-"""How long nothing is asked after a failure; doubled for each further one in a row."""
+"""How long no request is sent after a failure; doubled for each further one in a row."""
 
 ATTEMPT_LIMIT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 256 * 1024
@@ -49,7 +49,7 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
     "mfi": {"value": "money_flow_index"},
     "cmf": {"value": "chaikin_money_flow"},
 }
-"""Per indicator of theirs, what becomes of its values."""
+"""Per indicator of taapi.io, the fields of `Supplementary` that its values go to."""
 
 _log = logging.getLogger("trader.agents")
 
@@ -65,11 +65,11 @@ class _Bulk(msgspec.Struct):
 
 
 class _Failed(Exception):
-    """No usable answer. The message says why, without what they said: it may repeat the key."""
+    """No usable answer. The message says why, without the answer's text, which may repeat the key."""
 
 
 class Taapi:
-    """The client. `latest` never waits and never raises; `close` ends a request that is under way."""
+    """The client. `latest` never waits and never raises; `close` cancels a request that is under way."""
 
     def __init__(self, key: Secret, clock: Clock, *, url: str = URL, attempt_limit_s: float = ATTEMPT_LIMIT_S) -> None:
         self._key = key
@@ -89,13 +89,13 @@ class Taapi:
         return "Taapi()"
 
     def latest(self, symbol: str) -> Supplementary | None:
-        """The indicators of a market, at most 15 minutes old; None when there are none."""
+        """Return the indicators of a market, at most 15 minutes old; None when there are none."""
         now = self._clock.now()
         asked_at = self._asked_at.get(symbol)
         if asked_at is None or _is_over(asked_at, REFRESH_AFTER, now):
             self._waiting[symbol] = None
         if self._waiting and self._may_ask(now):
-            self._ask_for(next(iter(self._waiting)), now)  # who waits longest: a market that fails keeps no other back
+            self._ask_for(next(iter(self._waiting)), now)  # longest waiting first: a failing market blocks no other
         found = self._found.get(symbol)
         is_fresh = found is not None and found.fetched_at <= now <= found.fetched_at + SHOWN_FOR
         return found if is_fresh else None
@@ -144,14 +144,14 @@ class Taapi:
         )
 
     async def _fetch(self, symbol: str) -> dict[str, float]:
-        """The values there are. :raises _Failed: there are none"""
+        """Request the values of a market. :raises _Failed: there are none"""
         body = {
             "secret": self._key.reveal(),
             "construct": {
                 "exchange": EXCHANGE,
                 "symbol": f"{symbol}/{QUOTED_IN}",
                 "interval": INTERVAL,
-                # The last closed candle, as all our own indicators are of closed ones.
+                # The last closed candle, as all other indicators are of closed candles.
                 "indicators": [{"id": name, "indicator": name, "backtrack": 1} for name in FIELDS],
             },
         }
@@ -173,7 +173,7 @@ class Taapi:
         try:
             items = msgspec.json.decode(content, type=_Bulk).data
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise _Failed("an answer that is not of their form") from None
+            raise _Failed("an answer of an unknown form") from None
         values = {field: value for item in items for field, value in _values(item)}
         if not values:
             raise _Failed("an answer without values")
@@ -186,7 +186,7 @@ class Taapi:
 
 
 def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
-    """Whether the span has passed, as far as can be told: it has when the clock was set back behind its beginning."""
+    """Return whether the span has passed; it has also when the clock was set back to before its beginning."""
     return comes_up(since + span, span, now)
 
 
@@ -204,7 +204,7 @@ def _dumps(value: Any) -> str:
 
 
 def _values(item: _Item) -> list[tuple[str, float]]:
-    """The figures of one indicator; what is no finite number is absent."""
+    """Return the values of one indicator; what is not a finite number is left out."""
     fields = FIELDS.get(item.id or item.indicator or "", {})
     result = item.result if isinstance(item.result, dict) else {}
     return [(field, value) for name, field in fields.items() if (value := _finite(result.get(name))) is not None]
@@ -215,13 +215,13 @@ def _finite(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except OverflowError:  # JSON knows whole numbers of any size
+    except OverflowError:  # JSON integers have any size
         return None
     return number if math.isfinite(number) else None
 
 
 def make_supplier(settings: Settings, clock: Clock) -> Taapi | None:
-    """The supplier that is configured; None without a key, and for a market that is not the one of this moment."""
+    """Return the configured supplier; None without a key, and for a market source that is not live."""
     if settings.taapi_api_key is None or settings.market_source != "venue":
         return None
     return Taapi(settings.taapi_api_key, clock)

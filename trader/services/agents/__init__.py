@@ -1,1 +1,1 @@
-"""The trading workflow: when each model runs, what it may do, and the record of it."""
+"""The trading workflow: the schedule of invocations, their steps, and their records."""

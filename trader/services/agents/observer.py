@@ -1,4 +1,4 @@
-"""What an agent sees, and what the guard judges by: read from the exchange, the market and the agent's own past."""
+"""Observer: builds an agent's view and the guard's risk context from the exchange, the market and past rows."""
 
 import asyncio
 import logging
@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.agents.guard import LastTrade, RiskContext
+from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.view import (
     LastAction,
     ObservedAccount,
@@ -18,6 +19,7 @@ from trader.domain.agents.view import (
     ObservedPosition,
     ObservedStats,
     ObservedTrade,
+    VariantLimits,
     View,
 )
 from trader.domain.exchange.account import Account, available_cash, equity, liquidation_price
@@ -29,13 +31,13 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio.statistics import EquityPoint, max_drawdown, sharpe_ratio
 from trader.errors import MarketUnavailable
 from trader.gateways.agents.taapi import Taapi
-from trader.services.agents.call_recorder import CallRecorder
+from trader.services.agents.recorder import CallRecorder
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.agent_view import (
     Action,
-    EquityMark,
+    HourlyEquity,
     select_equity_curve,
     select_last_actions,
     select_latest_trades,
@@ -48,7 +50,7 @@ HISTORY_CANDLES: Final = 300
 """Closed candles behind each set of indicators: at 5 minutes they reach back over a whole day."""
 
 SESSION_INTERVAL: Final[Interval] = "5m"
-"""Of the candles that the session's VWAP is taken from, at every interval."""
+"""Interval of the candles from which the session's VWAP is computed, whatever the interval of the indicators."""
 
 SHOWN_CANDLES: Final = 24
 TRADES_SHOWN: Final = 10
@@ -57,8 +59,8 @@ BASIS_POINT: Final = Decimal("0.0001")
 _log = logging.getLogger("trader.agents")
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows say of a run up to one booking and hour."""
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows hold of a run up to one booking and hour."""
 
     run_id: UUID
     sequence: int
@@ -66,11 +68,11 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     trades: tuple[ObservedTrade, ...]
     stats: ObservedStats
     actions: dict[str, Action]
-    curve: list[EquityMark]
+    curve: list[HourlyEquity]
 
 
 class Observer:
-    """Builds views and contexts."""
+    """Builds views and risk contexts."""
 
     def __init__(
         self,
@@ -87,40 +89,40 @@ class Observer:
         self._taker_fee_rate = settings.taker_fee_bps * BASIS_POINT
         self._maker_fee_rate = settings.maker_fee_bps * BASIS_POINT
         self._latency_ms = settings.latency_ms
-        self._past: dict[str, Past] = {}
+        self._histories: dict[str, History] = {}
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
 
     async def view(self, account_id: str, intervals: Sequence[Interval], now: datetime) -> View:
-        """Everything the agent of an account decides from, with the indicators of these intervals."""
-        past = await self._read_past(account_id, now)
-        context = await self.context(account_id, now)
+        """Return everything that the agent of an account decides from, with the indicators of these intervals."""
+        history = await self._read_history(account_id, now)
+        context = await self.risk_context(account_id, now)
         account = context.account
         markets = {}
         for symbol in self._exchange.markets:
-            seen = await self._market_view(symbol, intervals, now, _last_action(symbol, past, context))
-            if seen is not None:
-                markets[symbol] = seen
+            market = await self._market_view(symbol, intervals, now, _last_action(symbol, history, context))
+            if market is not None:
+                markets[symbol] = market
         return View(
             at=now,
-            account=self._account_view(account, context, past),
+            account=self._account_view(account, context, history),
             positions=tuple(
                 self._position_view(account, symbol)
                 for symbol, _ in sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
             ),
-            trades=past.trades,
-            stats=past.stats,
+            trades=history.trades,
+            stats=history.stats,
             markets=markets,
         )
 
-    async def context(self, account_id: str, now: datetime) -> RiskContext:
-        """What the guard judges by, at the marks of this moment.
+    async def risk_context(self, account_id: str, now: datetime) -> RiskContext:
+        """Return what the guard judges by, at the marks of this moment.
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
         """
-        past = await self._read_past(account_id, now)
+        history = await self._read_history(account_id, now)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         async with self._database.connection() as conn:
-            lowest = await select_lowest_equity(conn, account_id, past.run_id, midnight)
+            lowest = await select_lowest_equity(conn, account_id, history.run_id, midnight)
         # Nothing is awaited from here on: the account, the marks and the quotes are those of one moment.
         account, marks, quotes = self._exchange.account(account_id), dict(self._exchange.marks()), self._market.quotes()
         if missing := account.positions.keys() - marks.keys():
@@ -131,18 +133,25 @@ class Observer:
             marks=marks,
             quoted_at={symbol: quote.at for symbol, quote in quotes.items()},
             leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
-            day_opening_equity=_opening_equity(account, past.curve, midnight),
+            day_opening_equity=_opening_equity(account, history.curve, midnight),
             day_lowest_equity=lowest,
-            last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in past.actions.items()},
+            last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in history.actions.items()},
         )
 
-    def witness(self, context: RiskContext) -> CallRecorder:
-        """Whoever notes what a call meets from this context on."""
-        rules = Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate)  # those of this moment
-        return CallRecorder(self._market, rules, self._latency_ms, context)
+    def call_recorder(self, number: int, limits: VariantLimits, context: RiskContext) -> CallRecorder:
+        """Return a recorder of the inputs of call `number`, which starts at this moment."""
+        inputs = CallInputs(
+            number=number,
+            limits=limits,
+            rules=Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate),
+            latency_ms=self._latency_ms,
+            context=context,
+            answered_at=context.now,
+        )
+        return CallRecorder(inputs, self._market)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
-        """The latest closed candles of a market, ascending, and their indicators. Without history both are empty."""
+        """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
         try:
             candles = await self._market.candles(symbol, interval, HISTORY_CANDLES)
             session = await self._market.candles(symbol, SESSION_INTERVAL, HISTORY_CANDLES)
@@ -160,22 +169,22 @@ class Observer:
         await asyncio.sleep(0)  # a whole set takes a millisecond, and the first model of a cycle needs many
         return candles, computed
 
-    async def _read_past(self, account_id: str, now: datetime) -> Past:
-        """The rows of the account's run; read again only after a booking, or when the hour has changed."""
+    async def _read_history(self, account_id: str, now: datetime) -> History:
+        """Return the rows of the account's run, read again only after a booking or in a new hour."""
         account = self._exchange.account(account_id)
         hour = now.replace(minute=0, second=0, microsecond=0)
-        past = self._past.get(account_id)
+        history = self._histories.get(account_id)
         key = (account.run.id, account.sequence, hour)
-        if past is not None and (past.run_id, past.sequence, past.hour) == key:
-            return past
+        if history is not None and (history.run_id, history.sequence, history.hour) == key:
+            return history
         run_id = account.run.id
         async with self._database.connection() as conn:
             curve = await select_equity_curve(conn, account_id, run_id)
             stats = await select_own_statistics(conn, run_id)
             series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]
-            worths = [float(account.run.initial_capital), *(point.value for point in series)]
-            fall = max_drawdown(worths) if series else None
-            past = Past(
+            values = [float(account.run.initial_capital), *(point.value for point in series)]
+            drawdown = max_drawdown(values) if series else None
+            history = History(
                 run_id=run_id,
                 sequence=account.sequence,
                 hour=hour,
@@ -183,13 +192,13 @@ class Observer:
                 stats=msgspec.structs.replace(
                     stats,
                     sharpe_ratio=sharpe_ratio(series),
-                    max_drawdown_percent=None if fall is None else fall.percent,
+                    max_drawdown_percent=None if drawdown is None else drawdown.percent,
                 ),
                 actions=await select_last_actions(conn, account_id, run_id, list(self._exchange.markets)),
                 curve=curve,
             )
-        self._past[account_id] = past
-        return past
+        self._histories[account_id] = history
+        return history
 
     async def _market_view(
         self, symbol: str, intervals: Sequence[Interval], now: datetime, last_action: LastAction | None
@@ -201,8 +210,8 @@ class Observer:
         candles: dict[Interval, tuple[Candle, ...]] = {}
         computed: dict[Interval, Indicators] = {}
         for interval in intervals:
-            history, computed[interval] = await self.indicators(symbol, interval)
-            candles[interval] = tuple(history[-SHOWN_CANDLES:])
+            closed, computed[interval] = await self.indicators(symbol, interval)
+            candles[interval] = tuple(closed[-SHOWN_CANDLES:])
         return ObservedMarket(
             symbol=symbol,
             quoted_at=quote.at,
@@ -222,10 +231,10 @@ class Observer:
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 
-    def _account_view(self, account: Account, context: RiskContext, past: Past) -> ObservedAccount:
+    def _account_view(self, account: Account, context: RiskContext, history: History) -> ObservedAccount:
         marks = context.marks
         worth = equity(account, marks)
-        peak = max(worth, account.run.initial_capital, *(mark.equity for mark in past.curve))
+        peak = max(worth, account.run.initial_capital, *(mark.equity for mark in history.curve))
         lowest = worth if context.day_lowest_equity is None else min(worth, context.day_lowest_equity)
         return ObservedAccount(
             initial_capital=account.run.initial_capital,
@@ -263,8 +272,8 @@ class Observer:
         )
 
 
-def _opening_equity(account: Account, curve: Sequence[EquityMark], midnight: datetime) -> Decimal:
-    """The last equity recorded before the day began, else the run's initial capital."""
+def _opening_equity(account: Account, curve: Sequence[HourlyEquity], midnight: datetime) -> Decimal:
+    """Return the last equity recorded before the day began, else the run's initial capital."""
     before = [mark.equity for mark in curve if mark.hour < midnight]
     return before[-1] if before else account.run.initial_capital
 
@@ -280,8 +289,8 @@ def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -
     return quantity * lost if lost > 0 else None
 
 
-def _last_action(symbol: str, past: Past, context: RiskContext) -> LastAction | None:
-    action, cycles = past.actions.get(symbol), context.cycles_ago(symbol)
+def _last_action(symbol: str, history: History, context: RiskContext) -> LastAction | None:
+    action, cycles = history.actions.get(symbol), context.cycles_ago(symbol)
     if action is None or cycles is None:
         return None
     return LastAction(

@@ -1,4 +1,4 @@
-"""The record of one run, kept while it goes on and closed whatever becomes of it."""
+"""Recorders: what an invocation does, written to its rows, and the inputs of its calls, kept for reproduction."""
 
 import asyncio
 import logging
@@ -22,11 +22,14 @@ from trader.domain.agents.invocations import (
     tool_call_id,
 )
 from trader.domain.agents.messages import decision_json, order_outcome
-from trader.domain.agents.reproduction import CallInputs
+from trader.domain.agents.reproduction import CallInputs, FundingRate, RecordedQuote, RecordedUpdate
 from trader.domain.agents.tools import Decision, call_type, raw_of
+from trader.domain.exchange.account import hours_crossed
+from trader.domain.market.markets import Quote
 from trader.domain.models import Model
 from trader.errors import Unavailable
 from trader.services.events import ConversationsChanged, EventBus
+from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import (
     UnrecordedOrder,
     insert_invocation,
@@ -40,10 +43,10 @@ from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer_of_client
 
 NAME_MAX = 200
-"""Characters of a name that a provider gives, of a tool or of a model, which are kept."""
+"""Characters kept of the name of a tool or model that a provider sends."""
 
 RESPONSE_MAX = 20_000
-"""Characters of the response that are kept in the row; the payload has all of it."""
+"""Characters of the response kept in the row; the payload has all of it."""
 
 _log = logging.getLogger("trader.agents")
 
@@ -64,9 +67,9 @@ def packed(payload: Payload) -> bytes:
 
 
 class Packer:
-    """Packs payloads beside the loop, one at a time.
+    """Compresses payloads in a thread, one at a time.
 
-    When many runs end together, as many threads that compress would take the processor from the loop.
+    When many invocations end together, a thread for each would take the processor from the event loop.
     """
 
     def __init__(self) -> None:
@@ -82,17 +85,17 @@ def unpacked(content: bytes) -> Payload:
 
 
 class _Answers(msgspec.Struct):
-    """The answers of a payload, left as the JSON they are."""
+    """The answers of a payload as undecoded JSON."""
 
     answers: msgspec.Raw
 
 
 def answers_of(
-    invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes], run_bytes_max: int, bytes_max: int
+    invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes], invocation_bytes_max: int, bytes_max: int
 ) -> dict[UUID, msgspec.Raw]:
-    """The raw answers in the payloads of runs, a JSON list of texts each, where there are any. Of many a thread's work.
+    """Return the raw answers in the payloads, a JSON list of texts per invocation. Call it in a thread for many.
 
-    Those of a run that are too long are left out, and so are the later ones when all together would be.
+    Answers longer than `invocation_bytes_max` are left out, and so are those beyond `bytes_max` in all.
     """
     decoder = msgspec.json.Decoder(_Answers)
     found: dict[UUID, msgspec.Raw] = {}
@@ -101,7 +104,7 @@ def answers_of(
         if (content := payloads.get(invocation.id)) is None:
             continue
         answers = bytes(decoder.decode(zlib.decompress(content)).answers)
-        if answers != b"[]" and len(answers) <= min(run_bytes_max, left):
+        if answers != b"[]" and len(answers) <= min(invocation_bytes_max, left):
             found[invocation.id] = msgspec.Raw(answers)
             left -= len(answers)
     return found
@@ -118,7 +121,7 @@ class PendingOrder(msgspec.Struct, frozen=True):
 
 
 class InvocationRecorder:
-    """Collects what a run does, and writes it in few transactions. What could not be written is kept for `save`."""
+    """Collects what an invocation does and writes it in few transactions; a failed `save` can be called again."""
 
     def __init__(
         self, database: Database, events: EventBus, packer: Packer, model: Model, started_at: datetime
@@ -149,7 +152,7 @@ class InvocationRecorder:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether the run has ended and the rows do not say so."""
+        """Whether the invocation has ended and its rows do not say so."""
         return self.is_closed and not self._is_saved
 
     @property
@@ -162,9 +165,9 @@ class InvocationRecorder:
         return self._call_count
 
     async def open(self) -> bool:
-        """Write the invocation row. False: the model ran at this moment already, before a replay was started again.
+        """Insert the invocation row. Return False when it exists already, as after the restart of a replay.
 
-        :raises Unavailable: the database did not confirm it; nothing was begun, and a row there may be is to be closed
+        :raises Unavailable: the database did not confirm it; the record is closed as failed, for a later `save`
         """
         try:
             async with self._database.connection() as conn:
@@ -174,11 +177,11 @@ class InvocationRecorder:
             raise
 
     def note_messages(self, messages: list[Message]) -> None:
-        """The conversation that the payload will hold; the list may still grow."""
+        """Keep the conversation for the payload; the list may still grow."""
         self._messages = messages
 
     def add_step(self, provider: str, answer: ModelAnswer, at: datetime) -> Step:
-        """A step that has ended."""
+        """Add a step that has ended."""
         before = self.invocation
         step = Step(
             invocation_id=self.id,
@@ -206,16 +209,16 @@ class InvocationRecorder:
         return step
 
     def add_answer(self, raw: str) -> None:
-        """What a provider said, usable or not."""
+        """Add the raw answer of a provider, usable or not."""
         if raw:
             self._answers.append(raw)
 
     def add_inputs(self, inputs: CallInputs) -> None:
-        """What a call met, so that it can be executed again."""
+        """Add the inputs of a call, so that it can be reproduced."""
         self._inputs.append(inputs)
 
     def next_call(self) -> int:
-        """The number of the tool call that comes now."""
+        """Return the number of the next tool call."""
         self._call_count += 1
         return self._call_count
 
@@ -228,7 +231,7 @@ class InvocationRecorder:
         result: dict[str, Any],
         at: datetime,
     ) -> None:
-        """A tool call that has ended."""
+        """Add a tool call that has ended."""
         metadata = {
             "raw": raw_of(request),
             "decisions": [] if decision is None else [decision_json(decision)],
@@ -247,16 +250,16 @@ class InvocationRecorder:
         )
 
     async def before_order(self, pending: PendingOrder) -> None:
-        """Write what is known, and remember the order whose answer comes next."""
+        """Write what is known, and remember the order that is sent next."""
         await self.save()
         self._pending = pending
 
     def after_order(self) -> None:
-        """The order's answer is in the record's hands."""
+        """Forget the pending order: its answer has been added."""
         self._pending = None
 
     def close(self, status: InvocationStatus, reason: str | None, response: str | None, at: datetime) -> None:
-        """How the run ended; `save` writes it."""
+        """Set how the invocation ended; `save` writes it."""
         self.invocation = msgspec.structs.replace(
             self.invocation,
             status=status,
@@ -266,9 +269,9 @@ class InvocationRecorder:
         )
 
     async def save(self) -> None:
-        """Write what was not written yet, in one transaction.
+        """Write everything that is not written yet, in one transaction.
 
-        :raises Unavailable: nothing of it was written; all of it is kept
+        :raises Unavailable: nothing was written; all of it is kept
         """
         async with self._database.transaction() as conn:
             if self._pending is not None and self.is_closed:
@@ -286,14 +289,14 @@ class InvocationRecorder:
             await self._save_payload()
 
     async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
-        """The run broke off while an order was on its way: record what the books say became of it."""
+        """Record the outcome of an order that was under way when the invocation broke off, as the books hold it."""
         answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id)
         self._pending = None
         status, result = order_outcome(answer)
         self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)
 
     async def _save_payload(self) -> None:
-        """Keep the messages and raw answers of an AI model, and what the calls of any model met."""
+        """Keep the messages and raw answers of an AI model, and the inputs of the calls of any model."""
         if not self._messages and not self._inputs:
             return
         payload = Payload(messages=self._messages, answers=self._answers, inputs=self._inputs)
@@ -303,14 +306,50 @@ class InvocationRecorder:
                 await ensure_partitions(conn, self.invocation.started_at)
                 await insert_payload(conn, self.id, content, self.invocation.started_at)
         except Unavailable as error:
-            _log.warning("%s: the messages of run %s could not be kept: %s", self.model.id, self.id, error)
+            _log.warning("%s: the messages of invocation %s could not be kept: %s", self.model.id, self.id, error)
 
     def _ended_at(self) -> datetime:
         return self.invocation.finished_at or self.invocation.started_at
 
 
+class CallRecorder:
+    """Records the inputs of one call: the state it was judged by, then the market until it is answered."""
+
+    def __init__(self, inputs: CallInputs, market: MarketFeed) -> None:
+        self._inputs = inputs
+        self._market = market
+        self._quotes = dict(market.quotes())
+        self._last_update = next(reversed(market.recent()), None)
+
+    def refused(self) -> CallInputs:
+        """Return the inputs of a call that the guard refused: it met no book."""
+        return self._inputs
+
+    def answered(self, symbol: str, at: datetime) -> CallInputs:
+        """Return the inputs of a call that reached the exchange and was answered at `at`."""
+        account = self._inputs.context.account
+        concerned = {symbol, *account.positions, *(order.symbol for order in account.resting)}
+        latest = self._market.recent()
+        first = next((n for n, tick in enumerate(latest, 1) if tick is self._last_update), 0)
+        return msgspec.structs.replace(
+            self._inputs,
+            answered_at=at,
+            quotes=_recorded(self._quotes, concerned),
+            updates=tuple(RecordedUpdate(tick.at, _recorded(tick.quotes, concerned)) for tick in latest[first:]),
+            rates=tuple(
+                FundingRate(held, hour, self._market.funding_rate(held, hour))
+                for held, position in account.positions.items()
+                for hour in hours_crossed(position.funded_until, at)
+            ),
+        )
+
+
+def _recorded(quotes: Mapping[str, Quote], symbols: set[str]) -> tuple[RecordedQuote, ...]:
+    return tuple(RecordedQuote.of(quote) for symbol, quote in quotes.items() if symbol in symbols)
+
+
 def recovered_call(invocation_id: UUID, order: UnrecordedOrder) -> ToolCall:
-    """The call that placed an order, as far as the order tells: what the model said is lost."""
+    """Return the call that placed an order, as far as the order tells; the model's arguments are lost."""
     status, result = order_outcome(order.answer)
     return ToolCall(
         id=tool_call_id(invocation_id, order.number),

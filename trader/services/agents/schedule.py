@@ -1,4 +1,4 @@
-"""The agents: who trades, and when each runs. One run per active model and cycle, a bounded number at a time."""
+"""Agents: start an invocation of every active model per cycle, a bounded number at a time, and read the records."""
 
 import asyncio
 import logging
@@ -41,22 +41,22 @@ from trader.store.database.pool import Database
 from trader.store.portfolio.analytics import select_payloads
 
 CLOSE_S: Final = 2.0
-"""How long `close` waits for cancelled runs to write their records."""
+"""How long `close` waits for cancelled invocations to write their records."""
 
 UNSAVED_MAX: Final = 1_000
-"""Records that wait for the database to come back; beyond that the oldest is given up."""
+"""Records that wait for the database to come back; beyond that the oldest is dropped."""
 
-RUN_ANSWERS_BYTES_MAX: Final = 32 * 1024
+INVOCATION_ANSWERS_BYTES_MAX: Final = 32 * 1024
 ANSWERS_BYTES_MAX: Final = 512 * 1024
-"""How long the raw answers of one run, and of all that are shown at once, may be."""
+"""Bytes of raw answers that are returned of one invocation, and of all invocations at once."""
 
 _log = logging.getLogger("trader.agents")
 
 
 class FinishedInvocation(msgspec.Struct, frozen=True):
-    """A finished run, its model, and its tool calls in their order.
+    """A finished invocation, its model, and its tool calls in order.
 
-    `answers` are the provider's raw ones; None when they were not asked for, are not kept, or are too long.
+    `answers` are the provider's raw answers; None when they were not asked for, are not kept, or are too long.
     """
 
     invocation: Invocation
@@ -66,7 +66,7 @@ class FinishedInvocation(msgspec.Struct, frozen=True):
 
 
 class ModelSummary(msgspec.Struct, frozen=True):
-    """A model, how many of its runs have ended, and when its last one started."""
+    """A model, how many of its invocations have ended, and when the last one started."""
 
     model: Model
     invocation_count: int
@@ -74,7 +74,7 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
 
 class _Batch:
-    """The runs that one cycle started; the last one to end tells of all."""
+    """The invocations that one cycle started; when the last one ends, `batch:complete` is published."""
 
     __slots__ = ("left", "model_ids")
 
@@ -84,7 +84,7 @@ class _Batch:
 
 
 class Agents:
-    """Owns every run. `skipped` counts the models that were still running when their next cycle came."""
+    """Owns every invocation. `skipped` counts the models that were still running when their next cycle came."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Agents:
         providers: Mapping[str, Provider],
         *,
         supplier: Taapi | None = None,
-        run_limit_s: float = INVOCATION_LIMIT_S,
+        invocation_limit_s: float = INVOCATION_LIMIT_S,
     ) -> None:
         self._database = database
         self._exchange = exchange
@@ -105,12 +105,12 @@ class Agents:
         self._events = events
         self._settings = settings
         self._providers = providers
-        self._bounds = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, run_limit_s)
+        self._limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, invocation_limit_s)
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = Packer()
         self._models: dict[str, Model] = {}
         self.version = 0
-        """Grows when what is known of the models changes."""
+        """Grows when the models change."""
 
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
         self._queue: deque[tuple[Model, _Batch]] = deque()
@@ -118,16 +118,15 @@ class Agents:
         self._is_closing = False
         self.skipped = 0
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- start and end ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Close the runs that a crash left open, load the models, and in a demo without any create them.
+        """Close the invocations that a crash left open, load the models, and in a demo without any create them.
 
-        After `close` it may be started again. Only one process at a time may be started on a database.
+        It may be called again after `close`. Only one process at a time may be started on a database.
         """
         self._is_closing = False
         now = self._clock.now()
-        self._is_closing = False
         async with self._database.connection() as conn:
             await ensure_partitions(conn, now)
         await self._close_left_open(now)
@@ -139,11 +138,11 @@ class Agents:
             await self._exchange.open_account(model.id)
 
     async def follow(self) -> None:
-        """Only read which models there are, for a process that shows what another one trades."""
+        """Only load the models, for a process that reads what another one trades."""
         await self._reload_models()
 
     async def close(self) -> None:
-        """Cancel the runs and let them write their records."""
+        """Cancel the invocations and let them write their records."""
         self._is_closing = True
         self._queue.clear()
         tasks = [task for task, _ in self._running.values()]
@@ -155,14 +154,14 @@ class Agents:
                 _log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
 
     async def _close_left_open(self, now: datetime) -> None:
-        """Close the runs of a process that died, with the calls whose orders it placed but could not record."""
+        """Close the invocations of a process that died, and add the calls whose orders it placed but did not record."""
         async with self._database.transaction() as conn:
             for invocation_id, model_id in await update_interrupted(conn, INTERRUPTED, now):
                 orders = await select_unrecorded_orders(conn, invocation_id, model_id)
                 for order in orders:
                     await insert_tool_call(conn, recovered_call(invocation_id, order))
                 _log.warning(
-                    "%s: run %s was interrupted by the end of its process; %d calls recovered from their orders",
+                    "%s: invocation %s was interrupted by the end of its process; %d calls recovered from their orders",
                     model_id,
                     invocation_id,
                     len(orders),
@@ -192,20 +191,20 @@ class Agents:
             self._models = known
             self.version += 1
 
-    # --- what others read ---------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     @property
     def models(self) -> Mapping[str, Model]:
-        """Every model by its id, as of the last cycle; the oldest first."""
+        """The models by id, as of the last cycle; oldest first."""
         return MappingProxyType(self._models)
 
     @property
     def providers(self) -> Mapping[str, Provider]:
-        """The providers there are to ask, by name."""
+        """The configured providers by name."""
         return self._providers
 
     def running(self) -> Mapping[str, datetime]:
-        """The models that run now, and since when."""
+        """Return the models that run now, and since when."""
         return {model_id: since for model_id, (_, since) in self._running.items()}
 
     async def invocations(
@@ -216,7 +215,7 @@ class Agents:
         *,
         with_answers: bool = False,
     ) -> list[FinishedInvocation]:
-        """Finished runs, the latest first, of one model or variant or of all (None)."""
+        """Return finished invocations, latest first, of one model, one variant, or all (None)."""
         async with self._database.connection() as conn:
             if model_id is None and variant is None:
                 found = await select_invocations(conn, limit)
@@ -233,7 +232,7 @@ class Agents:
         ]
 
     async def model_summaries(self) -> list[ModelSummary]:
-        """Every model with its activity; the oldest first."""
+        """Return every model with its activity, oldest first."""
         async with self._database.connection() as conn:
             models = await select_models(conn)
             activity = await select_model_activity(conn)
@@ -241,20 +240,20 @@ class Agents:
         return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
 
     def warning(self) -> str | None:
-        """What keeps models from running, in words; None when nothing does."""
+        """Return what keeps models from running, in words; None when nothing does."""
         active = [model for model in self._models.values() if model.active]
         if not active:
-            return "No model is active: nobody trades. Models are created with scripts/seed_accounts.py."
+            return "No model is active, so nothing trades. Create models with scripts/seed_accounts.py."
         idle = [model for model in active if model.provider not in self._providers]
         if not idle:
             return None
-        told = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
-        return f"{len(idle)} active model(s) name a provider that is not configured: {told}"
+        names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
+        return f"{len(idle)} active model(s) name a provider that is not configured: {names}"
 
-    # --- runs ---------------------------------------------------------------------------------------------------------
+    # --- invocations --------------------------------------------------------------------------------------------------
 
-    async def run_batch(self, now: datetime) -> None:
-        """Start a run of every active model that is not running, and return; the runs go on by themselves.
+    async def start_batch(self, now: datetime) -> None:
+        """Start an invocation of every active model that is not running, and return while they go on.
 
         :raises Unavailable: the models cannot be read; nothing was started
         """
@@ -273,25 +272,25 @@ class Agents:
         batch = _Batch(tuple(model.id for model in due))
         self._queue.extend((model, batch) for model in due)
         self._fill_slots()
-        await asyncio.sleep(0)  # the runs take their first step, and with it their part in the clock
+        await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
 
     def _fill_slots(self) -> None:
-        """Start queued runs while there is room.
+        """Start queued invocations while there is room.
 
-        A run that ends calls this before it stops being busy, so that a clock in lockstep cannot move on in between.
+        An invocation that ends calls this while it is still busy, so that a clock in lockstep cannot advance between.
         """
         while self._queue and not self._is_closing and len(self._running) < self._settings.max_parallel_models:
             queued, batch = self._queue.popleft()
-            model = self._models.get(queued.id)  # as it is known now: it may have waited for minutes
+            model = self._models.get(queued.id)  # it may have changed while it was queued
             if model is None or not model.active:
                 self._ended(batch)
                 continue
             started_at = cut_to_ms(self._clock.now())
-            task = asyncio.create_task(self._run(model, batch, started_at), name=f"run of {model.id}")
+            task = asyncio.create_task(self._invoke(model, batch, started_at), name=f"invocation of {model.id}")
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
 
-    async def _run(self, model: Model, batch: _Batch, started_at: datetime) -> None:
+    async def _invoke(self, model: Model, batch: _Batch, started_at: datetime) -> None:
         async with self._clock.busy():
             record = InvocationRecorder(self._database, self._events, self._packer, model, started_at)
             workflow = Workflow(
@@ -301,12 +300,12 @@ class Agents:
                 self._observer,
                 self._clock,
                 self._events,
-                self._bounds,
+                self._limits,
             )
             try:
                 await workflow.execute()
             except Unavailable as error:
-                _log.warning("%s: no run, since it could not be recorded: %s", model.id, error)
+                _log.warning("%s: not invoked, since it could not be recorded: %s", model.id, error)
             finally:
                 if record.is_unsaved:
                     self._unsaved.append(record)
@@ -317,11 +316,11 @@ class Agents:
     def _ended(self, batch: _Batch) -> None:
         batch.left -= 1
         if not batch.left:
-            told = {"modelIds": list(batch.model_ids)}
-            self._events.publish(WorkflowProgress("batch:complete", self._clock.now(), told))
+            details = {"modelIds": list(batch.model_ids)}
+            self._events.publish(WorkflowProgress("batch:complete", self._clock.now(), details))
 
     async def _save_unsaved(self) -> None:
-        """Write the records that the database could not take when their runs ended."""
+        """Write the records that the database could not take when their invocations ended."""
         while self._unsaved:
             record = self._unsaved.popleft()
             try:
@@ -332,6 +331,6 @@ class Agents:
 
 
 def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:
-    """The answers of each run that are not too long, the latest first, as far as all of them together may go."""
-    found = answers_of(invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
+    """Return the raw answers per invocation within the limits of `answers_of`."""
+    found = answers_of(invocations, payloads, INVOCATION_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
     return {key: msgspec.json.decode(answers, type=list[str]) for key, answers in found.items()}

@@ -105,7 +105,7 @@ async def select_last_actions(
     return found
 
 
-class EquityMark(NamedTuple):
+class HourlyEquity(NamedTuple):
     """The last equity recorded in an hour."""
 
     hour: datetime
@@ -120,10 +120,10 @@ ORDER BY hour
 """
 
 
-async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[EquityMark]:
+async def select_equity_curve(conn: Connection, account_id: str, run_id: UUID) -> list[HourlyEquity]:
     """Return the last equity of every recorded hour of a run, ascending."""
     rows = await conn.fetch(SELECT_EQUITY_CURVE, account_id, run_id)
-    return [EquityMark(row["hour"], row["last"]) for row in rows]
+    return [HourlyEquity(row["hour"], row["last"]) for row in rows]
 
 
 SELECT_LOWEST_EQUITY = """

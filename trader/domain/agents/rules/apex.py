@@ -1,14 +1,14 @@
-"""Apex: volatility squeezes on 15-minute candles, sized by Kelly.
+"""Apex: volatility squeezes on 15-minute candles, sized by the Kelly criterion.
 
-The Bollinger bands inside the Keltner channel are a market that rests; when they come out again it moves. Traded with
-the release, on the right side of VWAP only: stop 1.5 ATR, target 3 ATR, out after 2 h.
+While the Bollinger bands lie inside the Keltner channel volatility is low; when they leave it a move begins. It is
+traded in its direction and only on its side of VWAP: stop 1.5 ATR, target 3 ATR, time exit after 2 h.
 """
 
 from datetime import timedelta
 from decimal import Decimal
 from typing import Final
 
-from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules.common import cost_refusal, leave_to_plan, missing_history, run_cycle
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, ObservedStats, VariantLimits, View
@@ -19,31 +19,31 @@ from trader.domain.money import ZERO, divide
 
 INTERVAL: Final[Interval] = "15m"
 RELEASE_CANDLES_MAX: Final = 5
-"""A release older than this has been missed."""
+"""Age in candles beyond which a release is not traded any more."""
 STOP_ATRS: Final = 1.5
 TARGET_ATRS: Final = 3.0
 LIFETIME: Final = timedelta(hours=2)
 COST_SHARE_MAX: Final = 0.3
-"""Of the way to the target."""
+"""Highest share of the way to the target that costs may take."""
 
 PRIOR_TRADES: Final = 20
 PRIOR_WIN_RATE: Final = Decimal("0.52")
 PRIOR_PAYOFF: Final = Decimal("1.5")
 RISK_MAX: Final = Decimal("0.02")
-"""Half Kelly of the prior is a tenth of equity; no single trade gets more than a fifth of the day's loss limit."""
+"""Cap of the risk: a fifth of the day's loss limit. Half Kelly of the prior alone would be a tenth of equity."""
 RISK_PROBE: Final = Decimal("0.0025")
-"""A record without an edge has a Kelly fraction of zero; it is traded this small, so that it can change."""
+"""Risk while the own record has no edge (Kelly fraction zero): small trades that let the record change."""
 
 
 def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """One cycle of Apex."""
-    return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
+    """Return the decisions of one cycle of Apex."""
+    return run_cycle(view, limits, INTERVAL, _enter, leave_to_plan)
 
 
 def half_kelly(stats: ObservedStats) -> Decimal:
-    """Half of p − (1 − p) / b, with win rate p and payoff b = average win / average loss.
+    """Return half of p − (1 − p) / b, with win rate p and payoff b = average win / average loss; not below zero.
 
-    Until there are 20 closed trades the missing ones count as the prior's: 52 % and 1.5:1. Not below zero.
+    Until there are 20 closed trades the missing ones count as the prior's: 52 % and 1.5:1.
     """
     own = Decimal(stats.trade_count)
     prior = max(PRIOR_TRADES - own, ZERO)
@@ -59,14 +59,14 @@ def half_kelly(stats: ObservedStats) -> Decimal:
 
 
 def risk(stats: ObservedStats) -> Decimal:
-    """The part of equity that a trade may lose."""
+    """Return the share of equity that a trade may lose."""
     return min(max(half_kelly(stats), RISK_PROBE), RISK_MAX)
 
 
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     atr, vwap, momentum = indicators.atr, indicators.vwap, indicators.momentum
     if atr is None or vwap is None or momentum is None or indicators.squeeze_on is None:
-        return desk.absent(ATR=atr, VWAP=vwap, momentum=momentum, squeeze=indicators.squeeze_on)
+        return missing_history(ATR=atr, VWAP=vwap, momentum=momentum, squeeze=indicators.squeeze_on)
     if indicators.squeeze_on:
         return f"in a squeeze for {indicators.squeeze_candles} candles, no release yet"
     released, length = indicators.squeeze_released, indicators.squeeze_candles
@@ -78,9 +78,9 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
     why = f"squeeze of {length} candles released {released} candles ago, momentum {momentum:+.6g}, VWAP {vwap:.6g}"
     if momentum == 0 or above <= 0:
         return f"{why}, {price:.6g} is on the wrong side of it for a {side}"
-    too_dear = desk.dear(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
-    if too_dear is not None:
-        return f"{why}, but {too_dear}"
+    refusal = cost_refusal(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
+    if refusal is not None:
+        return f"{why}, but {refusal}"
     entry = float(entry_price(market, side))
     return Signal(
         side=side,
@@ -95,5 +95,5 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
 
 
 def _confidence(length: int, released: int, momentum_atrs: float, above_atrs: float) -> float:
-    """Longer squeezes, fresher releases and stronger momentum are better; far from VWAP the move is old already."""
+    """Return more for long squeezes, fresh releases and strong momentum, and less far from VWAP."""
     return 48 + min(length, 20) + 10 * min(momentum_atrs, 1.5) - 3 * released - 4 * max(0.0, min(above_atrs, 8.0) - 3)

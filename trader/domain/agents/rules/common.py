@@ -1,8 +1,8 @@
-"""What the rule agents share: going through the markets, who may enter, and saying why.
+"""Framework shared by the rule agents: the cycle over the markets, general bans on entries, and their reasons.
 
-An agent is a pure function of view and limits. Per market it has an entry rule, which gives a `Signal` or the reason
-why there is none, and a care rule for the position it holds. The desk sizes entries (`sizing`) so that the guard has
-nothing to refuse, and ends every run with `holding` and the reasons, market by market.
+An agent is a pure function of view and limits. It has an entry rule, which returns a `Signal` or the reason for none,
+and a review rule for the position it holds in a market. `run_cycle` sizes entries (`sizing`) so that the guard accepts
+them, and ends every cycle with `holding` and the reasons, market by market.
 """
 
 from collections.abc import Callable
@@ -20,28 +20,30 @@ COOLDOWN_CANDLES: Final = 3
 """Candles that must close after an exit before the market is entered again, so that one signal is not traded twice."""
 
 RuleAgent = Callable[[View, VariantLimits], list[Decision]]
-Entry = Callable[[View, ObservedMarket, Indicators], Signal | str]
+EntryRule = Callable[[View, ObservedMarket, Indicators], Signal | str]
 
 
-class Cared(NamedTuple):
-    """What is done about a position (None: nothing), and why."""
+class Review(NamedTuple):
+    """The decision about a held position (None: nothing), and the reason."""
 
     decision: ClosePosition | UpdateExitPlan | None
     why: str
 
 
-Care = Callable[[View, ObservedMarket, ObservedPosition], Cared]
+ReviewRule = Callable[[View, ObservedMarket, ObservedPosition], Review]
 
 
-def decide(view: View, limits: VariantLimits, interval: Interval, enter: Entry, care: Care) -> list[Decision]:
-    """One cycle: care for what is held, enter where a rule says so, then `holding` with the reasons."""
+def run_cycle(
+    view: View, limits: VariantLimits, interval: Interval, enter: EntryRule, review: ReviewRule
+) -> list[Decision]:
+    """Return the decisions of one cycle: reviews of positions, entries, then `holding` with the reasons."""
     decisions: list[Decision] = []
     reasons = [f"{held.symbol}: no price" for held in view.positions if held.symbol not in view.markets]
     room = room_of(view, limits)
     for symbol, market in view.markets.items():
         held = view.position(symbol)
         if held is not None:
-            decision, why = care(view, market, held) if not market.stale else Cared(None, _stale(market))
+            decision, why = review(view, market, held) if not market.stale else Review(None, _stale(market))
             if decision is not None:
                 decisions.append(decision)
         else:
@@ -52,19 +54,19 @@ def decide(view: View, limits: VariantLimits, interval: Interval, enter: Entry, 
     return [*decisions, Holding(reason=("; ".join(reasons) or "no market has a price")[:4000])]
 
 
-def keep(_view: View, _market: ObservedMarket, held: ObservedPosition) -> Cared:
-    """Care of a position that only its exit plan ends."""
-    return Cared(None, f"{standing(held)}, {planned(held)}")
+def leave_to_plan(_view: View, _market: ObservedMarket, held: ObservedPosition) -> Review:
+    """Review rule of a position that only its exit plan ends."""
+    return Review(None, f"{describe_position(held)}, {describe_plan(held)}")
 
 
-def standing(held: ObservedPosition) -> str:
-    """How a position stands, in words."""
+def describe_position(held: ObservedPosition) -> str:
+    """Describe a position and its result so far."""
     size = format_decimal(held.quantity)
     return f"{held.side} {size} from {held.entry_price:.6g} at {held.mark:.6g} ({held.unrealized:+.2f})"
 
 
-def planned(held: ObservedPosition) -> str:
-    """Its exit plan, in words."""
+def describe_plan(held: ObservedPosition) -> str:
+    """Describe the exit plan of a position."""
     plan = held.exit_plan
     words = [f"stop {'none' if plan.stop is None else format_decimal(plan.stop)}"]
     if plan.target is not None:
@@ -74,24 +76,24 @@ def planned(held: ObservedPosition) -> str:
     return ", ".join(words)
 
 
-def close(held: ObservedPosition, why: str) -> Cared:
-    """The whole position closed at market."""
-    return Cared(ClosePosition(symbol=held.symbol), f"{standing(held)} closed: {why}")
+def close_position(held: ObservedPosition, why: str) -> Review:
+    """Return the decision to close the whole position at market."""
+    return Review(ClosePosition(symbol=held.symbol), f"{describe_position(held)} closed: {why}")
 
 
 def _entry(
-    view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval, enter: Entry, room: Room
+    view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval, enter: EntryRule, room: Room
 ) -> tuple[CreatePosition | None, str, Room]:
-    """The order that opens (None: there is none), why, and the room that is left for the other markets."""
+    """Return the order that opens (None: no entry), the reason, and the room left for the other markets."""
     left = room._replace(shares=room.shares - 1)
-    barred = _barred(view, limits, market, interval)
-    if barred is not None:
-        return None, barred, left
+    ban = _entry_ban(view, limits, market, interval)
+    if ban is not None:
+        return None, ban, left
     indicators = market.indicators.get(interval)
     signal = f"no {interval} indicators" if indicators is None else enter(view, market, indicators)
     if isinstance(signal, str):
         return None, signal, left
-    order = _not_yet(market, limits, signal) or sized(view, limits, market, signal, room)
+    order = _reversal_ban(market, limits, signal) or sized(view, limits, market, signal, room)
     if isinstance(order, str):
         return None, f"{signal.why}, but {order}", left
     quantity, leverage = from_number(order.quantity), from_number(order.leverage)
@@ -102,8 +104,8 @@ def _entry(
     return order, why, Room(room.cash - spent, room.notional - notional, left.shares)
 
 
-def _barred(view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval) -> str | None:
-    """Why the market may not be entered now, whatever its indicators say."""
+def _entry_ban(view: View, limits: VariantLimits, market: ObservedMarket, interval: Interval) -> str | None:
+    """Return why the market may not be entered now, whatever its indicators say."""
     account = view.account
     if market.stale:
         return _stale(market)
@@ -122,28 +124,28 @@ def _stale(market: ObservedMarket) -> str:
 
 
 def _candles_since(moment: datetime, now: datetime, interval: Interval) -> int:
-    """Candles that closed in (moment, now]."""
+    """Return how many candles closed in (moment, now]."""
     span = INTERVALS[interval]
     epoch = datetime.min.replace(tzinfo=moment.tzinfo)
     return (now - epoch) // span - (moment - epoch) // span
 
 
-def _not_yet(market: ObservedMarket, limits: VariantLimits, signal: Signal) -> str | None:
-    """Why the guard would call the entry a reversal."""
+def _reversal_ban(market: ObservedMarket, limits: VariantLimits, signal: Signal) -> str | None:
+    """Return why the guard would refuse the entry as a reversal."""
     last = market.last_action
     if last is None or last.side is signal.side or last.cycles_ago > limits.reversal_cycles:
         return None
     return f"{last.side} was traded {last.cycles_ago} cycle(s) ago"
 
 
-def dear(view: View, market: ObservedMarket, distance: float, share: float) -> str | None:
-    """Why a move of `distance` is not worth its costs: both taker fees and the spread above that share of it."""
+def cost_refusal(view: View, market: ObservedMarket, distance: float, share: float) -> str | None:
+    """Return why a move of `distance` is not worth its costs: both taker fees and the spread exceed `share` of it."""
     costs = float(2 * view.account.taker_fee_rate * market.price + market.spread)
     if costs <= share * distance:
         return None
     return f"the move of {distance:.6g} is too small for costs of {costs:.6g} a unit"
 
 
-def absent(**figures: float | bool | None) -> str:
-    """Which of the figures are absent for want of history, in words."""
+def missing_history(**figures: float | bool | None) -> str:
+    """Return which of the figures are absent for lack of history, in words."""
     return f"too little history for {', '.join(name for name, figure in figures.items() if figure is None)}"

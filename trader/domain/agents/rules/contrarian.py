@@ -1,7 +1,7 @@
-"""Contrarian: ranges on 15-minute candles, faded toward VWAP.
+"""Contrarian: mean reversion toward VWAP on 15-minute candles.
 
-With ADX below 25 a price 2 deviations from VWAP, or an RSI below 30 or above 70, tends to come back. One percent of
-equity is lost at the stop 1.5 ATR beyond the entry; the target is VWAP; out after 6 h.
+With ADX below 25 a price 2 deviations from VWAP, or an RSI below 30 or above 70, tends to return. The stop 1.5 ATR
+beyond the entry risks one percent of equity; the target is VWAP; time exit after 6 h.
 """
 
 from datetime import timedelta
@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules.common import cost_refusal, leave_to_plan, missing_history, run_cycle
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, VariantLimits, View
@@ -26,11 +26,11 @@ STOP_ATRS: Final = 1.5
 RISK: Final = Decimal("0.01")
 LIFETIME: Final = timedelta(hours=6)
 COST_SHARE_MAX: Final = 0.35
-"""Of the way to VWAP."""
+"""Highest share of the way to VWAP that costs may take."""
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A price stretched away from VWAP: the side of the fade, its way back, and what makes it likely."""
+    """A price stretched away from VWAP: the side of the fade, the distance back, and the figures that favour it."""
 
     side: Side
     vwap: float
@@ -48,22 +48,22 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def confidence(self) -> float:
-        """Farther out, more extreme and less trending is better."""
+        """More for a larger deviation, a more extreme RSI and a weaker trend."""
         extreme = max(RSI_LOW - self.rsi, self.rsi - RSI_HIGH, 0.0)
         beyond = max(self.deviations - VWAP_DEVIATIONS, 0.0)
         return 50 + min(extreme, 20) + 8 * min(beyond, 1.5) + 0.6 * max(ADX_MAX - self.adx, 0.0)
 
 
 def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """One cycle of Contrarian."""
-    return desk.decide(view, limits, INTERVAL, _enter, desk.keep)
+    """Return the decisions of one cycle of Contrarian."""
+    return run_cycle(view, limits, INTERVAL, _enter, leave_to_plan)
 
 
 def stretch(market: ObservedMarket, indicators: Indicators, adx_max: float) -> Stretch | str:
-    """How the market is stretched away from VWAP while it ranges, or why there is nothing to fade."""
+    """Return how far a ranging market is stretched away from VWAP, or why there is nothing to fade."""
     adx, rsi, vwap, deviation = indicators.adx, indicators.rsi, indicators.vwap, indicators.vwap_deviation
     if adx is None or rsi is None or vwap is None or deviation is None:
-        return desk.absent(ADX=adx, RSI=rsi, VWAP=vwap, deviation=deviation)
+        return missing_history(ADX=adx, RSI=rsi, VWAP=vwap, deviation=deviation)
     if adx >= adx_max:
         return f"no range, ADX {adx:.1f}"
     price = float(market.price)
@@ -84,10 +84,10 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
         return stretched
     atr = indicators.atr
     if atr is None:
-        return desk.absent(ATR=atr)
-    too_dear = desk.dear(view, market, stretched.distance, COST_SHARE_MAX)
-    if too_dear is not None:
-        return f"{stretched.why}, but {too_dear}"
+        return missing_history(ATR=atr)
+    refusal = cost_refusal(view, market, stretched.distance, COST_SHARE_MAX)
+    if refusal is not None:
+        return f"{stretched.why}, but {refusal}"
     side = stretched.side
     return Signal(
         side=side,

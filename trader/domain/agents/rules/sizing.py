@@ -1,4 +1,4 @@
-"""From a signal to an order: the size that loses the risk at the stop, within every cap, in whole lots."""
+"""Position sizing: the order of a signal, sized to lose its risk at the stop, within every cap, in whole lots."""
 
 from datetime import timedelta
 from decimal import ROUND_CEILING, Decimal
@@ -12,11 +12,11 @@ from trader.domain.exchange.orders import Side
 from trader.domain.money import ONE, ZERO, ceil_to, divide, floor_to, format_decimal, from_number
 
 HEADROOM: Final = Decimal("0.98")
-"""Part of a cap that is used, since the mark moves between the view and the order."""
+"""Share of a cap that is used, since the mark moves between the view and the order."""
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that a rule wants. `risk` is the part of equity lost at the stop; `why` holds the figures behind it."""
+    """An entry that a rule proposes. `risk` is the share of equity lost at the stop; `why` states the figures."""
 
     side: Side
     stop: float
@@ -29,7 +29,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Room(NamedTuple):
-    """What is left for new positions: free cash, notional of all together, and the markets that share the cash."""
+    """Capacity for new positions: free cash, notional in all, and how many markets share the cash."""
 
     cash: Decimal
     notional: Decimal
@@ -45,21 +45,21 @@ class Prices(NamedTuple):
 
 
 def room_of(view: View, limits: VariantLimits) -> Room:
-    """The room of an account before anything is decided."""
+    """Return the room of an account before any decision."""
     held = {position.symbol for position in view.positions}
     notional = limits.leverage_max * view.account.equity * HEADROOM - view.account.exposure
     return Room(view.account.available_cash, notional, len(view.markets.keys() - held))
 
 
 def entry_price(market: ObservedMarket, side: Side) -> Decimal:
-    """What a market order would meet first."""
+    """Return the price at which a market order would begin to fill."""
     return market.ask if side is Side.LONG else market.bid
 
 
 def sized(
     view: View, limits: VariantLimits, market: ObservedMarket, signal: Signal, room: Room
 ) -> CreatePosition | str:
-    """The order, or why there can be none.
+    """Return the order of a signal, or why there can be none.
 
     Quantity = risk × equity / |entry − stop|, cut to the notional caps and to the market's share of the free cash at
     the highest leverage. The leverage is then the lowest whole one whose margin and fee fit that share.
@@ -100,7 +100,7 @@ def sized(
 
 
 def _prices(market: ObservedMarket, signal: Signal) -> Prices | str:
-    """Entry, stop (rounded away from it) and target (rounded toward it), or what is wrong with them."""
+    """Return entry, stop (rounded away from it) and target (rounded toward it), or what is wrong with them."""
     rising = signal.side is Side.LONG
     on_grid = floor_to if rising else ceil_to
     entry = entry_price(market, signal.side)
@@ -115,6 +115,6 @@ def _prices(market: ObservedMarket, signal: Signal) -> Prices | str:
 
 
 def tightened(market: ObservedMarket, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
-    """The stop moved to `price`, on the tick grid; None when that would loosen it or leave it where it is."""
+    """Return the stop moved to `price`, on the tick grid; None when that would not tighten it."""
     moved = (floor_to if side is Side.LONG else ceil_to)(from_number(price), market.tick)
     return moved if stop is None or (moved - stop) * side.direction > 0 else None

@@ -1,16 +1,24 @@
-"""Sovereign: the regime first, on hourly candles.
+"""Sovereign: trades by the market's regime, on hourly candles.
 
-ADX above 25 is a trend and is followed, below 20 a range and is faded, and between the two nothing is begun. Two
-percent of equity is at risk, halved for every 5 % of drawdown; the stop is 2 ATR away; a trend has no target, a range
-VWAP. What has not earned its risk (1 R) within 24 h is closed.
+With ADX above 25 the trend is followed, below 20 the range is faded, and between the two nothing is opened. Two
+percent of equity is at risk, halved for every 5 % of drawdown; the stop is 2 ATR away; the target is VWAP in a range,
+none in a trend. A position that has not earned its risk (1 R) within 24 h is closed.
 """
 
 from datetime import timedelta
 from decimal import Decimal
 from typing import Final
 
-from trader.domain.agents.rules import common as desk
 from trader.domain.agents.rules import contrarian, trendsurfer
+from trader.domain.agents.rules.common import (
+    Review,
+    close_position,
+    cost_refusal,
+    describe_plan,
+    describe_position,
+    missing_history,
+    run_cycle,
+)
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
@@ -26,23 +34,23 @@ RISK: Final = Decimal("0.02")
 DRAWDOWN_STEP_PERCENT: Final = 5
 PATIENCE: Final = timedelta(hours=24)
 COST_SHARE_MAX: Final = 0.35
-"""Of the way to the target, or to the stop where there is none."""
+"""Highest share of the way to the target (without one, to the stop) that costs may take."""
 
 
 def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """One cycle of Sovereign."""
-    return desk.decide(view, limits, INTERVAL, _enter, _review)
+    """Return the decisions of one cycle of Sovereign."""
+    return run_cycle(view, limits, INTERVAL, _enter, _review)
 
 
 def risk(drawdown_percent: Decimal) -> Decimal:
-    """The part of equity that a trade may lose: 2 %, halved for every full 5 % of drawdown."""
+    """Return the share of equity that a trade may lose: 2 %, halved for every full 5 % of drawdown."""
     return divide(RISK, Decimal(2) ** int(drawdown_percent // DRAWDOWN_STEP_PERCENT))
 
 
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     adx, atr = indicators.adx, indicators.atr
     if adx is None or atr is None:
-        return desk.absent(ADX=adx, ATR=atr)
+        return missing_history(ADX=adx, ATR=atr)
     if adx > trendsurfer.ADX_MIN:
         return _follow(view, market, indicators, atr)
     if adx < RANGE_ADX_MAX:
@@ -70,9 +78,9 @@ def _signal(
 ) -> Signal | str:
     entry = float(entry_price(market, side))
     way = STOP_ATRS * atr if target is None else abs(target - entry)
-    too_dear = desk.dear(view, market, way, COST_SHARE_MAX)
-    if too_dear is not None:
-        return f"{why}, but {too_dear}"
+    refusal = cost_refusal(view, market, way, COST_SHARE_MAX)
+    if refusal is not None:
+        return f"{why}, but {refusal}"
     drawdown = view.account.drawdown_percent
     at_risk = risk(drawdown)
     return Signal(
@@ -87,12 +95,12 @@ def _signal(
     )
 
 
-def _review(view: View, _market: ObservedMarket, held: ObservedPosition) -> desk.Cared:
-    """Closed when 24 h have not earned 1 R: what the stop would have cost from the entry."""
-    state = f"{desk.standing(held)}, {desk.planned(held)}"
+def _review(view: View, _market: ObservedMarket, held: ObservedPosition) -> Review:
+    """Close a position that has not earned 1 R (the loss at its stop) within 24 h."""
+    state = f"{describe_position(held)}, {describe_plan(held)}"
     if view.at - held.opened_at < PATIENCE:
-        return desk.Cared(None, state)
+        return Review(None, state)
     if held.risk is None or held.unrealized < held.risk:
         earned = "without a risk to measure by" if held.risk is None else f"below 1 R ({held.risk:.2f})"
-        return desk.close(held, f"{earned} after 24 h")
-    return desk.Cared(None, f"{state}; above 1 R ({held.risk:.2f}) after 24 h")
+        return close_position(held, f"{earned} after 24 h")
+    return Review(None, f"{state}; above 1 R ({held.risk:.2f}) after 24 h")

@@ -1,13 +1,21 @@
-"""Trendsurfer: trends on 15-minute candles, with the Kijun-Sen as a stop that only ever tightens.
+"""Trendsurfer: follows trends on 15-minute candles, with the Kijun-Sen as a stop that only ever tightens.
 
-ADX above 25, the stronger of +DI and −DI and the close against the Kijun-Sen say which way. One percent of equity is
-lost at the stop; there is no target: the stop follows the Kijun-Sen until the price comes back to it.
+A trend needs ADX above 25; its side is that of the stronger of +DI and −DI and of the close against the Kijun-Sen. The
+stop risks one percent of equity; there is no target: the stop follows the Kijun-Sen until the price returns to it.
 """
 
 from decimal import Decimal
 from typing import Final
 
-from trader.domain.agents.rules import common as desk
+from trader.domain.agents.rules.common import (
+    Review,
+    close_position,
+    cost_refusal,
+    describe_plan,
+    describe_position,
+    missing_history,
+    run_cycle,
+)
 from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
 from trader.domain.agents.tools import Decision, UpdateExitPlan
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
@@ -20,20 +28,20 @@ INTERVAL: Final[Interval] = "15m"
 ADX_MIN: Final = 25.0
 RISK: Final = Decimal("0.01")
 STOP_ATRS_MIN: Final = 0.75
-"""Nearer than this the Kijun-Sen is within the noise: the trend rests."""
+"""Nearer than this the Kijun-Sen is within the noise."""
 STOP_ATRS_MAX: Final = 4.0
 """Farther than this the entry is late."""
 COST_SHARE_MAX: Final = 0.5
-"""Of the way to the stop."""
+"""Highest share of the way to the stop that costs may take."""
 
 
 def decide(view: View, limits: VariantLimits) -> list[Decision]:
-    """One cycle of Trendsurfer."""
-    return desk.decide(view, limits, INTERVAL, _enter, _trail)
+    """Return the decisions of one cycle of Trendsurfer."""
+    return run_cycle(view, limits, INTERVAL, _enter, _trail)
 
 
 def trend(indicators: Indicators) -> Side | str:
-    """Which way the market trends, by ±DI and the close against the Kijun-Sen, or why it does not."""
+    """Return the side of the trend, by ±DI and the close against the Kijun-Sen, or why there is none."""
     adx, plus, minus, kijun, close = (
         indicators.adx,
         indicators.plus_di,
@@ -42,7 +50,7 @@ def trend(indicators: Indicators) -> Side | str:
         indicators.close,
     )
     if adx is None or plus is None or minus is None or kijun is None or close is None:
-        return desk.absent(ADX=adx, plusDI=plus, minusDI=minus, Kijun=kijun, close=close)
+        return missing_history(ADX=adx, plusDI=plus, minusDI=minus, Kijun=kijun, close=close)
     if adx <= ADX_MIN:
         return f"no trend, ADX {adx:.1f}"
     if plus > minus and close > kijun:
@@ -55,8 +63,8 @@ def trend(indicators: Indicators) -> Side | str:
 
 
 def confidence(indicators: Indicators) -> float:
-    """Of a trend: how far ADX is above 25 and how far the two DI are apart."""
-    assert indicators.adx is not None  # `trend` has seen to it
+    """Return the confidence in a trend, from ADX above 25 and the distance between the two DI."""
+    assert indicators.adx is not None  # `trend` has checked them
     assert indicators.plus_di is not None
     assert indicators.minus_di is not None
     return 50 + min(indicators.adx - ADX_MIN, 25) * 0.8 + min(abs(indicators.plus_di - indicators.minus_di), 40) / 2
@@ -68,7 +76,7 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
         return side
     atr, kijun = indicators.atr, indicators.kijun_sen
     if atr is None or kijun is None:
-        return desk.absent(ATR=atr, Kijun=kijun)
+        return missing_history(ATR=atr, Kijun=kijun)
     entry = float(entry_price(market, side))
     distance = (entry - kijun) * side.direction
     why = (
@@ -77,9 +85,9 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
     )
     if not STOP_ATRS_MIN * atr <= distance <= STOP_ATRS_MAX * atr:
         return f"{why}, but {entry:.6g} is {distance:.6g} from the Kijun, not {STOP_ATRS_MIN} to {STOP_ATRS_MAX} ATR"
-    too_dear = desk.dear(view, market, distance, COST_SHARE_MAX)
-    if too_dear is not None:
-        return f"{why}, but {too_dear}"
+    refusal = cost_refusal(view, market, distance, COST_SHARE_MAX)
+    if refusal is not None:
+        return f"{why}, but {refusal}"
     return Signal(
         side=side,
         stop=kijun,
@@ -90,18 +98,18 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
     )
 
 
-def _trail(_view: View, market: ObservedMarket, held: ObservedPosition) -> desk.Cared:
-    """The stop moved to the Kijun-Sen where that tightens it; closed when the price is beyond the Kijun-Sen already."""
+def _trail(_view: View, market: ObservedMarket, held: ObservedPosition) -> Review:
+    """Move the stop to the Kijun-Sen where that tightens it; close when the price is beyond it already."""
     indicators = market.indicators.get(INTERVAL)
     kijun = indicators.kijun_sen if indicators is not None else None
-    state = f"{desk.standing(held)}, {desk.planned(held)}"
+    state = f"{describe_position(held)}, {describe_plan(held)}"
     if kijun is None:
-        return desk.Cared(None, f"{state}; too little history for Kijun")
+        return Review(None, f"{state}; too little history for Kijun")
     stop = tightened(market, held.side, held.exit_plan.stop, kijun)
     if stop is None:
-        return desk.Cared(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
+        return Review(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
     if (market.price - stop) * held.side.direction <= 0:
-        return desk.close(held, f"{format_decimal(market.price)} is beyond the Kijun {kijun:.6g}")
-    return desk.Cared(
+        return close_position(held, f"{format_decimal(market.price)} is beyond the Kijun {kijun:.6g}")
+    return Review(
         UpdateExitPlan(symbol=held.symbol, stop=float(stop)), f"{state}; stop to Kijun {format_decimal(stop)}"
     )
