@@ -23,8 +23,8 @@ from trader.errors import StartError, TraderError
 from trader.settings import read_database_url
 from trader.store.database.pool import place
 from trader.store.database.schema import open_database
-from trader.store.portfolio import report as store
-from trader.store.portfolio.report import Account, Unseen
+from trader.store.portfolio import season as store
+from trader.store.portfolio.season import Account, Unseen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

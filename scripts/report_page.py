@@ -13,7 +13,7 @@ from report_charts import CARD_WIDTH, Line, bars, histogram, interval, line_char
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.statistics import Confidence95
-from trader.store.portfolio.report import Account, TradeShape, Unseen
+from trader.store.portfolio.season import Account, TradeShape, Unseen
 from trader.variants import VARIANTS
 
 Hours = Mapping[str, Sequence[tuple[datetime, float]]]

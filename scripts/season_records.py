@@ -1,32 +1,38 @@
-"""What a season leaves behind beside the books: runs of the model with their steps and calls, snapshots, hours."""
+"""Simulated invocations: the records that language models would have left, with steps, tool calls and cost."""
 
 import zlib
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from random import Random
 from typing import Any, Final
-from uuid import UUID
 
 import msgspec
-import orjson
 
 from trader.domain.agents.conversation import ToolRequest
 from trader.domain.agents.invocations import invocation_id, tool_call_id
 from trader.domain.agents.messages import answer_json, decision_json
 from trader.domain.agents.tools import TOOL_CALL_TYPES, TOOL_NAMES, Decision, FetchIndicators, raw_of
-from trader.domain.exchange.account import Run
 from trader.domain.exchange.orders import OrderAnswer, OrderStatus
 from trader.domain.models import Model
-from trader.domain.money import ZERO
-from trader.store.exchange.bulk import copy_line
+
+COLUMNS: Final[Mapping[str, tuple[str, ...] | None]] = {
+    "invocations": (
+        "id", "model_id", "status", "failure_reason", "response", "step_count", "input_tokens", "output_tokens",
+        "cost_usd", "started_at", "finished_at",
+    ),
+    "invocation_steps": None,
+    "tool_calls": None,
+    "invocation_payloads": None,
+}  # fmt: skip
+"""The tables of invocations in the order in which they are written, and their columns; None: all."""
+
+Rows = dict[str, list[tuple[Any, ...]]]
 
 PRICES: Final = (("0.27", "1.10"), ("0.15", "0.60"), ("0.60", "2.20"), ("1.25", "10"), ("3", "15"))
-"""US dollars per million tokens, in and out, of the kinds of language model there are."""
+"""US dollars per million tokens, in and out, of typical language models."""
 
-_MILLION: Final = Decimal(1_000_000)
-_MS: Final = timedelta(milliseconds=1)
-
-_FAILURES: Final = (
+FAILURES: Final = (
     ("failed", "ProviderError: HTTP 429, rate limit exceeded"),
     ("failed", "ProviderError: HTTP 502 from the provider"),
     ("failed", "ProviderError: the answer is no JSON"),
@@ -34,157 +40,78 @@ _FAILURES: Final = (
 )
 
 
-class RunNotes:
-    """The record of one run in the making. The run began a minute before the moment at which its orders are placed."""
+class SimulatedInvocation:
+    """The record of one invocation. It starts up to a minute before `at`, when its orders are placed."""
 
     def __init__(self, model: Model, at: datetime, rng: Random) -> None:
         self._model = model
         self._rng = rng
-        self.at = at
-        self.started_at = at - timedelta(milliseconds=rng.randrange(2_000, 58_000))
-        self.id: UUID = invocation_id(model, self.started_at)
-        self._calls: list[str] = []
-        self._tools: list[list[str]] = [[]]
-        self._said: list[dict[str, Any]] = []
-        self.steps: list[str] = []
-        self.payload = b""
+        self._at = at
+        self._started_at = at - timedelta(milliseconds=rng.randrange(2_000, 58_000))
+        self.id = invocation_id(model, self._started_at)
+        self._calls: list[tuple[Any, ...]] = []
+        self._tools_by_step: list[list[str]] = [[]]
 
     @property
     def client_order_id(self) -> str:
-        """Of the order that the next call places."""
+        """The client order id of the order that the next tool call places."""
         return f"{self.id}:{len(self._calls) + 1}"
 
     def add_order(self, decision: Decision, answer: OrderAnswer) -> None:
-        """A call that placed an order."""
+        """Record a tool call that placed an order."""
         rejected = answer.status in {OrderStatus.REJECTED, OrderStatus.CANCELLED}
         self.add(decision, answer_json(answer), rejected=rejected)
 
     def add(self, decision: Decision, result: dict[str, Any] | None, *, rejected: bool = False) -> None:
-        """A call with its result; None: it failed."""
+        """Record a tool call with its result; None: it failed."""
         number, name = len(self._calls) + 1, TOOL_NAMES[type(decision)]
-        arguments = msgspec.json.encode(decision).decode()
         status = "failed" if result is None else "rejected" if rejected else "ok"
         metadata = {
-            "raw": raw_of(ToolRequest(f"call_{number}", name, arguments)),
+            "raw": raw_of(ToolRequest(f"call_{number}", name, msgspec.json.encode(decision).decode())),
             "decisions": [decision_json(decision)],
-            "results": [{"error": "The market data could not be read in time."} if result is None else result],
+            "results": [result or {"error": "The market data could not be read in time."}],
         }
-        call_id = tool_call_id(self.id, number)
-        values = (self.id, number, call_id, TOOL_CALL_TYPES[name], status, metadata, self.at)
-        self._calls.append(copy_line(values))
-        self._tools[-1].append(name)
+        call_id, text = tool_call_id(self.id, number), msgspec.json.encode(metadata).decode()
+        self._calls.append((self.id, number, call_id, TOOL_CALL_TYPES[name], status, text, self._at))
+        self._tools_by_step[-1].append(name)
         if isinstance(decision, FetchIndicators):
-            self._tools.append([])
+            self._tools_by_step.append([])
 
-    def completed(self, response: str) -> "RunNotes":
-        """The run came to its end; its rows are made."""
-        return self._end("completed", None, response)
-
-    def failed(self) -> "RunNotes":
-        """The provider let the run down."""
-        status, reason = self._rng.choice(_FAILURES)
-        return self._end(status, reason, None)
-
-    def _end(self, status: str, reason: str | None, response: str | None) -> "RunNotes":
-        rng, model = self._rng, self._model
-        is_remote = model.provider != "rules"
-        tokens_in = tokens_out = 0
-        cost: Decimal | None = Decimal(0) if is_remote else None
-        price_in, price_out = PRICES[zlib.crc32(model.router_model_name.encode()) % len(PRICES)]
-        steps = [tools for tools in self._tools if tools] if status == "completed" else []
-        span = max(1, (self.at - self.started_at) // _MS // max(1, len(steps)))
-        for number, tools in enumerate(steps, 1):
-            asked = rng.randrange(5_200, 7_600) + 700 * number if is_remote else 0
-            said = rng.randrange(120, 900) if is_remote else 0
-            paid = (asked * Decimal(price_in) + said * Decimal(price_out)) / _MILLION if is_remote else None
-            tokens_in, tokens_out = tokens_in + asked, tokens_out + said
-            cost = None if cost is None or paid is None else cost + paid
-            at = self.started_at + number * span * _MS
-            key = 1 if is_remote else None
-            values = (self.id, number, model.provider, key, model.router_model_name, tools, asked, said, paid, span, at)
-            self.steps.append(copy_line(values))
-        finished_at = self.at + timedelta(milliseconds=rng.randrange(20, 900))
-        self.row = copy_line(
-            (self.id, model.id, status, reason, response, len(steps), tokens_in, tokens_out, cost, self.started_at,
-             finished_at)
+    def rows(self, response: str | None, *, has_payload: bool) -> Rows:
+        """Return the rows of the invocation by table. `response` is the model's answer; None: the provider failed."""
+        status, reason = ("completed", None) if response is not None else self._rng.choice(FAILURES)
+        steps = self._steps() if response is not None else []
+        tokens_in, tokens_out = sum(step[6] for step in steps), sum(step[7] for step in steps)
+        cost = sum((step[8] for step in steps), Decimal(0)) if self._is_remote else None
+        finished_at = self._at + timedelta(milliseconds=self._rng.randrange(20, 900))
+        invocation = (
+            self.id, self._model.id, status, reason, response, len(steps), tokens_in, tokens_out, cost,
+            self._started_at, finished_at,
         )  # fmt: skip
-        if is_remote and status == "completed":
-            said_text = {"messages": [{"role": "user", "content": f"{model.name} at {self.at}"}], "answers": []}
-            self.payload = zlib.compress(orjson.dumps({**said_text, "answers": [response]}), 1)
-        return self
+        rows: Rows = {"invocations": [invocation], "invocation_steps": steps, "tool_calls": self._calls}
+        if has_payload and self._is_remote and response is not None:
+            messages = [{"role": "user", "content": f"{self._model.name} at {self._at}"}]
+            text = msgspec.json.encode({"messages": messages, "answers": [response]})
+            rows["invocation_payloads"] = [(self.id, zlib.compress(text, 1), self._started_at)]
+        return rows
 
-    def lines_of_calls(self) -> list[str]:
-        return self._calls
+    @property
+    def _is_remote(self) -> bool:
+        return self._model.provider != "rules"
 
-
-class SeasonRows:
-    """Lines of COPY by table: those of a day, handed over by `take_day`, and the ledger, whole at the end."""
-
-    def __init__(self, model: Model, run: Run, payload_from: int) -> None:
-        self.prefix = f"{model.id}\t{run.id}\t"
-        self._model_id = model.id
-        self._run_id = run.id
-        self._payload_from = payload_from
-        self.invocations: list[str] = []
-        self.steps: list[str] = []
-        self.calls: list[str] = []
-        self.payloads: list[str] = []
-        self.requests: list[str] = []
-        self.hours: list[str] = []
-        self.closed: list[str] = []
-        self.open: dict[UUID, str] = {}
-        self.fills: list[str] = []
-        self.funding: list[str] = []
-        self.insurance: list[str] = []
-        self.limits: dict[UUID, str] = {}
-        self._hour = ""
-        self._total, self._count, self._last, self._last_at = ZERO, 0, ZERO, ""
-
-    def add_run(self, notes: RunNotes) -> None:
-        """A run that has ended."""
-        self.invocations.append(notes.row)
-        self.steps += notes.steps
-        self.calls += notes.lines_of_calls()
-        if notes.payload and notes.at.timestamp() >= self._payload_from:
-            self.payloads.append(copy_line((notes.id, notes.payload, notes.started_at)))
-
-    def note_value(self, net: Decimal, at: str, *, is_new_hour: bool) -> None:
-        """A snapshot, for the rollup. `at` is its ISO time, in UTC."""
-        if is_new_hour or not self._hour:
-            self.close_hour()
-            self._hour = at[:13]
-        self._total += net
-        self._count += 1
-        self._last, self._last_at = net, at
-
-    def close_hour(self) -> None:
-        """Finish the row of the hour that is being added up."""
-        if self._count:
-            hour = f"{self._hour}:00:00+00:00"
-            self.hours.append(
-                f"{self._model_id}\t{hour}\t{self._run_id}\t{self._total}\t{self._count}\t{self._last}\t{self._last_at}\n"
-            )
-        self._total, self._count = ZERO, 0
-
-    def take_day(self) -> dict[str, list[str]]:
-        """The lines since the last call, by table, in the order in which they may be written."""
-        taken = {
-            "invocations": self.invocations,
-            "invocation_steps": self.steps,
-            "tool_calls": self.calls,
-            "invocation_payloads": self.payloads,
-            "order_requests": self.requests,
-            "portfolio_hourly": self.hours,
-        }
-        self.invocations, self.steps, self.calls, self.payloads, self.requests, self.hours = [], [], [], [], [], []
-        return taken
-
-    def take_ledger(self) -> dict[str, list[str]]:
-        """The books, by table, in the order in which they may be written."""
-        return {
-            "orders": [*self.closed, *self.open.values()],
-            "limit_orders": list(self.limits.values()),
-            "fills": self.fills,
-            "funding_payments": self.funding,
-            "insurance_payments": self.insurance,
-        }
+    def _steps(self) -> list[tuple[Any, ...]]:
+        model, rng = self._model, self._rng
+        price_in, price_out = map(Decimal, PRICES[zlib.crc32(model.router_model_name.encode()) % len(PRICES)])
+        tools_by_step = [tools for tools in self._tools_by_step if tools]
+        span = (self._at - self._started_at) / len(tools_by_step)
+        steps = []
+        for number, tools in enumerate(tools_by_step, 1):
+            tokens_in, tokens_out, cost, key = 0, 0, None, None
+            if self._is_remote:
+                tokens_in, tokens_out, key = rng.randrange(5_200, 7_600) + 700 * number, rng.randrange(120, 900), 1
+                cost = (tokens_in * price_in + tokens_out * price_out) / 1_000_000
+            steps.append(
+                (self.id, number, model.provider, key, model.router_model_name, tools, tokens_in, tokens_out, cost,
+                 span // timedelta(milliseconds=1), self._started_at + number * span)
+            )  # fmt: skip
+        return steps

@@ -43,18 +43,18 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 
 import argparse
 import asyncio
+import time
 import tomllib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Annotated
 
 import msgspec
-from seed_history import Pace, Progress, floor_to_minute, refuse_history, write_history
-from seed_season import refuse_season, write_season
+from seed_history import write_history
+from seed_season import write_season
 
-from trader.clock import SystemClock
+from trader.clock import SystemClock, floor_time, iso
 from trader.domain.exchange.account import Run
 from trader.domain.exchange.ledger import row_id
 from trader.domain.models import Model, VariantId
@@ -72,32 +72,43 @@ from trader.store.exchange.accounts import insert_account, select_accounts, sele
 
 EXIT_NO_START = 1
 EXIT_WRONG = 2
+EXIT_INTERRUPTED = 128 + 2
 
 SERVICE_MODEL_DAYS_MAX = 30
+SERVICE_CYCLE_MINUTES = 5
 SEASON_CYCLE_MINUTES = 13
 """A hundred models come to a million decisions in 90 days."""
 
+MINUTE = timedelta(minutes=1)
+BAR_WIDTH = 30
+
+LANGUAGE_MODELS = (
+    ("DeepSeek", "deepseek/deepseek-chat"),
+    ("Qwen", "qwen/qwen3-max"),
+    ("GPT", "openai/gpt-5-mini"),
+    ("Claude", "anthropic/claude-sonnet"),
+    ("Gemini", "google/gemini-flash"),
+    ("Grok", "x-ai/grok-fast"),
+    ("Llama", "meta-llama/llama-4-maverick"),
+    ("Mistral", "mistralai/mistral-medium"),
+)
+
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
-Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]  # one line of text
+Line = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
 class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A model as it is asked for."""
+    """A model of the file or of the arguments."""
 
     id: Id
     variant: VariantId
-    provider: Words
-    router_model: Words
-    name: Words | None = None
-    logo: Words | None = None
+    provider: Line
+    router_model: Line
+    name: Line | None = None
+    logo: Line | None = None
     active: bool = True
     initial_capital: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
     venue_account_index: Annotated[int, msgspec.Meta(ge=0, lt=2**48)] | None = None
-
-    def problem(self) -> str | None:
-        if self.provider not in (*PROVIDERS, "rules"):
-            return f"{self.id}: there is no provider {self.provider!r}; there are {', '.join((*PROVIDERS, 'rules'))}"
-        return None
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"seed_accounts: {error}", file=sys.stderr)
         return EXIT_NO_START
     except KeyboardInterrupt:
-        print("\nInterrupted; what was written stays, and the same command goes on from there.", file=sys.stderr)
-        return 128 + 2
+        print("\nInterrupted. Repeat the command to go on from what is written.", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
 
 
@@ -153,9 +164,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _entries(options: argparse.Namespace) -> list[Entry]:
-    """The models that the arguments ask for.
+    """Return the models that the arguments ask for.
 
-    :raises SettingsError: with every mistake there is
+    :raises SettingsError: with every mistake in them
     """
     problems = []
     if options.history is not None and not 0 < options.history <= 366:
@@ -166,23 +177,27 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
         problems.append("--models must be from 1 to 1000")
     if (options.variant is None) != (options.provider is None) or (options.variant and not options.router_model):
         problems.append("one model needs --variant, --provider and --router-model")
-    if not options.variant:
-        of_one = {"--id": options.id, "--name": options.name, "--capital": options.capital}
-        given = [name for name, value in of_one.items() if value is not None]
-        if given:
-            problems.append(f"{', '.join(given)}: only of one model, with --variant; in a file each model has its own")
+    of_one_model = {"--id": options.id, "--name": options.name, "--capital": options.capital}
+    misplaced = [name for name, value in of_one_model.items() if value is not None]
+    if misplaced and not options.variant:
+        problems.append(f"{', '.join(misplaced)}: only of one model, with --variant; in a file each model has its own")
     if not any((options.file, options.variant, options.models, options.history)):
         problems.append("give a file, --variant, --models or --history; see --help")
     if problems:
         raise SettingsError(problems)
     entries = _read(options.file) if options.file else []
     if options.variant:
-        entries.append(_one(options))
+        entries.append(_entry_of_arguments(options))
     if options.models:
-        entries += (language_models if options.language_models else rule_models)(options.models)
+        entries += sample_models(options.models, are_language_models=options.language_models)
     ids = [entry.id for entry in entries]
     problems += [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]
-    problems += [problem for entry in entries if (problem := entry.problem()) is not None]
+    providers = (*PROVIDERS, "rules")
+    problems += [
+        f"{entry.id}: there is no provider {entry.provider!r}; there are {', '.join(providers)}"
+        for entry in entries
+        if entry.provider not in providers
+    ]
     if problems:
         raise SettingsError(problems)
     return entries
@@ -195,10 +210,9 @@ def _read(file: Path) -> list[Entry]:
         raise SettingsError([f"{file}: {error}"]) from None
 
 
-def _one(options: argparse.Namespace) -> Entry:
-    tail = options.router_model.rpartition("/")[2]
+def _entry_of_arguments(options: argparse.Namespace) -> Entry:
     values = {
-        "id": options.id or f"{tail}-{options.variant.lower()}",
+        "id": options.id or f"{options.router_model.rpartition('/')[2]}-{options.variant.lower()}",
         "name": options.name,
         "variant": options.variant,
         "provider": options.provider,
@@ -211,55 +225,28 @@ def _one(options: argparse.Namespace) -> Entry:
         raise SettingsError([f"the model: {error}"]) from None
 
 
-def rule_models(count: int) -> list[Entry]:
-    """Rule models, the first of each variant with the id that `--demo` gives it."""
+def sample_models(count: int, *, are_language_models: bool) -> list[Entry]:
+    """Return models spread over the variants: rule models, the first of each variant with its id of `--demo`, or
+    language models, which are inactive: a history of theirs needs no key, trading does."""
     entries = []
     for number in range(count):
-        variant = list(VariantId)[number % len(VariantId)]
-        rank = number // len(VariantId) + 1
-        tail = "" if rank == 1 else f"-{rank}"
+        rank, place = divmod(number, len(VariantId))
+        variant = list(VariantId)[place]
+        if are_language_models:
+            rank, place = divmod(rank, len(LANGUAGE_MODELS))
+            provider, (name, router_model) = "openrouter", LANGUAGE_MODELS[place]
+            model_id = f"{name.lower()}-{variant.lower()}"
+        else:
+            provider, router_model = "rules", f"rules/{variant.lower()}"
+            model_id, name = f"{variant.lower()}-rules", f"{variant} Rules"
+        if rank:
+            model_id, name = f"{model_id}-{rank + 1}", f"{name} {rank + 1}"
         entries.append(
             Entry(
-                id=f"{variant.lower()}-rules{tail}",
-                name=f"{variant} Rules{tail.replace('-', ' ')}",
-                variant=variant,
-                provider="rules",
-                router_model=f"rules/{variant.lower()}",
+                id=model_id, name=name, variant=variant, provider=provider, router_model=router_model,
+                active=not are_language_models,
             )
-        )
-    return entries
-
-
-_FAMILIES = (
-    ("DeepSeek", "deepseek/deepseek-chat"),
-    ("Qwen", "qwen/qwen3-max"),
-    ("GPT", "openai/gpt-5-mini"),
-    ("Claude", "anthropic/claude-sonnet"),
-    ("Gemini", "google/gemini-flash"),
-    ("Grok", "x-ai/grok-fast"),
-    ("Llama", "meta-llama/llama-4-maverick"),
-    ("Mistral", "mistralai/mistral-medium"),
-)
-
-
-def language_models(count: int) -> list[Entry]:
-    """Language models spread over the variants. They are inactive: a history of theirs needs no key, trading does."""
-    entries = []
-    for number in range(count):
-        variant = list(VariantId)[number % len(VariantId)]
-        rank, place = divmod(number // len(VariantId), len(_FAMILIES))
-        family, router_model = _FAMILIES[place]
-        tail = "" if rank == 0 else f"-{rank + 1}"
-        entries.append(
-            Entry(
-                id=f"{family.lower()}-{variant.lower()}{tail}",
-                name=f"{family}{tail.replace('-', ' ')}",
-                variant=variant,
-                provider="openrouter",
-                router_model=router_model,
-                active=False,
-            )
-        )
+        )  # fmt: skip
     return entries
 
 
@@ -267,29 +254,36 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
     async with AsyncExitStack() as stack:
         url = settings.database_url
         dsn = await _embedded_dsn(settings, stack) if url is None else url.reveal()
-        # What a crash of the server would take of the last moments, the next call writes again.
+        # The last moments that a crash of the server would lose are written again by the next call.
         database = await Database.connect(f"{dsn}{'&' if '?' in dsn else '?'}synchronous_commit=off")
         stack.push_async_callback(database.close)
         await apply_schema(database)
         now = SystemClock().now()
-        start, is_bulk = now, False
+        start, end, is_bulk = now, floor_time(now, MINUTE), False
         if options.history is not None:
-            start = floor_to_minute(now - timedelta(days=options.history))
-            await _hold(dsn, settings, stack)
+            start = floor_time(now - timedelta(days=options.history), MINUTE)
+            await _lock_out_services(dsn, settings, stack)
         async with database.transaction() as conn:
             added, opened = await create(conn, entries, start, settings)
-            if options.history is not None:  # where it cannot be written, nothing is
-                is_bulk = await _is_bulk(conn, options)
-                await (refuse_season if is_bulk else refuse_history)(conn, start)
+            if options.history is not None:  # where a history cannot be written, nothing is
+                start, is_bulk = await _check_past(conn, start, options)
         print(f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.")
-        if options.history is not None:
-            print(await _write_past(database, dsn, settings, start, floor_to_minute(now), options, is_bulk=is_bulk))
+        if options.history is None:
+            return
+        if start >= end:
+            print(f"The history is complete up to {iso(start)}.")
+        elif is_bulk:
+            cycle = round(options.cycle or SEASON_CYCLE_MINUTES)
+            print(await write_season(database, dsn, settings, start, end, cycle, Progress(start, end).show))
+        else:
+            cycle_span = timedelta(minutes=options.cycle or SERVICE_CYCLE_MINUTES)
+            print(await write_history(database, settings, start, end, cycle_span, Progress(start, end).show))
 
 
-async def _hold(dsn: str, settings: Settings, stack: AsyncExitStack) -> None:
+async def _lock_out_services(dsn: str, settings: Settings, stack: AsyncExitStack) -> None:
     """Keep every service off the database until the past is written.
 
-    :raises StartError: one is at work there, or the market has no past that can be made
+    :raises StartError: a service uses it, or the market has no past that can be simulated
     """
     if settings.market_source != "synthetic":
         raise StartError(f"--history needs the synthetic market; MARKET_SOURCE is {settings.market_source}.")
@@ -299,56 +293,75 @@ async def _hold(dsn: str, settings: Settings, stack: AsyncExitStack) -> None:
         raise StartError(f"A service is at work on {place(dsn)}; stop it first. Nothing was changed.")
 
 
-async def _is_bulk(conn: Connection, options: argparse.Namespace) -> bool:
+async def _check_past(conn: Connection, start: datetime, options: argparse.Namespace) -> tuple[datetime, bool]:
+    """Return where the past of the accounts begins or goes on, and whether it is written in bulk.
+
+    :raises StartError: it cannot be written
+    """
+    past_end = await select_processed_until(conn)
+    models = await select_models(conn)
+    is_bulk = past_end is None and len(models) * options.history > SERVICE_MODEL_DAYS_MAX
     if options.how is not None:
-        return bool(options.how == "bulk")
-    is_new = await select_processed_until(conn) is None
-    return is_new and len(await select_models(conn)) * options.history > SERVICE_MODEL_DAYS_MAX
+        is_bulk = options.how == "bulk"
+    if is_bulk and past_end is not None:
+        raise StartError("This database has a past already; a season in bulk needs a new database.")
+    others = [model.id for model in models if model.active and model.provider != "rules"]
+    if others and not is_bulk:
+        raise StartError(f"--history is traded by rule agents; these models are none: {', '.join(others[:10])}.")
+    if past_end is not None:
+        start = floor_time(past_end, MINUTE)
+    late = [one.id for one in (await select_accounts(conn)).values() if one.run.started_at > start]
+    if late:
+        raise StartError(f"These accounts were opened after the history begins: {', '.join(late[:10])}.")
+    return start, is_bulk
 
 
-async def _write_past(
-    database: Database,
-    dsn: str,
-    settings: Settings,
-    start: datetime,
-    end: datetime,
-    options: argparse.Namespace,
-    *,
-    is_bulk: bool,
-) -> str:
-    if is_bulk:
-        show = Progress(start, end).show
-        cycle = round(options.cycle or SEASON_CYCLE_MINUTES)
-        return await write_season(database, dsn, settings, start, end, cycle, show)
-    return await write_history(database, settings, start, end, Pace(cycle=timedelta(minutes=options.cycle or 5)))
+class Progress:
+    """A bar on a terminal; elsewhere a line for each tenth."""
+
+    def __init__(self, start: datetime, end: datetime) -> None:
+        self._start = start
+        self._end = end
+        self._began_s = time.monotonic()
+        self._stage = -1
+
+    def show(self, reached: datetime, account_count: int) -> None:
+        part = (reached - self._start) / (self._end - self._start)
+        is_terminal = sys.stderr.isatty()
+        stage = int(part * (1000 if is_terminal else 10))
+        if stage == self._stage:
+            return
+        self._stage = stage
+        spent_s = time.monotonic() - self._began_s
+        left = "" if part < 0.005 else f", {timedelta(seconds=round(spent_s / part - spent_s))} left"
+        days = (reached - self._start) / timedelta(days=1)
+        bar = "#" * int(part * BAR_WIDTH)
+        line = f"[{bar:<{BAR_WIDTH}}] {part:4.0%} {days:.1f} days of {account_count} accounts{left}"
+        print(f"\r{line:<90}" if is_terminal else line, end="" if is_terminal and part < 1 else "\n", file=sys.stderr)
 
 
 async def create(conn: Connection, entries: Sequence[Entry], at: datetime, settings: Settings) -> tuple[int, int]:
-    """Add the models that are not there, bring the others up to date, and open the accounts that are not open."""
+    """Add new models, update the others, and open missing accounts. Return how many models and accounts were added."""
     known = {model.id for model in await select_models(conn)}
     accounts = await select_accounts(conn)
     if len(accounts.keys() | {entry.id for entry in entries}) > settings.max_accounts:
         raise StartError(f"That would be more accounts than SIM_MAX_ACCOUNTS, {settings.max_accounts}.")
     for entry in entries:
-        await upsert_model(
-            conn,
-            Model(
-                id=entry.id,
-                name=entry.name or entry.id,
-                variant=entry.variant,
-                provider=entry.provider,
-                router_model_name=entry.router_model,
-                logo=entry.logo,
-                active=entry.active,
-                created_at=at,
-            ),
-        )
+        model = Model(
+            id=entry.id, name=entry.name or entry.id, variant=entry.variant, provider=entry.provider,
+            router_model_name=entry.router_model, logo=entry.logo, active=entry.active, created_at=at,
+        )  # fmt: skip
+        await upsert_model(conn, model)
         if entry.venue_account_index is not None:
             await update_venue_account_index(conn, entry.id, entry.venue_account_index)
         if _is_live(settings):
             continue  # the service opens it with the balance that the venue shows
         capital = settings.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)
-        await insert_account(conn, entry.id, _first_run(entry.id, capital, settings.quote_currency, at))
+        run = Run(
+            id=row_id(entry.id, 1), number=1, initial_capital=capital, quote_currency=settings.quote_currency,
+            started_at=at,
+        )  # fmt: skip
+        await insert_account(conn, entry.id, run)
         account = accounts.get(entry.id)
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
             print(f"{entry.id} is open with {format_decimal(account.run.initial_capital)} already; its capital stays.")
@@ -360,14 +373,8 @@ def _is_live(settings: Settings) -> bool:
     return settings.trading_mode == "live"
 
 
-def _first_run(account_id: str, capital: Decimal, quote_currency: str, at: datetime) -> Run:
-    return Run(
-        id=row_id(account_id, 1), number=1, initial_capital=capital, quote_currency=quote_currency, started_at=at
-    )
-
-
 async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
-    """The database of the service's own PostgreSQL, of a service at work too."""
+    """Return the address of the service's database in the embedded PostgreSQL, which is started if it does not run."""
     source = make_source(settings)
     await source.open()
     name = database_name(source.identity, settings.venue_account_index if _is_live(settings) else None)

@@ -1,29 +1,31 @@
-"""A season in bulk: months of many models in minutes, traded on the synthetic market by the rules of the exchange.
+"""Simulated seasons: months of many models in minutes, traded on the synthetic market by the rules of the exchange.
 
-Each process lives through the season of its models, day after day, and hands the rows to COPY; what it wrote counts
-only when the last row is in (one transaction per process). Unlike `seed_history`, which runs the service itself,
-markets are looked at on the full minutes and the models' decisions are made up; the books are as exact.
+Each process simulates some of the models, day after day, in one transaction. Unlike in `seed_history`, which runs the
+service itself, markets are seen only at full minutes and decisions are random; the books are just as exact.
 """
 
 import asyncio
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timedelta
-from decimal import Decimal
+from itertools import chain, groupby, pairwise
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import asyncpg
-from season_market import SeasonMarket
-from season_trader import Trader
+import msgspec
+from season_records import COLUMNS
+from season_trader import SeasonMarket, Trader
 
 from trader.clock import iso
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Rules
-from trader.domain.market.markets import MARKETS
+from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.models import Model
+from trader.domain.money import ZERO
+from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.settings import Settings
@@ -31,185 +33,159 @@ from trader.store.agents.invocations import select_models
 from trader.store.database.leadership import update_term
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
-from trader.store.exchange import bulk
 from trader.store.exchange.accounts import (
     DatabaseIdentity,
     select_accounts,
-    select_processed_until,
     update_processed_until,
     upsert_service_state,
 )
+from trader.store.exchange.ledger import write_bookings
+from trader.store.exchange.ledger_rows import request_row
+from trader.store.portfolio.season import SEASON_TIMEOUT_S, upsert_all_variant_hours
 
-DAY_MINUTES: Final = 24 * 60
 MODELS_PER_PROCESS_MIN: Final = 4
-_COLUMNS: Final = {"portfolio_snapshots": bulk.SNAPSHOT_COLUMNS, "invocations": bulk.INVOCATION_COLUMNS}
+
+Progress = Callable[[datetime, int], None]
 
 
 class Plan(NamedTuple):
-    """What one process does: all of it can be sent to another one."""
+    """The work of one process."""
 
     dsn: str
+    term: int
     seed: int
-    symbols: tuple[str, ...]
-    taker_rate: Decimal
-    maker_rate: Decimal
+    rules: Rules
     start: datetime
     end: datetime
     cycle: int
-    payload_from: int
+    payloads_from: datetime
     accounts: tuple[tuple[Model, Account], ...]
-
-
-Progress = Callable[[datetime, int], None]
 
 
 async def write_season(
     database: Database, dsn: str, settings: Settings, start: datetime, end: datetime, cycle: int, progress: Progress
 ) -> str:
-    """Write the past of all models whose accounts are fresh. `progress` gets (moment reached, accounts).
+    """Write a past from `start` to `end` for all models whose accounts never traded. Return a line for the operator.
 
-    Nobody else may be at work on the database, and `refuse_season` must have let it pass.
+    The database must have no past, and no service may use it. `progress` is called with the time reached and the number
+    of accounts.
     """
-    async with database.connection() as conn:
-        found = await _fresh_accounts(conn)
+    source = SyntheticSource(settings.seed, settings.market_symbols)
+    async with database.transaction() as conn:
+        accounts = await select_accounts(conn)
+        models = [model for model in await select_models(conn) if model.id in accounts]
+        pairs = [(model, accounts[model.id]) for model in models if accounts[model.id].sequence == 1]
         await ensure_partitions(conn, start, end)
-    plans = _plans(found, dsn, settings, start, end, cycle)
-    await _carry_out(plans, start, end, len(found), progress)
-    print("All rows are there; now they are summed up, vacuumed and analyzed.", file=sys.stderr)
-    await _finish(database, settings, start, end)
+        await upsert_service_state(conn, DatabaseIdentity(source.identity, "simulated"))
+        term = await update_term(conn)
+    count = max(1, min(os.cpu_count() or 1, len(pairs) // MODELS_PER_PROCESS_MIN))
+    rules = Rules(dict(source.markets), settings.taker_fee_bps / 10_000, settings.maker_fee_bps / 10_000)
+    payloads_from = end - timedelta(days=settings.snapshot_retention_days)
+    plans = [
+        Plan(dsn, term, settings.seed, rules, start, end, cycle, payloads_from, tuple(pairs[number::count]))
+        for number in range(count)
+    ]
+    await _run(plans, lambda share: progress(start + (end - start) * share, len(pairs)))
+    print("All rows are written; now they are summed up, vacuumed and analyzed.", file=sys.stderr)
+    marks = {symbol: quote.mark for symbol, quote in source.tick(int(end.timestamp())).quotes.items()}
+    async with database.transaction() as conn:
+        await upsert_all_variant_hours(conn)
+        await update_processed_until(conn, term, end, marks)
+    async with database.connection() as conn:  # else autovacuum does it later, beside the first readers
+        await conn.execute("VACUUM (ANALYZE)", timeout=SEASON_TIMEOUT_S)
     return f"The season from {iso(start)} to {iso(end)} is written."
 
 
-async def refuse_season(conn: Any, start: datetime) -> None:
-    """See whether the accounts can have a past from `start`.
-
-    :raises StartError: the database has a past already, or an account was opened later
-    """
-    if await select_processed_until(conn) is not None:
-        raise StartError("This database has a past already; a season in bulk needs a new database.")
-    late = [one.id for one in (await select_accounts(conn)).values() if one.run.started_at > start]
-    if late:
-        raise StartError(f"These accounts were opened after the history begins: {', '.join(late[:10])}.")
-
-
-async def _fresh_accounts(conn: Any) -> list[tuple[Model, Account]]:
-    accounts = await select_accounts(conn)
-    return [
-        (model, accounts[model.id])
-        for model in await select_models(conn)
-        if model.id in accounts and accounts[model.id].sequence == 1
-    ]
-
-
-def _plans(
-    accounts: Sequence[tuple[Model, Account]], dsn: str, settings: Settings, start: datetime, end: datetime, cycle: int
-) -> list[Plan]:
-    count = max(1, min(os.cpu_count() or 1, len(accounts) // MODELS_PER_PROCESS_MIN))
-    kept_since = end - timedelta(days=settings.snapshot_retention_days)
-    return [
-        Plan(
-            dsn=dsn,
-            seed=settings.seed,
-            symbols=settings.market_symbols,
-            taker_rate=settings.taker_fee_bps / 10_000,
-            maker_rate=settings.maker_fee_bps / 10_000,
-            start=start,
-            end=end,
-            cycle=cycle,
-            payload_from=int(kept_since.timestamp()),
-            accounts=tuple(accounts[number::count]),
-        )
-        for number in range(count)
-    ]
-
-
-async def _carry_out(plans: Sequence[Plan], start: datetime, end: datetime, accounts: int, progress: Progress) -> None:
-    """Let each plan be carried out by a process of its own; a single one by this process."""
+async def _run(plans: Sequence[Plan], progress: Callable[[float], None]) -> None:
+    """Carry out each plan in a process of its own; a single one in this process."""
+    days = max(1.0, (plans[0].end - plans[0].start) / timedelta(days=1)) * len(plans)
     if len(plans) == 1:
-        await _live(plans[0], lambda moment: progress(moment, accounts))
+        written = iter(range(1, 1_000))
+        await _write(plans[0], lambda: progress(min(1.0, next(written) / days)))
         return
     spawned = multiprocessing.get_context("spawn")
-    days = spawned.Value("q", 0)
-    total = len(plans) * max(1, (end - start) // timedelta(days=1))
     loop = asyncio.get_running_loop()
-    with ProcessPoolExecutor(len(plans), spawned, _count_in, (days,)) as pool:
-        pending = {loop.run_in_executor(pool, _live_alone, plan) for plan in plans}
+    with spawned.Manager() as manager, ProcessPoolExecutor(len(plans), spawned) as pool:
+        written_days = manager.Queue()
+        pending = {loop.run_in_executor(pool, _write_alone, plan, written_days) for plan in plans}
         while pending:
             done, pending = await asyncio.wait(pending, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
                 future.result()
-            progress(start + (end - start) * min(1.0, days.value / total), accounts)
+            progress(min(1.0, written_days.qsize() / days))
 
 
-_days: Any = None
-"""In a process of the pool: the counter of the days that all processes have written."""
+def _write_alone(plan: Plan, written_days: Any) -> None:
+    asyncio.run(_write(plan, lambda: written_days.put(None)))
 
 
-def _count_in(days: Any) -> None:
-    global _days  # noqa: PLW0603 - a pool hands shared memory to its processes at their start only
-    _days = days
-
-
-def _count_day(_: datetime) -> None:
-    with _days.get_lock():
-        _days.value += 1
-
-
-def _live_alone(plan: Plan) -> None:
-    asyncio.run(_live(plan, _count_day))
-
-
-async def _live(plan: Plan, day_is_over: Callable[[datetime], None]) -> None:
-    """Live through the season of some models and write it, all or nothing."""
-    market = SeasonMarket(plan.seed, plan.symbols, plan.start, plan.end)
-    rules = Rules({symbol: MARKETS[symbol] for symbol in plan.symbols}, plan.taker_rate, plan.maker_rate)
-    traders = [Trader(model, account, market, rules, plan.cycle, plan.payload_from) for model, account in plan.accounts]
+async def _write(plan: Plan, day_is_written: Callable[[], None]) -> None:
+    """Simulate the season of some models and write it, all or nothing."""
+    market = SeasonMarket(plan.seed, tuple(plan.rules.markets), plan.start, plan.end)
+    traders = [
+        Trader(model, account, market, plan.rules, plan.cycle, plan.payloads_from) for model, account in plan.accounts
+    ]
+    midnights = [minute for minute, at in enumerate(market.times) if minute and not at.hour and not at.minute]
     conn = await asyncpg.connect(plan.dsn)
     try:
         async with conn.transaction():
-            for first in range(0, market.minutes, DAY_MINUTES):
-                last = min(market.minutes, first + DAY_MINUTES)
-                await _live_day(conn, traders, first, last)
-                day_is_over(market.times[last - 1])
-            await _write_ledgers(conn, traders)
+            for first, last in pairwise((0, *midnights, len(market.times))):
+                for trader in traders:
+                    trader.follow(first, last)
+                await _write_day(conn, traders, plan.term)
+                day_is_written()
     finally:
         await conn.close()
 
 
-async def _live_day(conn: Any, traders: Sequence[Trader], first: int, last: int) -> None:
-    lines: list[list[str]] = [[] for _ in range(first, last)]
+async def _write_day(conn: Any, traders: Sequence[Trader], term: int) -> None:
+    """Write what the traders did since the last call."""
+    snapshots = [trader.snapshots for trader in traders]
+    hours = chain.from_iterable(map(_hours, snapshots))
+    in_order = sorted(chain.from_iterable(snapshots), key=attrgetter("created_at"))  # as a service would write them
+    await _copy(conn, "portfolio_snapshots", map(msgspec.structs.astuple, in_order))
+    await _copy(conn, "portfolio_hourly", hours)
+    for table, columns in COLUMNS.items():
+        await _copy(conn, table, chain.from_iterable(trader.rows[table] for trader in traders), columns)
+    await _copy(conn, "order_requests", chain.from_iterable(_request_rows(trader.postings) for trader in traders))
+    merged = [_merge(trader.postings) for trader in traders if trader.postings]
+    if len(await write_bookings(conn, merged, term)) < len(merged):
+        raise StartError("An account was traded meanwhile; nothing of its past is written.")
     for trader in traders:
-        trader.follow(first, last, lines)
-        if last == len(trader.times):
-            trader.rows.close_hour()
-    days = [trader.rows.take_day() for trader in traders]
-    await bulk.copy_lines(
-        conn, "portfolio_snapshots", (one for minute in lines for one in minute), bulk.SNAPSHOT_COLUMNS
+        trader.snapshots, trader.postings = [], []
+        trader.rows.clear()
+
+
+async def _copy(conn: Any, table: str, rows: Iterable[Any], columns: Sequence[str] | None = None) -> None:
+    await conn.copy_records_to_table(table, records=rows, columns=columns, timeout=SEASON_TIMEOUT_S)
+
+
+def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `portfolio_hourly` of one account's snapshots, which are of whole hours and ascending."""
+    for hour, group in groupby(snapshots, key=lambda snapshot: snapshot.created_at.replace(minute=0)):
+        found = list(group)
+        last, total = found[-1], sum((each.net_portfolio for each in found), ZERO)
+        yield last.account_id, hour, last.run_id, total, len(found), last.net_portfolio, last.created_at
+
+
+def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:
+    for posting in postings:
+        if posting.answer is not None:
+            *ids, answer, at = msgspec.structs.astuple(request_row(posting, posting.answer))
+            yield *ids, msgspec.json.encode(answer).decode(), at
+
+
+def _merge(postings: Sequence[Posting]) -> Posting:
+    """Return successive changes of one account as a single one, without the answers to its orders."""
+    last = postings[-1]
+    return msgspec.structs.replace(
+        last,
+        sequence_before=postings[0].sequence_before,
+        positions=tuple(last.account.positions.values()),
+        resting=tuple({change.order.id: change for posting in postings for change in posting.resting}.values()),
+        answer=None,
+        **{
+            name: [entry for posting in postings for entry in getattr(posting, name)]
+            for name in ("fills", "trades", "funding", "insurance")
+        },
     )
-    for table in days[0]:
-        await bulk.copy_lines(conn, table, (one for day in days for one in day[table]), _COLUMNS.get(table))
-
-
-async def _write_ledgers(conn: Any, traders: Sequence[Trader]) -> None:
-    ledgers = [trader.rows.take_ledger() for trader in traders]
-    for table in ledgers[0]:
-        await bulk.copy_lines(conn, table, (one for ledger in ledgers for one in ledger[table]))
-    for trader in traders:
-        account = trader.account
-        fresh = await bulk.update_fresh_account(
-            conn, account.id, account.sequence, account.changed_at, account.last_order_at
-        )
-        if not fresh:
-            raise StartError(f"{account.id} was traded meanwhile; nothing of its past is written.")
-
-
-async def _finish(database: Database, settings: Settings, start: datetime, end: datetime) -> None:
-    """Sum up the variants, and let the service go on from the end."""
-    source = SyntheticSource(settings.seed, settings.market_symbols)
-    marks = {symbol: quote.mark for symbol, quote in source.tick(int(end.timestamp())).quotes.items()}
-    async with database.transaction() as conn:
-        await bulk.upsert_all_variant_hours(conn)
-        await upsert_service_state(conn, DatabaseIdentity(source.identity, "simulated"))
-        await update_processed_until(conn, await update_term(conn), end, marks)
-    async with database.connection() as conn:  # else autovacuum does it, beside the first hours of whoever reads
-        await conn.execute("VACUUM (ANALYZE)", timeout=bulk.BULK_TIMEOUT_S)

@@ -25,7 +25,7 @@ def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProc
         ("audit.py", [], 0, "{place}: 0 runs, 0 orders"),
         ("report.py", [], 1, "{place} has no model with a snapshot"),
         ("drift.py", [], 1, "{place} has no fill of a venue"),
-        ("replay_run.py", [NO_RUN], 2, f"there is no run {NO_RUN}"),
+        ("replay_run.py", [NO_RUN], 2, f"there is no invocation {NO_RUN}"),
     ],
 )
 async def test_the_database_of_the_file_is_read(

@@ -11,7 +11,7 @@ import pytest
 from support.outline import Outline
 
 from trader.store.database.pool import Database
-from trader.store.portfolio import report as store
+from trader.store.portfolio import season as store
 from trader.variants import VARIANTS
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

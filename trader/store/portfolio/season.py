@@ -1,4 +1,4 @@
-"""What a season report is made of: the current runs of the models, as of each one's last snapshot."""
+"""SQL of season reports (current runs as of their last snapshots) and of seasons that are written in bulk."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from trader.store.database.pool import Connection
 
-REPORT_TIMEOUT_S: Final = 300.0
+SEASON_TIMEOUT_S: Final = 600.0
 
 
 class Account(NamedTuple):
@@ -70,7 +70,7 @@ ORDER BY m.variant, m.id
 
 async def select_report_accounts(conn: Connection) -> list[Account]:
     """Every model that has a snapshot in its current run."""
-    return [Account(*row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=REPORT_TIMEOUT_S)]
+    return [Account(*row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
 
 
 class Unseen(NamedTuple):
@@ -94,7 +94,7 @@ ORDER BY m.variant, m.id
 
 async def select_report_unseen(conn: Connection) -> list[Unseen]:
     """Every model that has no snapshot in its current run."""
-    return [Unseen(*row) for row in await conn.fetch(SELECT_REPORT_UNSEEN, timeout=REPORT_TIMEOUT_S)]
+    return [Unseen(*row) for row in await conn.fetch(SELECT_REPORT_UNSEEN, timeout=SEASON_TIMEOUT_S)]
 
 
 SELECT_REPORT_HOURS = """
@@ -108,7 +108,7 @@ ORDER BY h.account_id, h.hour
 async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[tuple[datetime, float]]]:
     """The last equity of every hour of each model's current run."""
     found: dict[str, list[tuple[datetime, float]]] = {}
-    for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=REPORT_TIMEOUT_S):
+    for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
         found.setdefault(account_id, []).append((hour, value))
     return found
 
@@ -135,4 +135,19 @@ WHERE o.status = 'CLOSED'
 
 async def select_report_trades(conn: Connection) -> list[TradeShape]:
     """The completed trades of the current runs."""
-    return [TradeShape(*row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=REPORT_TIMEOUT_S)]
+    return [TradeShape(*row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=SEASON_TIMEOUT_S)]
+
+
+# The sums of the hours are the rollup's own, so that this may be repeated at any time.
+UPSERT_ALL_VARIANT_HOURS = """
+INSERT INTO variant_hourly (hour, variant, total, count)
+SELECT h.hour, m.variant, sum(h.total), sum(h.count)
+FROM portfolio_hourly h JOIN models m ON m.id = h.account_id
+GROUP BY h.hour, m.variant
+ON CONFLICT (hour, variant) DO UPDATE SET total = excluded.total, count = excluded.count
+"""
+
+
+async def upsert_all_variant_hours(conn: Connection) -> None:
+    """Sum the hours of the variants again from those of the accounts. No snapshots may be written meanwhile."""
+    await conn.execute(UPSERT_ALL_VARIANT_HOURS, timeout=SEASON_TIMEOUT_S)
