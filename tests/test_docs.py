@@ -35,6 +35,11 @@ OTHER_NAMES = {
     "FAULT_SCHEDULES",
     "PYTHON",
 }
+SOURCES = "\n".join(
+    path.read_text(encoding="utf-8")
+    for folder in ("trader", "scripts", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+)
 README_LINES_MAX = 300
 SENTENCE_CHARACTERS = 60
 """Shorter sentences may stand twice: they are labels more than statements."""
@@ -145,6 +150,9 @@ def test_commands_files_and_settings_exist(name: str) -> None:
         assert (ROOT / path).exists() or (ROOT / "trader" / path).exists(), f"{name} names {path}"
     for benchmark in re.findall(r"scripts/benchmark (\w+)(?=`| *#|$)", document, re.MULTILINE):
         assert benchmark == "NAME" or (ROOT / "tests" / "benchmarks" / f"{benchmark}.py").exists(), benchmark
+    for command in re.findall(r"scripts/(?!make_environment)[\w.]+ [^`\n#]*", document):
+        for option in re.findall(r"(?<!\S)--[a-z-]+", command):
+            assert f'"{option}"' in SOURCES or option == "--help", f"{name}: {command}"
     settings = {variable.name for variable in VARIABLES.values()} | OTHER_NAMES
     providers = "|".join(PROVIDERS).upper()
     for variable in re.findall(r"(?<![\w.])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=", document):
@@ -153,8 +161,7 @@ def test_commands_files_and_settings_exist(name: str) -> None:
 
 def test_classes_and_functions_named_for_contributors_exist() -> None:
     """Every word in backticks, which may be a call without arguments, occurs in the code."""
-    sources = [path.read_text(encoding="utf-8") for part in ("trader", "tests") for path in (ROOT / part).rglob("*.py")]
-    defined = set(re.findall(r"\b\w+\b", "\n".join(sources)))
+    defined = set(re.findall(r"\b\w+\b", SOURCES))
     prose = re.sub(r"(?s)```.*?```", "", DOCUMENTS["CONTRIBUTING.md"])
     named = set(re.findall(r"`(_?[A-Za-z]\w*[A-Za-z])(?:\(\))?`", prose))
     assert {one for one in named - defined if not (ROOT / one).exists()} == set()
