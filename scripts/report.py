@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _read(options: argparse.Namespace) -> Season:
     async with AsyncExitStack() as stack:
         dsn = options.database_url or read_database_url(os.environ, Path(".env"))
-        dsn = dsn or await _embedded_dsn(stack, options.database)
+        dsn = dsn or await embedded_dsn(stack, options.database)
         database = await stack.enter_async_context(open_database(dsn))
         async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             accounts = await store.select_report_accounts(conn)
@@ -68,7 +68,8 @@ async def _read(options: argparse.Namespace) -> Season:
     return make_season(options.name or place(dsn).rpartition("/")[2], accounts, unseen, hours, trades)
 
 
-async def _embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
+async def embedded_dsn(stack: AsyncExitStack, name: str | None) -> str:
+    """Attach to this folder's embedded server; return the address of the named database, or of its only one."""
     server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
     names = [name] if name else await server.databases()
     if len(names) != 1:

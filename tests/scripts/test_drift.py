@@ -1,4 +1,4 @@
-"""The drift of known rows: the figures of the table, and a picture that is one file."""
+"""The drift of known rows: the figures of the table, and a page that is one file."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ from support.records import START, add_model, add_trade, id_of
 from trader.domain.exchange.orders import OrderSide
 from trader.domain.live.drift import Drift
 from trader.store.database.pool import Database
-from trader.store.live.drift import insert_drift
+from trader.store.live.drift import insert_drift, select_drift_figures, select_uncompared
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -42,11 +42,11 @@ async def write(database: Database, rows: Sequence[Row], *, unsimulated: int = 0
                 INSERT_FILL, number, run_id, order_id, symbol, side, Decimal(quantity), Decimal(1000), at
             )
             drift = Drift(
-                sequence=number, symbol=symbol, side=side, quantity=Decimal(quantity), maker=False,
+                account_id="apex", sequence=number, symbol=symbol, side=side, quantity=Decimal(quantity), maker=False,
                 venue_price=Decimal(1000), paper_price=None if bps is None else Decimal(1000),
-                bps=None if bps is None else Decimal(bps), quoted_at=at, at=at,
+                drift_bps=None if bps is None else Decimal(bps), quoted_at=at, filled_at=at,
             )  # fmt: skip
-            drifts.append(("apex", drift))
+            drifts.append(drift)
         await insert_drift(conn, drifts[: len(rows)])
 
 
@@ -78,15 +78,27 @@ async def test_figures_per_market_side_and_size(database: Database, dsn: str, tm
     outline = Outline()
     outline.feed(html)
     assert (outline.open, outline.fetched) == ([], [])
-    (svg,) = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
-    drawn = ElementTree.fromstring(svg)
-    assert len(drawn.findall("circle")) == 6
-    assert [text.text for text in drawn.findall("text[@class='name']")] == [
-        "BTC buy, < 1k",
-        "BTC buy, 1k to 10k",
-        "BTC sell, ≥ 100k",
+    table = ElementTree.fromstring(re.findall(r"<table.*?</table>", html, re.DOTALL)[0])
+    assert [[cell.text for cell in row.findall("td")[:4]] for row in table.findall("tr")[1:]] == [
+        ["BTC", "buy", "< 1k", "4"],
+        ["BTC", "buy", "1k to 10k", "1"],
+        ["BTC", "sell", "≥ 100k", "1"],
+        ["all", None, None, "6"],
     ]
+    assert len(table.findall("tr/td/svg/circle")) == 4, "a median and its interval in each row"
     assert "prefers-color-scheme: dark" in html
+
+
+async def test_sizes_begin_at_their_lower_bound_and_p95_is_by_nearest_rank(database: Database) -> None:
+    rows: list[Row] = [("BTC", OrderSide.BUY, "0.99999", str(n)) for n in (*range(1, 20), -40)]
+    rows += [("BTC", OrderSide.BUY, quantity, "0") for quantity in ("1", "9.99999", "10", "99.99999", "100")]
+    await write(database, rows)
+    async with database.connection() as conn:
+        figures = await select_drift_figures(conn, START)
+        assert await select_drift_figures(conn, START + timedelta(days=1)) == []
+        assert await select_uncompared(conn, START) == (0, 0)
+    assert [(one.size, one.fills) for one in figures] == [(0, 20), (1, 2), (2, 2), (3, 1), (None, 25)]
+    assert figures[0][4:] == (7.5, 9.5, 19.0, -40.0, -40.0, 18.0)
 
 
 async def test_without_a_simulated_fill_it_says_so(database: Database, dsn: str, tmp_path: Path) -> None:

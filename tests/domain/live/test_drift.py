@@ -1,15 +1,14 @@
-"""Fills of the venue simulated on the book of the moment their order was sent."""
+"""Drift: fills of the venue simulated on the book at which their order was sent."""
 
 from decimal import Decimal
 from uuid import UUID
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.books import START, make_quote
 
 from trader.domain.exchange.orders import Cause, Fill, OrderSide
-from trader.domain.live.drift import error_bps, figures, simulate, size_of
+from trader.domain.live.drift import error_bps, simulate
 
 D = Decimal
 QUOTE = make_quote("BTC", [(99, 1), (98, 2)], [(101, 1), (102, 2)])
@@ -23,33 +22,33 @@ def fill(side: OrderSide, quantity: str, price: str, *, sequence: int = 1, maker
 
 
 def test_a_fill_walks_the_book_and_positive_is_dearer() -> None:
-    (bought,) = simulate([fill(OrderSide.BUY, "2", "102.515")], QUOTE)
-    assert (bought.paper_price, bought.bps) == (D("101.5"), D(100))
-    (sold,) = simulate([fill(OrderSide.SELL, "2", "97.515")], QUOTE)
-    assert (sold.paper_price, sold.bps) == (D("98.5"), D(100))
-    (better,) = simulate([fill(OrderSide.SELL, "1", "99.99")], QUOTE)
-    assert better.bps == D(-100)
+    (bought,) = simulate("a", [fill(OrderSide.BUY, "2", "102.515")], QUOTE)
+    assert (bought.paper_price, bought.drift_bps) == (D("101.5"), D(100))
+    (sold,) = simulate("a", [fill(OrderSide.SELL, "2", "97.515")], QUOTE)
+    assert (sold.paper_price, sold.drift_bps) == (D("98.5"), D(100))
+    (better,) = simulate("a", [fill(OrderSide.SELL, "1", "99.99")], QUOTE)
+    assert better.drift_bps == D(-100)
 
 
 def test_later_fills_of_an_order_meet_what_the_earlier_have_left() -> None:
     fills = [fill(OrderSide.BUY, "1", "101"), fill(OrderSide.BUY, "1", "102", sequence=2)]
-    assert [drift.paper_price for drift in simulate(fills, QUOTE)] == [D(101), D(102)]
-    (late,) = simulate(fills[1:], QUOTE, filled_before=D(1))
+    assert [drift.paper_price for drift in simulate("a", fills, QUOTE)] == [D(101), D(102)]
+    (late,) = simulate("a", fills[1:], QUOTE, filled_before=D(1))
     assert late.paper_price == D(102)
 
 
 def test_where_the_book_shows_less_there_is_no_price() -> None:
-    (thin,) = simulate([fill(OrderSide.BUY, "3.5", "103")], QUOTE)
-    assert (thin.paper_price, thin.bps) == (None, None)
-    (beyond,) = simulate([fill(OrderSide.BUY, "2", "101")], QUOTE, limit=D(101))
+    (thin,) = simulate("a", [fill(OrderSide.BUY, "3.5", "103")], QUOTE)
+    assert (thin.paper_price, thin.drift_bps) == (None, None)
+    (beyond,) = simulate("a", [fill(OrderSide.BUY, "2", "101")], QUOTE, limit=D(101))
     assert beyond.paper_price is None
-    (blind,) = simulate([fill(OrderSide.BUY, "1", "101")], None)
+    (blind,) = simulate("a", [fill(OrderSide.BUY, "1", "101")], None)
     assert (blind.paper_price, blind.quoted_at) == (None, None)
 
 
 def test_a_maker_fills_at_its_limit() -> None:
-    (rested,) = simulate([fill(OrderSide.BUY, "1", "95", maker=True)], QUOTE, limit=D(95))
-    assert (rested.paper_price, rested.bps) == (D(95), D(0))
+    (rested,) = simulate("a", [fill(OrderSide.BUY, "1", "95", maker=True)], QUOTE, limit=D(95))
+    assert (rested.paper_price, rested.drift_bps) == (D(95), D(0))
 
 
 @given(
@@ -57,27 +56,14 @@ def test_a_maker_fills_at_its_limit() -> None:
     st.lists(st.decimals(min_value="0.01", max_value="0.9", places=2), min_size=1, max_size=3),
 )
 def test_fills_at_what_the_book_shows_have_no_error(side: OrderSide, quantities: list[Decimal]) -> None:
-    asked = simulate([fill(side, str(q), "1", sequence=n) for n, q in enumerate(quantities)], QUOTE)
+    asked = simulate("a", [fill(side, str(q), "1", sequence=n) for n, q in enumerate(quantities)], QUOTE)
     same = [
         fill(side, str(q), str(one.paper_price), sequence=n)
         for n, (q, one) in enumerate(zip(quantities, asked, strict=True))
     ]
-    assert {one.bps for one in simulate(same, QUOTE)} == {D(0)}
+    assert {one.drift_bps for one in simulate("a", same, QUOTE)} == {D(0)}
 
 
 @given(st.decimals(min_value=1, max_value=10_000, places=2), st.decimals(min_value=1, max_value=10_000, places=2))
 def test_what_is_dearer_for_a_buyer_is_cheaper_for_a_seller(venue: Decimal, paper: Decimal) -> None:
     assert error_bps(OrderSide.BUY, venue, paper) == -error_bps(OrderSide.SELL, venue, paper)
-
-
-def test_figures() -> None:
-    errors = [float(n) for n in range(1, 20)] + [-40.0]
-    found = figures(errors)
-    assert (found.fills, found.mean, found.median, found.p95, found.worst) == (20, 7.5, 9.5, 19.0, -40.0)
-
-
-@pytest.mark.parametrize(
-    ("notional", "size"), [("999.99", "< 1k"), ("1000", "1k to 10k"), ("99999", "10k to 100k"), ("100000", "≥ 100k")]
-)
-def test_sizes(notional: str, size: str) -> None:
-    assert size_of(D(notional)) == size

@@ -1,4 +1,4 @@
-"""Every fill of the venue, simulated on the book of the moment its order was sent, and recorded."""
+"""Drift recorder: simulates every fill of the venue on the book at which its order was sent, and records the error."""
 
 import logging
 from collections import deque
@@ -20,11 +20,11 @@ _WAITING_MAX: Final = 10_000
 
 
 class DriftRecorder:
-    """Records how far paper is from the venue. It never fails a booking: what cannot be written waits for the next."""
+    """Records the drift of booked fills. It never fails a posting: what cannot be written waits for the next call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting: deque[tuple[str, Drift]] = deque(maxlen=_WAITING_MAX)
+        self._waiting: deque[Drift] = deque(maxlen=_WAITING_MAX)
 
     async def record(
         self,
@@ -35,23 +35,17 @@ class DriftRecorder:
         filled_before: Decimal = ZERO,
         limit_price: Decimal | None = None,
     ) -> None:
-        """Simulate fills of one order, after they were booked.
-
-        :param quote: of the moment the order was sent; None when there was none
-        :param filled_before: what of the order was filled before these
-        :param limit_price: the order's limit, if it has one
-        """
-        drifts = simulate(fills, quote, filled_before=filled_before, limit=limit_price)
-        self._waiting.extend((account_id, drift) for drift in drifts)
-        rows = list(self._waiting)
-        if not rows:
+        """Record fills of one order after they were booked; the parameters are those of `simulate`."""
+        self._waiting.extend(simulate(account_id, fills, quote, filled_before=filled_before, limit=limit_price))
+        drifts = list(self._waiting)
+        if not drifts:
             return
         try:
             async with self._database.connection() as conn:
-                await insert_drift(conn, rows)
+                await insert_drift(conn, drifts)
         except Unavailable as error:
-            log.warning("the drift of %d fills is not recorded yet: %s", len(rows), error)
+            log.warning("the drift of %d fills is not recorded yet: %s", len(drifts), error)
             return
-        for row in rows:  # others may have come meanwhile
-            if self._waiting and self._waiting[0] is row:
+        for drift in drifts:  # others may have come in the meantime
+            if self._waiting and self._waiting[0] is drift:
                 self._waiting.popleft()

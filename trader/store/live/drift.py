@@ -1,74 +1,84 @@
-"""What fills of the venue would have been on paper."""
+"""SQL of the drift between paper and venue: each fill with its price on paper, and figures of the errors."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from decimal import Decimal
 from typing import NamedTuple
+
+import msgspec
 
 from trader.domain.live.drift import Drift
 from trader.store.database.pool import Connection
 
 INSERT_DRIFT = """
-INSERT INTO fill_drift (account_id, sequence, symbol, side, quantity, maker, venue_price, paper_price, drift_bps,
-                        quoted_at, filled_at)
-SELECT d.*
-FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::numeric[], $6::boolean[], $7::numeric[],
-            $8::numeric[], $9::numeric[], $10::timestamptz[], $11::timestamptz[])
-     AS d (account_id, sequence, symbol, side, quantity, maker, venue_price, paper_price, drift_bps, quoted_at, at)
+INSERT INTO fill_drift
+SELECT d.* FROM json_populate_recordset(NULL::fill_drift, $1) d
 JOIN fills f ON f.account_id = d.account_id AND f.sequence = d.sequence
 ON CONFLICT DO NOTHING
 """
 
 
-async def insert_drift(conn: Connection, rows: Sequence[tuple[str, Drift]]) -> None:
-    """Record what fills of accounts would have been. Those recorded before or not in the books are left out."""
-    await conn.execute(
-        INSERT_DRIFT,
-        [account_id for account_id, _ in rows],
-        [drift.sequence for _, drift in rows],
-        [drift.symbol for _, drift in rows],
-        [drift.side for _, drift in rows],
-        [drift.quantity for _, drift in rows],
-        [drift.maker for _, drift in rows],
-        [drift.venue_price for _, drift in rows],
-        [drift.paper_price for _, drift in rows],
-        [drift.bps for _, drift in rows],
-        [drift.quoted_at for _, drift in rows],
-        [drift.at for _, drift in rows],
-    )
+async def insert_drift(conn: Connection, drifts: Sequence[Drift]) -> None:
+    """Record the drift of fills. Fills that are recorded already, or are not in the ledger, are left out."""
+    await conn.execute(INSERT_DRIFT, msgspec.json.encode(drifts).decode())
 
 
-class FillError(NamedTuple):
-    """One fill and its error in basis points; None where the book was too thin to say."""
+class DriftFigures(NamedTuple):
+    """Errors in basis points of the fills of one market, side and size; of all fills where these are None.
 
-    symbol: str
-    side: str
-    maker: bool
-    notional: Decimal
-    bps: float | None
-    at: datetime
+    `size` is 0 for a notional below 1,000, 1 below 10,000, 2 below 100,000, and 3 above. `p95` is of the errors without
+    sign, by nearest rank; `worst` is the error of the largest size; `low` and `high` span the middle 90 %.
+    """
+
+    symbol: str | None
+    side: str | None
+    size: int | None
+    fills: int
+    mean: float
+    median: float
+    p95: float
+    worst: float
+    low: float
+    high: float
 
 
-SELECT_FILL_ERRORS = """
-SELECT symbol, side, maker, quantity * venue_price AS notional, drift_bps::float8 AS bps, filled_at
-FROM fill_drift WHERE filled_at >= $1 ORDER BY filled_at, account_id, sequence
+SELECT_DRIFT_FIGURES = """
+SELECT symbol, side, size, count(*) AS fills, avg(bps) AS mean,
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY bps) AS median,
+       percentile_disc(0.95) WITHIN GROUP (ORDER BY abs(bps)) AS p95,
+       (array_agg(bps ORDER BY abs(bps) DESC))[1] AS worst,
+       percentile_disc(0.05) WITHIN GROUP (ORDER BY bps) AS low,
+       percentile_disc(0.95) WITHIN GROUP (ORDER BY bps) AS high
+FROM (
+    SELECT symbol, side, drift_bps::float8 AS bps,
+           width_bucket(quantity * venue_price, ARRAY[1000, 10000, 100000]::numeric[]) AS size
+    FROM fill_drift WHERE filled_at >= $1 AND drift_bps IS NOT NULL
+) fill
+GROUP BY GROUPING SETS ((symbol, side, size), ())
+HAVING count(*) > 0
+ORDER BY symbol NULLS LAST, side, size
 """
 
 
-async def select_fill_errors(conn: Connection, since: datetime) -> list[FillError]:
-    """Every fill since a moment, with its error."""
-    return [FillError(*row) for row in await conn.fetch(SELECT_FILL_ERRORS, since)]
+async def select_drift_figures(conn: Connection, since: datetime) -> list[DriftFigures]:
+    """Return the figures of each market, side and size since a moment, and last those of all; empty without fills."""
+    return [DriftFigures(*row) for row in await conn.fetch(SELECT_DRIFT_FIGURES, since)]
 
 
-SELECT_UNSIMULATED = """
-SELECT count(*) FROM fills f
-WHERE f.created_at >= $1 AND NOT EXISTS (
-    SELECT FROM fill_drift d WHERE d.account_id = f.account_id AND d.sequence = f.sequence
-)
+class Uncompared(NamedTuple):
+    """Counts of fills without a price on paper: larger than the book that was shown, or never simulated."""
+
+    too_large: int
+    unsimulated: int
+
+
+SELECT_UNCOMPARED = """
+SELECT count(d.sequence) AS too_large, count(*) - count(d.sequence) AS unsimulated
+FROM fills f LEFT JOIN fill_drift d ON d.account_id = f.account_id AND d.sequence = f.sequence
+WHERE f.created_at >= $1 AND d.drift_bps IS NULL
 """
 
 
-async def select_unsimulated(conn: Connection, since: datetime) -> int:
-    """How many fills since a moment were never simulated; all of them where trading is on paper."""
-    count: int = await conn.fetchval(SELECT_UNSIMULATED, since)
-    return count
+async def select_uncompared(conn: Connection, since: datetime) -> Uncompared:
+    """Return how many fills since a moment were not compared; on paper no fill is simulated."""
+    (row,) = await conn.fetch(SELECT_UNCOMPARED, since)
+    return Uncompared(*row)
