@@ -46,10 +46,10 @@ class PastMarket(SyntheticSource):
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         at = after
         while (at := at + STEP) <= self._end:
-            await clock.lead(at)
+            await clock.advance_to(at)
             await asyncio.sleep(0)
             yield self.tick(epoch_second(at))
-        await clock.lead(self._end)
+        await clock.advance_to(self._end)
         self.finished.set()
         await asyncio.Event().wait()
 

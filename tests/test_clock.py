@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 
-from trader.clock import Clock, LockstepClock, ManualClock, Parking, ScaledClock, SystemClock, comes_up, cut_to_ms, iso
+from trader.clock import Clock, ClockFuture, LockstepClock, ScaledClock, SystemClock, cut_to_ms, interval_elapsed, iso
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -44,7 +45,7 @@ async def test_system_clock_is_utc_cut_to_milliseconds() -> None:
     assert now.microsecond % 1000 == 0
     await asyncio.wait_for(clock.sleep_until(now - SECOND), 1)
     moment = clock.now() + timedelta(milliseconds=5)
-    await clock.lead(moment)
+    await clock.advance_to(moment)
     assert clock.now() >= moment
 
 
@@ -85,7 +86,7 @@ def test_sleepers_wake_at_their_own_time_and_in_their_order(dues: list[int], lea
         async with tasks_of(*tasks):
             reached = 0
             for lead in leads:
-                await clock.lead(START + lead * SECOND)
+                await clock.advance_to(START + lead * SECOND)
                 reached = max(reached, lead)
                 assert clock.now() == START + reached * SECOND
         woken = sorted((due, name) for name, due in enumerate(dues) if due < reached)
@@ -104,7 +105,7 @@ async def test_time_stands_still_while_a_task_works() -> None:
 
     task = asyncio.create_task(participant())
     async with tasks_of(task):
-        lead = asyncio.create_task(clock.lead(START + SECOND))
+        lead = asyncio.create_task(clock.advance_to(START + SECOND))
         await asyncio.wait([lead], timeout=0.02)
         assert not lead.done()
         assert clock.now() == START
@@ -127,36 +128,36 @@ async def test_woken_task_is_waited_for_before_the_next_wakes() -> None:
             log.append(f"{name} again")
 
     async with tasks_of(asyncio.create_task(participant("b", 2)), asyncio.create_task(participant("a", 1))):
-        await clock.lead(START + 4 * SECOND)
+        await clock.advance_to(START + 4 * SECOND)
     assert log == ["a at 1", "b at 2", "a again", "b again"]
 
 
 async def test_parked_task_is_at_work_from_the_moment_its_value_comes() -> None:
     clock = LockstepClock(START)
-    parking: Parking[str] = clock.parking()
+    future: ClockFuture[str] = clock.future()
     log: list[object] = []
 
     async def waiter() -> None:
         async with clock.busy():
-            log.append(await parking.wait())
+            log.append(await future.wait())
             await asyncio.sleep(0)
             log.append(clock.now())
 
     async with tasks_of(asyncio.create_task(waiter())):
-        await clock.lead(START + SECOND)  # a parked task does not hold time
-        parking.open("quote")
-        parking.open("too late")
-        await clock.lead(START + 2 * SECOND)
+        await clock.advance_to(START + SECOND)  # a parked task does not hold time
+        future.set("quote")
+        future.set("too late")
+        await clock.advance_to(START + 2 * SECOND)
     assert log == ["quote", START + SECOND]
 
 
 async def test_value_that_is_there_already_is_taken_at_once() -> None:
     clock = LockstepClock(START)
-    parking: Parking[int] = clock.parking()
-    parking.open(1)
+    future: ClockFuture[int] = clock.future()
+    future.set(1)
     async with clock.busy():
-        assert await parking.wait() == 1
-    await asyncio.wait_for(clock.lead(START + SECOND), 1)
+        assert await future.wait() == 1
+    await asyncio.wait_for(clock.advance_to(START + SECOND), 1)
 
 
 async def test_cancelled_sleeper_does_not_hold_time() -> None:
@@ -176,27 +177,27 @@ async def test_cancelled_sleeper_does_not_hold_time() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(clock.lead(START + 20 * SECOND), 1)
+    await asyncio.wait_for(clock.advance_to(START + 20 * SECOND), 1)
     assert cleaned == [START]
 
 
 async def test_task_cancelled_just_as_it_is_woken_is_counted_once() -> None:
     clock = LockstepClock(START)
-    parking: Parking[None] = clock.parking()
+    future: ClockFuture[None] = clock.future()
 
     async def participant() -> None:
         async with clock.busy():
-            await parking.wait()
+            await future.wait()
 
     task = asyncio.create_task(participant())
     await asyncio.sleep(0)
-    parking.open(None)
+    future.set(None)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     blocker = asyncio.create_task(_log_sleep(clock, START + SECOND, 1, []))
     async with tasks_of(blocker):
-        await asyncio.wait_for(clock.lead(START + 2 * SECOND), 1)
+        await asyncio.wait_for(clock.advance_to(START + 2 * SECOND), 1)
         await asyncio.wait_for(blocker, 1)
 
 
@@ -210,7 +211,7 @@ async def test_task_that_takes_no_part_is_woken_but_not_waited_for() -> None:
 
     task = asyncio.create_task(request())
     async with tasks_of(task):
-        await asyncio.wait_for(clock.lead(START + 2 * SECOND), 1)
+        await asyncio.wait_for(clock.advance_to(START + 2 * SECOND), 1)
         assert not task.done()
 
 
@@ -223,7 +224,7 @@ async def test_child_task_does_not_take_its_parents_part() -> None:
     async with clock.busy():
         task = asyncio.create_task(child())
         await asyncio.sleep(0)
-        lead = asyncio.create_task(clock.lead(START + SECOND))
+        lead = asyncio.create_task(clock.advance_to(START + SECOND))
         await asyncio.wait([lead], timeout=0.02)
         assert not lead.done()
     await asyncio.wait_for(lead, 1)
@@ -236,7 +237,7 @@ async def test_part_within_a_part_is_one() -> None:
     async with clock.busy():
         async with clock.busy():
             pass
-        lead = asyncio.create_task(clock.lead(START + SECOND))
+        lead = asyncio.create_task(clock.advance_to(START + SECOND))
         await asyncio.wait([lead], timeout=0.02)
         assert not lead.done()
     await asyncio.wait_for(lead, 1)
@@ -247,7 +248,7 @@ async def test_past_moment_is_no_wait() -> None:
     async with clock.busy():
         await asyncio.wait_for(clock.sleep_until(START), 1)
         await asyncio.wait_for(clock.sleep_until(START - SECOND), 1)
-    await clock.lead(START - SECOND)
+    await clock.advance_to(START - SECOND)
     assert clock.now() == START, "time never goes back"
 
 
@@ -267,7 +268,7 @@ async def test_manual_clock_wakes_who_is_due_at_the_last_moment_too() -> None:
     ("late_s", "comes"), [(-1, False), (-10, False), (-10.001, True), (-3600, True), (0, True), (3600, True)]
 )
 def test_what_is_due_is_not_put_off_by_a_clock_that_was_set_back(late_s: float, comes: bool) -> None:
-    assert comes_up(START, 10 * SECOND, START + timedelta(seconds=late_s)) is comes
+    assert interval_elapsed(START, 10 * SECOND, START + timedelta(seconds=late_s)) is comes
 
 
 async def test_a_wait_lasts_no_longer_because_the_clock_was_set_back() -> None:

@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 
 from trader import schedulers
-from trader.clock import Clock, ManualClock, ScaledClock, SystemClock
+from trader.clock import Clock, ScaledClock, SystemClock
 from trader.errors import Unavailable
 from trader.schedulers import EPOCH, Job, JobStatus, Schedulers, describe_error, jobs, next_due
 from trader.services.events import Event, EventBus, MarketChecked

@@ -1,8 +1,8 @@
-"""Time, passed in: the service never asks the operating system what time it is anywhere else.
+"""Clocks: the only source of the current time, passed to everything that needs it.
 
-Every clock gives UTC, cut to milliseconds, so that what is stored, what is compared and what is on the wire is one
-value. Four clocks share the protocol: `SystemClock` (now), `ScaledClock` (a replay at N times real time),
-`LockstepClock` (a replay as fast as it can, yet in one reproducible order) and `ManualClock` (tests).
+A clock's time is UTC in whole milliseconds, so that the same value is stored, compared and sent. Three clocks implement
+the protocol: `SystemClock` (real time), `ScaledClock` (a replay at a multiple of real time) and `LockstepClock` (a
+replay as fast as possible, yet in one reproducible order).
 """
 
 import asyncio
@@ -17,29 +17,29 @@ from typing import Final, Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 SET_BACK_LEAST: Final = timedelta(seconds=1)
-"""A clock that is further behind than this when a wait ends was set back, by an operator or a time server."""
+"""A clock that is further behind than this at the end of a wait was set back, by an operator or a time server."""
 
 AHEAD_OF_FEED_MAX: Final = timedelta(seconds=1)
-"""How far a scaled clock may be ahead of the market feed that it is followed by."""
+"""How far a scaled clock may run ahead of the market feed."""
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def comes_up(due: datetime, every: timedelta, now: datetime) -> bool:
-    """Whether what is due at `due`, `every` after the last time, is to be done now.
+def interval_elapsed(due: datetime, every: timedelta, now: datetime) -> bool:
+    """Whether the interval `every` that ends at `due` is over.
 
-    It is too when the clock was set back since the last time: that must not put it off by as much.
+    It is also over when `now` lies before its beginning: a clock that was set back must not delay the work by as much.
     """
     return not due - every <= now < due
 
 
 def cut_to_ms(moment: datetime) -> datetime:
-    """The moment without its microseconds below a millisecond."""
+    """Return the moment rounded down to whole milliseconds."""
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 
 def iso(moment: datetime) -> str:
-    """ISO 8601 in UTC with milliseconds and `Z`, the only form of a timestamp on the wire."""
+    """Format as ISO 8601 in UTC with milliseconds and `Z`, the only form of a timestamp on the wire."""
     utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     return utc.isoformat(timespec="milliseconds")[:-6] + "Z"
 
@@ -64,56 +64,36 @@ def ceil_time(moment: datetime, span: timedelta) -> datetime:
     return EPOCH - (EPOCH - moment) // span * span
 
 
-class Parking(Protocol[T]):
-    """A place where one task waits for one value that another task brings."""
-
-    async def wait(self) -> T: ...
-
-    def open(self, value: T) -> None:
-        """Bring the value. Without effect when it was brought already or nobody waits any more."""
-        ...
-
-
 class Clock(Protocol):
     """The time of the service."""
 
     def now(self) -> datetime: ...
 
     async def sleep_until(self, moment: datetime) -> None:
-        """Wait for `moment`, in real time no longer than it was away: a clock set back meanwhile is still before it."""
+        """Wait for `moment`, at most for the real time that it is away: a clock set back then is still before it."""
         ...
 
-    async def lead(self, moment: datetime) -> None:
-        """The market feed's own wait. A clock that is driven by the market moves to `moment` here."""
+    async def advance_to(self, moment: datetime) -> None:
+        """Wait for `moment` as the market feed: a clock that is driven by the market moves there."""
         ...
 
-    def parking(self) -> "Parking[T]": ...
+    def future(self) -> "ClockFuture[T]":
+        """Return a future to wait for another task's result without holding a lockstep clock."""
+        ...
 
     def busy(self) -> AbstractAsyncContextManager[None]:
-        """Around the life of a task whose work must be done before time may go on."""
+        """Hold the lockstep clock while the current task runs, except while it waits in the clock's own ways."""
         ...
 
 
-class _FutureParking(Generic[T]):
-    def __init__(self) -> None:
-        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> T:
-        return await self._future
-
-    def open(self, value: T) -> None:
-        if not self._future.done():
-            self._future.set_result(value)
-
-
-class _FreeClock:
-    """What the clocks share whose time goes on by itself."""
+class _RunningClock:
+    """Base of the clocks whose time passes by itself."""
 
     def now(self) -> datetime:
         raise NotImplementedError
 
     def real_seconds(self, span: timedelta) -> float:
-        """How long `span` of this clock's time takes in reality."""
+        """Return how long `span` of this clock's time takes in real time."""
         return span.total_seconds()
 
     async def sleep_until(self, moment: datetime) -> None:
@@ -124,29 +104,29 @@ class _FreeClock:
             if left > SET_BACK_LEAST:  # a timer may end early, but not by this much
                 return
 
-    async def lead(self, moment: datetime) -> None:
+    async def advance_to(self, moment: datetime) -> None:
         await self.sleep_until(moment)
 
-    def parking(self) -> Parking[T]:
-        return _FutureParking()
+    def future(self) -> "ClockFuture[T]":
+        return ClockFuture()
 
     @asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
         yield
 
 
-class SystemClock(_FreeClock):
+class SystemClock(_RunningClock):
     """Real time."""
 
     def now(self) -> datetime:
         return cut_to_ms(datetime.now(UTC))
 
 
-class ScaledClock(_FreeClock):
+class ScaledClock(_RunningClock):
     """Time that starts at `start` and passes `speed` times as fast as real time, but never far ahead of its feed.
 
-    It stands still a second after the moment that `lead` was last called with: a speed that the service cannot follow
-    is only slower, and no price grows stale because of it. `release` ends that.
+    It stops a second after the moment that `advance_to` was last called with: a speed that the service cannot follow is
+    only slower, and no price becomes stale because of it. `release` ends that.
     """
 
     def __init__(self, start: datetime, speed: float) -> None:
@@ -167,12 +147,12 @@ class ScaledClock(_FreeClock):
     def real_seconds(self, span: timedelta) -> float:
         return span.total_seconds() / self._speed
 
-    async def lead(self, moment: datetime) -> None:
+    async def advance_to(self, moment: datetime) -> None:
         self._bound = max(self.now(), moment + AHEAD_OF_FEED_MAX)
         await self.sleep_until(moment)
 
     def release(self) -> None:
-        """Let time go on without the feed, which has ended."""
+        """Let time pass without the feed, which has ended."""
         self.now()
         self._bound = None
 
@@ -180,27 +160,27 @@ class ScaledClock(_FreeClock):
 _participant: ContextVar["asyncio.Task[object] | None"] = ContextVar("participant", default=None)
 
 
-def _takes_part() -> bool:
-    """Whether the current task itself is at work for the clock. Tasks it started inherit its context, not its part."""
+def _is_participant() -> bool:
+    """Whether the current task participates in its lockstep clock. A task that it starts inherits the context only."""
     return _participant.get() is asyncio.current_task()
 
 
 class LockstepClock:
     """Time that stands still until all work of the moment is done; the market feed moves it.
 
-    Tasks that take part (`busy`) are either at work or waiting (`sleep_until`, `parking`); one that waited for another
-    in any other way would hold time still. `lead` wakes the sleepers
-    that are due one after the other, each at its own due time and in the order in which they lay down, and goes on
-    only when all are waiting again. So the same inputs give the same order of events in every run. Tasks that take
-    no part, such as HTTP requests, may wait here too; they are woken but not waited for.
+    A participating task (one inside `busy`) either works or waits in `sleep_until` or a `future` of this clock; waiting
+    in any other way holds time still. `advance_to` wakes the sleepers that are due one after the other, each at its own
+    due time and in the order in which they began to sleep, and goes on only when all participants wait again. So the
+    same inputs give the same order of events in every run. Other tasks, such as HTTP requests, may wait here too; they
+    are woken, but the clock does not wait for their work.
     """
 
     def __init__(self, start: datetime) -> None:
         self._now = start
-        self._at_work = 0
+        self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._sleepers: list[tuple[datetime, int, Parking[None]]] = []
+        self._sleepers: list[tuple[datetime, int, ClockFuture[None]]] = []
         self._count = 0
 
     def now(self) -> datetime:
@@ -210,30 +190,30 @@ class LockstepClock:
         if moment <= self._now:
             await asyncio.sleep(0)
             return
-        parking: Parking[None] = self.parking()
+        wake: ClockFuture[None] = self.future()
         self._count += 1
-        heapq.heappush(self._sleepers, (moment, self._count, parking))
-        await parking.wait()
+        heapq.heappush(self._sleepers, (moment, self._count, wake))
+        await wake.wait()
 
-    async def lead(self, moment: datetime) -> None:
-        await self._settled()
+    async def advance_to(self, moment: datetime) -> None:
+        await self._wait_until_idle()
         while self._sleepers and self._sleepers[0][0] < moment:
-            due, _, parking = heapq.heappop(self._sleepers)
+            due, _, wake = heapq.heappop(self._sleepers)
             self._now = max(self._now, due)
-            parking.open(None)
-            await self._settled()
+            wake.set(None)
+            await self._wait_until_idle()
         self._now = max(self._now, moment)
 
-    async def _settled(self) -> None:
-        while self._at_work:
+    async def _wait_until_idle(self) -> None:
+        while self._working:
             await self._idle.wait()
 
-    def parking(self) -> Parking[T]:
-        return _LockstepParking(self)
+    def future(self) -> "ClockFuture[T]":
+        return ClockFuture(self)
 
     @asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
-        if _takes_part():
+        if _is_participant():
             yield
             return
         token = _participant.set(asyncio.current_task())
@@ -245,48 +225,48 @@ class LockstepClock:
             _participant.reset(token)
 
     def start_work(self) -> None:
-        self._at_work += 1
+        """Count one more participant as working."""
+        self._working += 1
         self._idle.clear()
 
     def end_work(self) -> None:
-        self._at_work -= 1
-        if not self._at_work:
+        """Count one participant less as working."""
+        self._working -= 1
+        if not self._working:
             self._idle.set()
 
 
-class _LockstepParking(_FutureParking[T]):
-    """Counts its waiter as at work again at the very moment the value is brought, not when its task next runs."""
+class ClockFuture(Generic[T]):
+    """A value that one task waits for and another sets, once.
 
-    def __init__(self, clock: LockstepClock) -> None:
-        super().__init__()
+    A waiting participant of a lockstep clock counts as working again from the moment the value is set, not only when
+    its task next runs: until then time could pass.
+    """
+
+    def __init__(self, clock: LockstepClock | None = None) -> None:
+        self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._clock = clock
-        self._participant_waits = False
+        self._holder: LockstepClock | None = None
+        """The clock that must be told that its participant works again."""
 
     async def wait(self) -> T:
-        if not _takes_part() or self._future.done():
+        """Wait for the value and return it."""
+        if self._clock is None or self._future.done() or not _is_participant():
             return await self._future
-        self._participant_waits = True
+        self._holder = self._clock
         self._clock.end_work()
         try:
             return await self._future
         finally:
-            if self._participant_waits:  # cancelled while waiting: at work again, to clean up
-                self._participant_waits = False
-                self._clock.start_work()
+            self._resume()  # after a cancellation, for the clean-up; otherwise `set` has done it
 
-    def open(self, value: T) -> None:
-        if self._future.done():
-            return
-        super().open(value)
-        if self._participant_waits:
-            self._participant_waits = False
-            self._clock.start_work()
+    def set(self, value: T) -> None:
+        """Set the value; without effect when it is set already or the waiting task was cancelled."""
+        if not self._future.done():
+            self._future.set_result(value)
+            self._resume()
 
-
-class ManualClock(LockstepClock):
-    """The lockstep clock in a test's hand."""
-
-    async def advance(self, span: timedelta) -> None:
-        """Move on by `span`, waking whoever is due on the way, the last moment included."""
-        await self.lead(self._now + span + timedelta(microseconds=1))
-        self._now = cut_to_ms(self._now)
+    def _resume(self) -> None:
+        clock, self._holder = self._holder, None
+        if clock is not None:
+            clock.start_work()

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 from support.records import FakeExchange, add_invocation, make_account, make_model, make_position
 from support.scripted import START, ScriptedSource, make_settings
 from support.venue import Venue, running
@@ -21,7 +22,6 @@ from trader.api.schemas.common import ENCODER
 from trader.api.schemas.models import GetInvocationsInput
 from trader.api.schemas.positions import GetPositionsInput
 from trader.api.schemas.trades import GetTradesInput
-from trader.clock import ManualClock
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.models import Model, VariantId
 from trader.services.agents.schedule import Agents

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from support.manual_clock import ManualClock
 
 from trader.api import health
 from trader.api.broadcast import Broadcaster
 from trader.api.health import HealthSources
-from trader.clock import ManualClock
 from trader.errors import Unavailable
 from trader.schedulers import Job, Schedulers
 

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
+from support.manual_clock import ManualClock
 from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.venue import make_exchange
@@ -21,7 +22,6 @@ from trader.api.answers import Answer, AnswerCache
 from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.schemas.common import whole
-from trader.clock import ManualClock
 from trader.domain.models import VariantId
 from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.services.agents.schedule import Agents

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.manual_clock import ManualClock
 
 from trader.api import streams
 from trader.api.streams import PING, Hubs, Timing
-from trader.clock import ManualClock
 from trader.errors import Unavailable
 from trader.services.events import (
     ConversationsChanged,

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 
 from trader.api import warm
-from trader.clock import ManualClock
 from trader.domain.models import VariantId
 from trader.services.portfolio.snapshots import VariantHistories
 

@@ -17,10 +17,10 @@ from decimal import Decimal
 from pathlib import Path
 
 from benchmarks import durable_orders, exchange_core
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.venue import make_exchange
 
-from trader.clock import ManualClock
 from trader.domain.exchange.account import equity, maintenance
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderStatus
 from trader.domain.market.markets import MARKETS, Tick

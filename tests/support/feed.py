@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from support.manual_clock import ManualClock
 
-from trader.clock import Clock, ManualClock
+from trader.clock import Clock
 from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
@@ -69,7 +70,7 @@ class ScriptedSource:
         while (given := await self.queue.get()) is not None:
             if isinstance(given, Exception):
                 raise given
-            await clock.lead(given.at)
+            await clock.advance_to(given.at)
             yield given
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import orjson
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 
-from trader.clock import ManualClock
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Provider, Providers

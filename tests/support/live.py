@@ -15,10 +15,10 @@ import aiohttp
 import orjson
 from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange, Ledger
 from support.fake_venue import IDS
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_book
 from support.venue import without_depth
 
-from trader.clock import ManualClock
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.domain.market.markets import Market, Quote, Tick

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from trader.clock import Clock, ManualClock
+from support.manual_clock import ManualClock
+
+from trader.clock import Clock
 from trader.domain.market.markets import (
     MARKETS,
     PLAIN_FUNDING_RATE,
@@ -60,7 +62,7 @@ class ScriptedSource:
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         for tick in self.script:
             if tick.at > after:
-                await clock.lead(tick.at)
+                await clock.advance_to(tick.at)
                 yield tick
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:

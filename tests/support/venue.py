@@ -5,9 +5,10 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
 
+from support.manual_clock import ManualClock
 from support.scripted import ScriptedSource, make_settings, make_tick
 
-from trader.clock import Clock, ManualClock
+from trader.clock import Clock
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.services.events import Event, EventBus

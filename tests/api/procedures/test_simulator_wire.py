@@ -11,11 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.venue import make_exchange
 
 from trader.api import cors, rpc
-from trader.clock import ManualClock
 from trader.domain.models import Model, VariantId
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed

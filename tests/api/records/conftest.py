@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from support.manual_clock import ManualClock
 from support.records import (
     HOUR,
     MINUTE,
@@ -26,7 +27,6 @@ from support.scripted import make_settings
 from trader.api import rpc
 from trader.api.envelope import Style
 from trader.api.schemas.common import whole
-from trader.clock import ManualClock
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.services.portfolio.analytics import Analytics

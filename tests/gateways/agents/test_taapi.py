@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.floor import hold, open_floor
+from support.manual_clock import ManualClock
 from support.scripted import START, make_settings
 
-from trader.clock import ManualClock
 from trader.domain.agents.view import Supplementary
 from trader.gateways.agents.taapi import Taapi, make_supplier
 from trader.setting_forms import Secret

@@ -205,7 +205,7 @@ async def test_time_waits_for_a_feed_that_cannot_follow(tmp_path: Path) -> None:
 
 async def test_a_released_clock_goes_on_where_it_was_held() -> None:
     clock = ScaledClock(START, 1_000_000)
-    await clock.lead(START + timedelta(seconds=5))
+    await clock.advance_to(START + timedelta(seconds=5))
     await asyncio.sleep(0.01)
     assert clock.now() == START + timedelta(seconds=6)
     clock.release()

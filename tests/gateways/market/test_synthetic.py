@@ -14,8 +14,9 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 
-from trader.clock import ManualClock, epoch_second, moment_of
+from trader.clock import epoch_second, moment_of
 from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,

@@ -3,9 +3,9 @@
 from decimal import Decimal
 
 import pytest
+from support.manual_clock import ManualClock
 from support.records import HOUR, START, FakeExchange, add_model, add_run, id_of, make_account, make_run
 
-from trader.clock import ManualClock
 from trader.domain.agents.invocations import Invocation, InvocationStatus
 from trader.domain.models import Model, VariantId
 from trader.services.exchange.paper import PaperExchange

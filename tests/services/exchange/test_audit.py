@@ -5,10 +5,10 @@ from decimal import Decimal
 
 import pytest
 from support.live import Bench, trading
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource
 from support.venue import running
 
-from trader.clock import ManualClock
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
 from trader.errors import OrderUndecided
 from trader.services.exchange.audit import AuditReport, audit

@@ -6,10 +6,10 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, walk_script
 from support.venue import Venue, agree_with_rows, dump, running, without_depth
 
-from trader.clock import ManualClock
 from trader.domain.exchange.account import equity
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
 from trader.errors import InvalidInput, NotFound, StartError, Unavailable

@@ -6,11 +6,11 @@ from decimal import Decimal
 from random import Random
 
 import pytest
+from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
 from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, running
 
-from trader.clock import ManualClock
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import InternalError, Unavailable

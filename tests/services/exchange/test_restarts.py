@@ -6,10 +6,10 @@ from decimal import Decimal
 from random import Random
 
 import pytest
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, dump
 
-from trader.clock import ManualClock
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderType
 from trader.domain.market.markets import MARKETS, Book, Level, Quote, Tick
 from trader.domain.money import floor_to, round_to

@@ -8,11 +8,11 @@ from decimal import Decimal
 import pytest
 from support.floor import calling, hold, open_floor, opening
 from support.guarded import Guarded, guarding
+from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
 from support.scripted import START, ScriptedSource
 from support.venue import agree_with_rows
 
-from trader.clock import ManualClock
 from trader.domain.exchange.halts import HaltCause, Outcome, Verb
 from trader.domain.exchange.orders import Cause, ExitPlan, Order, OrderAnswer, OrderStatus, OrderType
 from trader.errors import Unavailable

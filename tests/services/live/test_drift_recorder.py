@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
 from support.scripted import START, ScriptedSource
 from support.venue import Venue, running
 
-from trader.clock import ManualClock
 from trader.domain.exchange.orders import Fill
 from trader.domain.market.markets import Quote
 from trader.services.live.drift import DriftRecorder

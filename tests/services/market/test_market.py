@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.feed import SECOND, START, Feed, ScriptedSource, after, feeding, tick, turns
+from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 
-from trader.clock import LockstepClock, ManualClock, ScaledClock
+from trader.clock import LockstepClock, ScaledClock
 from trader.domain.market.markets import PLAIN_FUNDING_RATE, STALE_AFTER, Tick
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.gateways.market.replay import ReplaySource

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.feed import START, ScriptedSource
+from support.manual_clock import ManualClock
 
-from trader.clock import ManualClock
 from trader.errors import MarketUnavailable
 from trader.services.market.feed import MarketFeed
 

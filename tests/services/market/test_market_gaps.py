@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 from msgspec.structs import replace
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_tick
 from support.venue import Venue, agree_with_rows, running
 
-from trader.clock import ManualClock
 from trader.domain.exchange.orders import ExitPlan, OrderType
 from trader.domain.market.markets import MARKETS, Tick
 from trader.errors import InvalidInput, MarketDataError

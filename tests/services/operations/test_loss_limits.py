@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.fake_venue import until
 from support.guarded import Guarded, guarding
+from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_tick
 
-from trader.clock import ManualClock
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.orders import OrderStatus, OrderType
 from trader.leadership import Leadership, TradingControls

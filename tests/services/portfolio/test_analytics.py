@@ -7,6 +7,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from support.manual_clock import ManualClock
 from support.records import (
     HOUR,
     MINUTE,
@@ -26,7 +27,6 @@ from support.records import (
     seen,
 )
 
-from trader.clock import ManualClock
 from trader.domain.models import VariantId
 from trader.domain.portfolio.statistics import Drawdown, EquityPoint, return_confidence
 from trader.services.exchange.paper import PaperExchange

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.records import MINUTE, START, FakeExchange, add_model, make_account, make_snapshot
 from support.scripted import make_settings
 
 from trader.api.schemas.portfolio import GetPortfolioHistoryOutput, records_of
-from trader.clock import ManualClock, iso
+from trader.clock import iso
 from trader.domain.models import VariantId
 from trader.services.portfolio.histories import Histories, make_bucket, stretches
 from trader.services.portfolio.snapshots import RESOLUTIONS, WINDOWS, Portfolio, Window

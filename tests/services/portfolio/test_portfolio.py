@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.manual_clock import ManualClock
 from support.records import (
     HOUR,
     MINUTE,
@@ -22,7 +23,6 @@ from support.records import (
 )
 from support.scripted import make_settings
 
-from trader.clock import ManualClock
 from trader.domain.models import VariantId
 from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.histories import floor_to_bucket

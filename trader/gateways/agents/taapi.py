@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 import orjson
 
-from trader.clock import Clock, comes_up
+from trader.clock import Clock, interval_elapsed
 from trader.domain.agents.view import Supplementary
 from trader.domain.market.markets import Interval
 from trader.logs import log_bug
@@ -187,7 +187,7 @@ class Taapi:
 
 def _is_over(since: datetime, span: timedelta, now: datetime) -> bool:
     """Return whether the span has passed; it has also when the clock was set back to before its beginning."""
-    return comes_up(since + span, span, now)
+    return interval_elapsed(since + span, span, now)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import SET_BACK_LEAST, Clock, SystemClock, ceil_time, comes_up, epoch_second, floor_time
+from trader.clock import SET_BACK_LEAST, Clock, SystemClock, ceil_time, epoch_second, floor_time, interval_elapsed
 from trader.domain.market.markets import INTERVALS, MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Market, Tick
 from trader.errors import MarketDataError, MarketUnavailable
 from trader.gateways.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
@@ -95,7 +95,7 @@ class VenueSource:
                 quotes = {market.symbol: quote for market in followed if (quote := market.quote(now)) is not None}
                 if quotes:
                     after = now
-                    await clock.lead(now)
+                    await clock.advance_to(now)
                     yield Tick(now, quotes)
                 self._learn_now_and_then(now)
 
@@ -136,7 +136,7 @@ class VenueSource:
                 logger.warning("the venue's rules could not be read again: %s", error, exc_info=bug)
         if self._learn_at is None:
             self._learn_at = now + self._rules_every
-        elif comes_up(self._learn_at, self._rules_every, now) and self._learning is None:
+        elif interval_elapsed(self._learn_at, self._rules_every, now) and self._learning is None:
             self._learn_at = now + self._rules_every
             self._learning = asyncio.create_task(self._api.listings(), name="venue rules")
 

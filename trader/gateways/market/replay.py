@@ -117,11 +117,11 @@ class ReplaySource:
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         for tick in self._walk(epoch_second(after), self._last_second):
-            await clock.lead(tick.at)
+            await clock.advance_to(tick.at)
             await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
             yield tick
         # Time goes on until the last prices are stale for every reader; then there is nothing left to wait for.
-        await clock.lead(moment_of(self._last_second) + STALE_AFTER + timedelta(seconds=1))
+        await clock.advance_to(moment_of(self._last_second) + STALE_AFTER + timedelta(seconds=1))
         if isinstance(clock, ScaledClock):
             clock.release()
         await asyncio.Event().wait()

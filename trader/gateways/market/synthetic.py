@@ -61,7 +61,7 @@ class SyntheticSource:
         second = epoch_second(after)
         while True:
             second += 1
-            await clock.lead(moment_of(second))
+            await clock.advance_to(moment_of(second))
             second = min(second, epoch_second(clock.now()))  # the clock may have been set back
             await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
             yield self.tick(second)

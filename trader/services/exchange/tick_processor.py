@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from trader.clock import Clock, comes_up, iso
+from trader.clock import Clock, interval_elapsed, iso
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.catch_up import is_calm, stretch_of
 from trader.domain.exchange.ledger import Posting, Rules
@@ -113,7 +113,7 @@ class TickProcessor:
         self._processed_marks = dict(self._market.marks)
         await self._review_all(self.moment(tick), list(self._accounts.by_id))
         self._accounts.processed_until = tick.at
-        if self._checkpoint_due is None or comes_up(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
+        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + _CHECKPOINT_EVERY
             await self.checkpoint()
 
@@ -124,7 +124,7 @@ class TickProcessor:
             return True
         if self._give_up_at is None or self._ask_again_at is None:
             self._give_up_at, self._ask_again_at = tick.at + _CATCH_UP_FOR, tick.at
-        if not comes_up(self._ask_again_at, _CATCH_UP_EVERY, tick.at):
+        if not interval_elapsed(self._ask_again_at, _CATCH_UP_EVERY, tick.at):
             return False
         self._ask_again_at = tick.at + _CATCH_UP_EVERY
         try:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from trader.clock import comes_up
+from trader.clock import interval_elapsed
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.halts import may_open
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
@@ -130,7 +130,7 @@ class LiveAccount:
 
     def on_marks(self) -> None:
         """Request a synchronization when an exit plan fires at the new marks."""
-        is_time = comes_up(self._synchronized_at + _EXITS_EVERY, _EXITS_EVERY, self._context.clock.now())
+        is_time = interval_elapsed(self._synchronized_at + _EXITS_EVERY, _EXITS_EVERY, self._context.clock.now())
         if is_time and self._exits.are_due():
             self.wake()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import aiojobs
 
-from trader.clock import Clock, comes_up
+from trader.clock import Clock, interval_elapsed
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
@@ -151,7 +151,7 @@ class LiveExchange:
         self._accounts.processed_until = tick.at
         for account in self._live_accounts.values():
             account.on_marks()
-        if self._checkpoint_due is None or comes_up(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
+        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
             self._checkpoint_due = tick.at + _CHECKPOINT_EVERY
             await self._checkpoint()
 

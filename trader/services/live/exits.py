@@ -4,7 +4,7 @@ import logging
 from datetime import datetime, timedelta
 from typing import Final
 
-from trader.clock import comes_up
+from trader.clock import interval_elapsed
 from trader.domain.exchange.account import Position
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, Order
 from trader.domain.exchange.rules import triggered
@@ -72,4 +72,4 @@ class Exits:
 
     def _was_just_refused(self, symbol: str) -> bool:
         retry_at = self._retry_at.get(symbol)
-        return retry_at is not None and not comes_up(retry_at, _RETRY_AFTER, self._context.clock.now())
+        return retry_at is not None and not interval_elapsed(retry_at, _RETRY_AFTER, self._context.clock.now())

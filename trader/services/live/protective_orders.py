@@ -7,7 +7,7 @@ import logging
 from datetime import datetime, timedelta
 from typing import Final
 
-from trader.clock import comes_up
+from trader.clock import interval_elapsed
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting
@@ -51,7 +51,7 @@ class ProtectiveOrders:
     async def sync(self) -> None:
         """Place the missing protective orders, then cancel those not asked for. Raise as `Outbox.refresh` does."""
         now, outbox = self._context.clock.now(), self._outbox
-        self._refused = {terms: at for terms, at in self._refused.items() if not comes_up(at, _RETRY_AFTER, now)}
+        self._refused = {key: at for key, at in self._refused.items() if not interval_elapsed(at, _RETRY_AFTER, now)}
         for terms in self.wanted():
             if not (terms in self.standing() or terms in self._refused or terms.symbol in outbox.unsettled):
                 await self._place(terms)

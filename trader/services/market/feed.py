@@ -15,7 +15,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import SET_BACK_LEAST, Clock, Parking, ScaledClock, SystemClock, floor_time, iso
+from trader.clock import SET_BACK_LEAST, Clock, ClockFuture, ScaledClock, SystemClock, floor_time, iso
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote, Tick, untimely
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
 from trader.gateways.market.source import MarketSource
@@ -37,12 +37,12 @@ OnTick = Callable[[Tick], Awaitable[None]]
 class _Waiter:
     """One who waits for the first quote of a market at or after a moment."""
 
-    __slots__ = ("moment", "parking", "symbol")
+    __slots__ = ("future", "moment", "symbol")
 
-    def __init__(self, symbol: str, moment: datetime, parking: Parking[Quote | MarketUnavailable]) -> None:
+    def __init__(self, symbol: str, moment: datetime, future: ClockFuture[Quote | MarketUnavailable]) -> None:
         self.symbol = symbol
         self.moment = moment
-        self.parking = parking
+        self.future = future
 
 
 class _Series:
@@ -148,11 +148,11 @@ class MarketFeed:
         if quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
             return quote
         self._refuse_hopeless(symbol, moment)
-        waiter = _Waiter(symbol, moment, self._clock.parking())
+        waiter = _Waiter(symbol, moment, self._clock.future())
         self._waiters.append(waiter)
         try:
             async with asyncio.timeout(self._real_bound_s(moment)):
-                answer = await waiter.parking.wait()
+                answer = await waiter.future.wait()
         except TimeoutError:
             answer = self._too_late(symbol)
         finally:
@@ -192,9 +192,9 @@ class MarketFeed:
         for waiter in self._waiters:
             quote = tick.quotes.get(waiter.symbol)
             if tick.at - waiter.moment > self._patience:
-                waiter.parking.open(self._too_late(waiter.symbol))
+                waiter.future.set(self._too_late(waiter.symbol))
             elif quote is not None and quote.at >= waiter.moment:
-                waiter.parking.open(quote)
+                waiter.future.set(quote)
             else:
                 waiting.append(waiter)
         self._waiters = waiting
@@ -202,7 +202,7 @@ class MarketFeed:
     def _refuse_all(self, reason: str) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.parking.open(MarketUnavailable(reason))
+            waiter.future.set(MarketUnavailable(reason))
 
     # The feed
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from trader.clock import comes_up
+from trader.clock import interval_elapsed
 from trader.domain.exchange.account import equity
 from trader.domain.exchange.halts import LIMITS, Halt, Verb, scope
 from trader.domain.market.markets import Tick
@@ -89,7 +89,7 @@ class LossLimits:
 
     async def on_tick(self, tick: Tick) -> None:
         """Look at the accounts when it is time to, after the tick has been applied to them."""
-        is_due = self._due is not None and comes_up(self._due, _CHECK_EVERY, tick.at)
+        is_due = self._due is not None and interval_elapsed(self._due, _CHECK_EVERY, tick.at)
         if is_due and self._exchange.term is not None:
             self._due = tick.at + _CHECK_EVERY
             await self.check(tick.at)
@@ -102,7 +102,11 @@ class LossLimits:
         for account_id, mark in list(self._marks.items()):
             await self._halt_when_hit(account_id, mark, self._each)
         await self._halt_when_hit(None, self._total, self._together)
-        if self._save_due is None or comes_up(self._save_due, _SAVE_EVERY, now) or day_before != self._total.day:
+        if (
+            self._save_due is None
+            or interval_elapsed(self._save_due, _SAVE_EVERY, now)
+            or day_before != self._total.day
+        ):
             self._save_due = now + _SAVE_EVERY
             await self._save(now)
 
