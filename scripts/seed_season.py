@@ -39,7 +39,7 @@ from trader.store.exchange.accounts import (
     update_processed_until,
     upsert_service_state,
 )
-from trader.store.exchange.ledger import write_bookings
+from trader.store.exchange.ledger import write_postings
 from trader.store.exchange.ledger_rows import request_row
 from trader.store.portfolio.season import SEASON_TIMEOUT_S, upsert_all_variant_hours
 
@@ -149,7 +149,7 @@ async def _write_day(conn: Any, traders: Sequence[Trader], term: int) -> None:
         await _copy(conn, table, chain.from_iterable(trader.rows[table] for trader in traders), columns)
     await _copy(conn, "order_requests", chain.from_iterable(_request_rows(trader.postings) for trader in traders))
     merged = [_merge(trader.postings) for trader in traders if trader.postings]
-    if len(await write_bookings(conn, merged, term)) < len(merged):
+    if len(await write_postings(conn, merged, term)) < len(merged):
         raise StartError("An account was traded meanwhile; nothing of its past is written.")
     for trader in traders:
         trader.snapshots, trader.postings = [], []
@@ -171,8 +171,8 @@ def _hours(snapshots: Iterable[Snapshot]) -> Iterator[tuple[Any, ...]]:
 def _request_rows(postings: Iterable[Posting]) -> Iterator[tuple[Any, ...]]:
     for posting in postings:
         if posting.answer is not None:
-            *ids, answer, at = msgspec.structs.astuple(request_row(posting, posting.answer))
-            yield *ids, msgspec.json.encode(answer).decode(), at
+            row = request_row(posting, posting.answer)
+            yield tuple((row | {"answer": msgspec.json.encode(posting.answer).decode()}).values())
 
 
 def _merge(postings: Sequence[Posting]) -> Posting:

@@ -258,7 +258,7 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error(
         raise KeyError("no such thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
         answer = await desk.order(500, clientOrderId="one")
         assert answer["code"] == "INTERNAL_SERVER_ERROR"
     assert (await desk.order(clientOrderId="one"))["status"] == "filled"

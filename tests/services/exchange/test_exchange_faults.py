@@ -17,7 +17,7 @@ from trader.errors import InternalError, Unavailable
 from trader.services.exchange import accounts as books
 from trader.store.database import pool
 from trader.store.database.pool import Connection, Database
-from trader.store.exchange.ledger import write_bookings
+from trader.store.exchange.ledger import write_postings
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -96,10 +96,10 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_holds_up_nobo
     async def broken(conn: Connection, postings: list[Posting], term: int) -> set[str]:
         if any(posting.account.id == "a" for posting in postings):
             raise KeyError("no such thing")
-        return await write_bookings(conn, postings, term)
+        return await write_postings(conn, postings, term)
 
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
         async with asyncio.timeout(10):
             ours, theirs = await asyncio.gather(
                 venue.buy("0.01", client_order_id="first"), venue.buy("0.01", account_id="b"), return_exceptions=True
@@ -121,10 +121,10 @@ async def test_a_bug_in_writing_one_account_keeps_no_other_from_following_the_ma
     async def broken(conn: Connection, postings: list[Posting], term: int) -> set[str]:
         if any(posting.account.id == "a" for posting in postings):
             raise KeyError("no such thing")
-        return await write_bookings(conn, postings, term)
+        return await write_postings(conn, postings, term)
 
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
         await venue.see({"BTC": "92500"})
         assert [bool(venue.exchange.accounts[one].positions) for one in ("a", "b")] == [True, False]
     fired_at = venue.clock.now()

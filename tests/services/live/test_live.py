@@ -281,7 +281,7 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_the_order_is_
         raise KeyError("no such thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_bookings", broken)
+        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
         with pytest.raises(InternalError):
             await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     await bench.synchronize()

@@ -7,7 +7,7 @@ from typing import Final
 from trader.domain.exchange.ledger import Posting
 from trader.errors import BooksViolated, InternalError, TraderError, Unavailable
 from trader.store.database.pool import Database
-from trader.store.exchange.ledger import write_bookings
+from trader.store.exchange.ledger import write_postings
 
 log = logging.getLogger("trader.exchange")
 
@@ -68,7 +68,7 @@ class LedgerWriter:
     async def _commit(self, batch: list[tuple[Posting, asyncio.Future[None]]]) -> None:
         try:
             async with self._database.connection() as conn:
-                written_ids = await write_bookings(conn, [posting for posting, _ in batch], self._term)
+                written_ids = await write_postings(conn, [posting for posting, _ in batch], self._term)
         except BooksViolated as error:
             await self._commit_apart(batch, error)
             return

@@ -10,7 +10,7 @@ import asyncpg
 import msgspec
 
 from trader.domain.exchange.account import Account, Position, RestingOrder, Run
-from trader.domain.exchange.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide, Side
+from trader.domain.exchange.orders import AnswerFill, ExitPlan, OrderAnswer
 from trader.store.database.pool import Connection
 
 INSERT_ACCOUNT = """
@@ -66,81 +66,29 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
     resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
     for record in await conn.fetch(SELECT_RESTING, account_id):
         resting[record["account_id"]].append(_resting(record))
-    return {
-        record["id"]: Account(
-            id=record["id"],
-            run=_run(record),
-            sequence=record["sequence"],
-            changed_at=record["changed_at"],
-            realized=record["realized"],
-            fees=record["fees"],
-            funding=record["funding"],
-            insurance=record["insurance"],
-            positions=positions[record["id"]],
-            resting=tuple(resting[record["id"]]),
-            last_order_at=record["last_order_at"],
-        )
-        for record in await conn.fetch(SELECT_ACCOUNTS, account_id)
-    }
-
-
-def _run(record: asyncpg.Record) -> Run:
-    return Run(
-        id=record["run_id"],
-        number=record["number"],
-        initial_capital=record["initial_capital"],
-        quote_currency=record["quote_currency"],
-        started_at=record["started_at"],
-    )
-
-
-def _exit_plan(record: asyncpg.Record) -> ExitPlan:
-    return ExitPlan(
-        stop=record["stop"],
-        target=record["target"],
-        invalidation=record["invalidation"],
-        invalidation_price=record["invalidation_price"],
-        time_exit=record["time_exit"],
-    )
+    accounts = {}
+    for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
+        one = record["id"]
+        parts = {
+            "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
+            "positions": positions[one],
+            "resting": tuple(resting[one]),
+        }
+        accounts[one] = msgspec.convert({**record, **parts}, Account)
+    return accounts
 
 
 def _position(record: asyncpg.Record) -> Position:
-    return Position(
-        id=record["id"],
-        symbol=record["symbol"],
-        side=Side(record["side"]),
-        quantity=record["quantity"],
-        entry_notional=record["entry_notional"],
-        margin=record["margin"],
-        opened_at=record["opened_at"],
-        funded_until=record["funded_until"],
-        leveraged=record["leveraged"],
-        fees=record["fees"],
-        funding=record["funding"],
-        realized=record["realized"],
-        exit_plan=_exit_plan(record),
-        confidence=record["confidence"],
-        invocation_id=record["invocation_id"],
-        closing=record["closing"],
-    )
+    return msgspec.convert({**record, "exit_plan": _exit_plan(record)}, Position)
 
 
 def _resting(record: asyncpg.Record) -> RestingOrder:
-    return RestingOrder(
-        id=record["id"],
-        symbol=record["symbol"],
-        side=OrderSide(record["side"]),
-        quantity=record["quantity"],
-        remaining=record["remaining"],
-        limit_price=record["limit_price"],
-        created_at=record["created_at"],
-        leverage=record["leverage"],
-        reduce_only=record["reduce_only"],
-        exit_plan=_exit_plan(record) if record["has_exit_plan"] else None,
-        confidence=record["confidence"],
-        client_order_id=record["client_order_id"],
-        invocation_id=record["invocation_id"],
-    )
+    plan = _exit_plan(record) if record["has_exit_plan"] else None
+    return msgspec.convert({**record, "exit_plan": plan}, RestingOrder)
+
+
+def _exit_plan(record: asyncpg.Record) -> ExitPlan:
+    return ExitPlan(**{name: record[name] for name in ExitPlan.__struct_fields__})
 
 
 SELECT_ANSWER_OF_CLIENT = "SELECT answer FROM order_requests WHERE account_id = $1 AND client_order_id = $2"

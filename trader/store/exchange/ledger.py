@@ -1,8 +1,7 @@
-"""Writing bookings: every row of one or many changes in one statement, and so in one transaction.
+"""Writing postings: every row of one or many account changes in one statement, and so in one transaction.
 
-The rows travel as one JSON array per table, since a statement with a hundred array parameters could not be read. The
-statement has only the tables for which there are rows: what it costs to begin an insert into an empty set is what it
-costs to write two rows.
+The rows travel as one JSON array per table, since a statement with a hundred array parameters would be unreadable. The
+statement names only the tables that get rows: an insert of an empty set costs as much as one of two rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +15,9 @@ from trader.domain.exchange.ledger import Posting
 from trader.errors import BooksViolated
 from trader.store.database.pool import Connection
 from trader.store.exchange.ledger_rows import (
+    Row,
     account_change,
-    fill_row,
-    funding_row,
-    insurance_row,
+    ledger_row,
     limit_order_row,
     order_rows,
     request_row,
@@ -28,8 +26,8 @@ from trader.store.exchange.ledger_rows import (
     venue_trade_row,
 )
 
-# A booking whose account has moved on since it was decided, or whose process leads no more, updates no account row,
-# and with it writes nothing.
+# A posting whose account has changed since it was decided, or whose process no longer leads, updates no account row,
+# and so none of its rows is written.
 UPDATE_ACCOUNTS = """
 UPDATE accounts SET sequence = c.sequence, changed_at = c.changed_at, last_order_at = c.last_order_at
 FROM json_to_recordset($1) AS c (id text, sequence_before bigint, sequence bigint,
@@ -41,18 +39,17 @@ RETURNING accounts.id
 
 
 class _Table(NamedTuple):
-    """A table of bookings: its rows of one, and what a row does that is there already (nothing: an error)."""
+    """A table of the ledger, the rows of a posting in it, and what to do on conflict (empty: an error)."""
 
     name: str
-    rows: Callable[[Posting], Iterable[msgspec.Struct]]
+    rows: Callable[[Posting], Iterable[Row]]
     on_conflict: str = ""
 
 
-# Of the rows in conflict CLOSED orders and ended runs come first, since the partial unique indexes look at each row in
-# turn.
+# CLOSED orders and ended runs come before the rows that replace them: the partial unique indexes check row by row.
 _TABLES: Final = (
     _Table("runs", run_rows, "ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at"),
-    _Table("order_requests", lambda b: () if b.answer is None else (request_row(b, b.answer),)),
+    _Table("order_requests", lambda posting: () if posting.answer is None else (request_row(posting, posting.answer),)),
     _Table(
         "orders",
         order_rows,
@@ -70,56 +67,56 @@ _TABLES: Final = (
     ),
     _Table(
         "limit_orders",
-        lambda b: (limit_order_row(b, change) for change in b.resting),
+        lambda posting: (limit_order_row(posting, change) for change in posting.resting),
         """
         ON CONFLICT (id) DO UPDATE SET
             status = excluded.status, remaining = excluded.remaining, cancel_reason = excluded.cancel_reason,
             closed_at = excluded.closed_at
         """,
     ),
-    _Table("fills", lambda b: (fill_row(b, fill) for fill in b.fills)),
-    _Table("funding_payments", lambda b: (funding_row(b, payment) for payment in b.funding)),
-    _Table("insurance_payments", lambda b: (insurance_row(b, payment) for payment in b.insurance)),
+    _Table("fills", lambda posting: (ledger_row(posting, fill) for fill in posting.fills)),
+    _Table("funding_payments", lambda posting: (ledger_row(posting, payment) for payment in posting.funding)),
+    _Table("insurance_payments", lambda posting: (ledger_row(posting, payment) for payment in posting.insurance)),
     _Table(
         "venue_orders",
-        lambda b: (venue_order_row(sent) for sent in b.sent),
+        lambda posting: (venue_order_row(sent) for sent in posting.sent),
         """
         ON CONFLICT (account_id, client_index) DO UPDATE SET
             status = excluded.status, nonce = excluded.nonce, venue_index = excluded.venue_index,
             filled = excluded.filled, reason = excluded.reason, changed_at = excluded.changed_at
         """,
     ),
-    _Table("venue_trades", lambda b: (venue_trade_row(b, fill) for fill in b.venue_fills)),
+    _Table("venue_trades", lambda posting: (venue_trade_row(posting, fill) for fill in posting.venue_fills)),
 )
 
 
 @cache
 def _statement(tables: tuple[_Table, ...]) -> str:
-    """The statement that writes to these tables: $1 the changes of accounts, $2 the term, then the rows of each."""
+    """The statement that writes to these tables: $1 the account changes, $2 the term, then the rows of each."""
     inserts = (  # names are those of the tables above
         f"""
-        , written_{table.name} AS (
+        , into_{table.name} AS (
             INSERT INTO {table.name}
             SELECT r.* FROM json_populate_recordset(NULL::{table.name}, ${number}) r
-            JOIN booked ON booked.id = r.account_id
+            JOIN written ON written.id = r.account_id
             {table.on_conflict}
         )"""  # noqa: S608
         for number, table in enumerate(tables, 3)
     )
-    return f"WITH booked AS ({UPDATE_ACCOUNTS}){''.join(inserts)} SELECT id FROM booked"  # noqa: S608
+    return f"WITH written AS ({UPDATE_ACCOUNTS}){''.join(inserts)} SELECT id FROM written"  # noqa: S608
 
 
-WRITE_BOOKINGS: Final = _statement(_TABLES)
+WRITE_POSTINGS: Final = _statement(_TABLES)
 """The statement of a batch that has rows for every table."""
 
 
-async def write_bookings(conn: Connection, postings: Sequence[Posting], term: int) -> set[str]:
-    """Write bookings of different accounts, all in one transaction. Gives the ids of the accounts that were booked.
+async def write_postings(conn: Connection, postings: Sequence[Posting], term: int) -> set[str]:
+    """Write postings of different accounts in one transaction. Return the ids of the accounts that were written.
 
-    An account that is missing in the answer was changed by somebody else since, or `term` is over: nothing of its
-    booking was written.
+    An account is missing in the result, and nothing of its posting was written, when another process has changed it
+    since, or when `term` is over.
 
-    :raises BooksViolated: a row broke a constraint; nothing of any booking was written
+    :raises BooksViolated: a row broke a constraint; nothing of any posting was written
     """
     changes = _json([account_change(posting) for posting in postings])
     tables, rows = [], []
@@ -134,5 +131,5 @@ async def write_bookings(conn: Connection, postings: Sequence[Posting], term: in
     return {record["id"] for record in records}
 
 
-def _json(rows: list[msgspec.Struct]) -> str:
+def _json(rows: list[Row]) -> str:
     return msgspec.json.encode(rows).decode()

@@ -8,8 +8,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from trader.domain.exchange.orders import Side, Trade
-from trader.domain.models import VariantId
+from trader.domain.exchange.orders import Trade
 from trader.domain.money import divide
 from trader.store.database.pool import Connection
 
@@ -47,34 +46,12 @@ async def select_account_trades(conn: Connection, account_ids: Sequence[str], li
 
 def _trade(row: asyncpg.Record) -> Trade:
     quantity, entry_notional, exit_notional = row["quantity"], row["entry_notional"], row["exit_notional"]
-    variant = row["model_variant"]
-    return Trade(
-        id=row["id"],
-        account_id=row["account_id"],
-        run_id=row["run_id"],
-        symbol=row["symbol"],
-        side=Side(row["side"]),
-        quantity=quantity,
-        entry_notional=entry_notional,
-        exit_notional=exit_notional,
-        entry_price=divide(entry_notional, quantity),
-        exit_price=divide(exit_notional, quantity),
-        leverage=divide(entry_notional, row["margin"]) if row["leveraged"] else None,
-        gross_pnl=row["gross_pnl"],
-        fees=row["fees"],
-        liquidation_fees=row["liquidation_fees"],
-        funding=row["funding"],
-        net_pnl=row["net_pnl"],
-        insurance=row["insurance"],
-        close_reason=row["close_reason"],
-        confidence=row["confidence"],
-        invocation_id=row["invocation_id"],
-        opened_at=row["opened_at"],
-        closed_at=row["closed_at"],
-        model_name=row["model_name"],
-        model_variant=None if variant is None else VariantId(variant),
-        model_router_name=row["model_router_name"],
-    )
+    figures = {
+        "entry_price": divide(entry_notional, quantity),
+        "exit_price": divide(exit_notional, quantity),
+        "leverage": divide(entry_notional, row["margin"]) if row["leveraged"] else None,
+    }
+    return msgspec.convert({**row, **figures}, Trade)
 
 
 class RunTrade(msgspec.Struct, frozen=True, gc=False):
