@@ -13,6 +13,7 @@ from support.scripted import START, ScriptedSource, make_settings, make_tick
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.models import Model, VariantId
 from trader.gateways.agents.providers import Provider, Providers
+from trader.gateways.agents.taapi import Taapi
 from trader.services.agents.schedule import Agents, FinishedInvocation
 from trader.services.events import Event, EventBus, WorkflowProgress
 from trader.services.exchange.accounts import Accounts
@@ -99,6 +100,8 @@ class Floor:
         *,
         exchange_type: type[PaperExchange] = PaperExchange,
         limit_s: float = 20,
+        provider: Provider | None = None,
+        supplier: Callable[[ManualClock], Taapi] | None = None,
         **settings: str,
     ) -> None:
         self.database = database
@@ -113,8 +116,7 @@ class Floor:
         accounts = Accounts(database, LedgerWriter(database), bus)
         self.exchange = exchange_type(database, self.market, self.clock, self.settings, accounts, self.halts)
         self.provider = ScriptedProvider()
-        providers: list[Provider] = [self.provider]
-        self.providers = Providers(*providers)
+        self.providers = Providers(self.provider if provider is None else provider)
         self.agents = Agents(
             database,
             self.exchange,
@@ -123,6 +125,7 @@ class Floor:
             bus,
             self.settings,
             self.providers,
+            supplier=None if supplier is None else supplier(self.clock),
             invocation_limit_s=limit_s,
         )
 
@@ -146,9 +149,9 @@ class Floor:
         await self.agents.start_batch(self.clock.now())
 
     async def idle(self) -> None:
-        """Wait until no run goes on."""
+        """Wait until no model runs."""
         while self.agents.running():
-            await asyncio.wait([task for task, _ in self.agents._running.values()])
+            await asyncio.sleep(0.001)
 
     async def cycle(self) -> list[FinishedInvocation]:
         """One whole cycle, a second later than the last; its records, by model."""

@@ -16,7 +16,6 @@ from support.orpc import installed_packages
 
 from trader.domain.models import VariantId
 from trader.gateways.agents.chat import ChatClient, ProviderRow
-from trader.gateways.agents.providers import Providers
 from trader.services.agents.schedule import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_steps
@@ -69,8 +68,7 @@ async def server() -> AsyncIterator[Server]:
 @asynccontextmanager
 async def floor_on(database: Database, server: Server, *keys: str) -> AsyncIterator[Floor]:
     client = ChatClient(ProviderRow("openai", f"{server.url}/v1"), [Secret(key) for key in keys], backoff_s=0.001)
-    async with open_floor(database) as floor:
-        floor.agents._providers = Providers(client)
+    async with open_floor(database, provider=client) as floor:
         await floor.add("ada", variant=VariantId.CONTRARIAN, provider="openai")
         yield floor
     await client.close()

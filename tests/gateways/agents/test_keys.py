@@ -19,6 +19,12 @@ def escaped(text: str) -> str:
     return "".join(f"\\u{ord(letter):04x}" for letter in text)
 
 
+def test_no_key_is_shown_by_what_holds_it() -> None:
+    keys = ring(KEY)
+    assert KEY not in repr(keys)
+    assert repr(keys.take()) == "Key(1)"
+
+
 @pytest.mark.parametrize(
     "said",
     [

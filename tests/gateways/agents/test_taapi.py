@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -69,16 +69,25 @@ async def server() -> AsyncIterator[FakeTaapi]:
         yield fake
 
 
+class ShiftedClock(ManualClock):
+    """A manual clock that an operator sets back."""
+
+    shift = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.shift
+
+
 @pytest.fixture
-async def taapi(server: FakeTaapi) -> AsyncIterator[Taapi]:
-    client = Taapi(Secret(KEY), ManualClock(START), url=server.url, attempt_limit_s=0.5)
+def clock() -> ShiftedClock:
+    return ShiftedClock(START)
+
+
+@pytest.fixture
+async def taapi(server: FakeTaapi, clock: ShiftedClock) -> AsyncIterator[Taapi]:
+    client = Taapi(Secret(KEY), clock, url=server.url, attempt_limit_s=0.5)
     yield client
     await client.close()
-
-
-async def pass_time(taapi: Taapi, **span: float) -> None:
-    assert isinstance(taapi._clock, ManualClock)
-    await taapi._clock.advance(timedelta(**span))
 
 
 async def fetched(taapi: Taapi, symbol: str = "BTC") -> Supplementary | None:
@@ -104,7 +113,7 @@ async def test_values_are_fetched_for_those_who_ask_later(server: FakeTaapi, taa
 
 
 async def test_one_request_in_fifteen_seconds_and_each_value_once_in_five_minutes(
-    server: FakeTaapi, taapi: Taapi
+    server: FakeTaapi, taapi: Taapi, clock: ShiftedClock
 ) -> None:
     for second in range(360):
         for symbol in ("BTC", "ETH", "SOL"):
@@ -114,10 +123,12 @@ async def test_one_request_in_fifteen_seconds_and_each_value_once_in_five_minute
             asked = [body["construct"]["symbol"][:3] for body in server.bodies]
             wanted = ["BTC"] * 1 + ["ETH"] * (second >= 15) + ["SOL"] * (second >= 30) + ["BTC"] * (second >= 300)
             assert asked == wanted, second
-        await pass_time(taapi, seconds=1)
+        await clock.advance(timedelta(seconds=1))
 
 
-async def test_a_market_they_do_not_know_keeps_no_other_from_its_values(server: FakeTaapi, taapi: Taapi) -> None:
+async def test_a_market_they_do_not_know_keeps_no_other_from_its_values(
+    server: FakeTaapi, taapi: Taapi, clock: ShiftedClock
+) -> None:
     async def reply(request: web.Request) -> web.StreamResponse:
         is_known = orjson.loads(await request.read())["construct"]["symbol"] != "HYPE/USDT"
         return web.json_response(GOOD if is_known else {"error": "no such symbol"}, status=200 if is_known else 400)
@@ -130,16 +141,16 @@ async def test_a_market_they_do_not_know_keeps_no_other_from_its_values(server: 
             if symbol in missing and minute > 5:
                 missing[symbol] += found is None
         await taapi.settled()
-        await pass_time(taapi, minutes=1)
+        await clock.advance(timedelta(minutes=1))
     assert missing == {"BTC": 0, "ETH": 0}
 
 
-async def test_old_values_are_not_shown(server: FakeTaapi, taapi: Taapi) -> None:
+async def test_old_values_are_not_shown(server: FakeTaapi, taapi: Taapi, clock: ShiftedClock) -> None:
     assert await fetched(taapi) is not None
     server.reply = FakeTaapi.json({"error": "down"}, 500)
-    await pass_time(taapi, minutes=15)
+    await clock.advance(timedelta(minutes=15))
     assert await fetched(taapi) is not None
-    await pass_time(taapi, seconds=1)
+    await clock.advance(timedelta(seconds=1))
     assert taapi.latest("BTC") is None
 
 
@@ -178,7 +189,7 @@ async def html(_: web.Request) -> web.StreamResponse:
     ],
 )
 async def test_failures_are_an_absence_and_rest_longer_each_time(
-    server: FakeTaapi, taapi: Taapi, caplog: pytest.LogCaptureFixture, reply: Reply, why: str
+    server: FakeTaapi, taapi: Taapi, clock: ShiftedClock, caplog: pytest.LogCaptureFixture, reply: Reply, why: str
 ) -> None:
     server.reply = reply
     for rest_s in (60, 120):
@@ -186,20 +197,22 @@ async def test_failures_are_an_absence_and_rest_longer_each_time(
         assert await fetched(taapi) is None
         assert len(server.bodies) == asked + 1
         assert f"no indicators of BTC ({why}); asked again in {rest_s} s" in caplog.text
-        await pass_time(taapi, seconds=rest_s - 1)
+        await clock.advance(timedelta(seconds=rest_s - 1))
         assert await fetched(taapi) is None
         assert len(server.bodies) == asked + 1, "it rests"
-        await pass_time(taapi, seconds=1)
+        await clock.advance(timedelta(seconds=1))
     server.reply = FakeTaapi.json(GOOD)
     assert await fetched(taapi) is not None
     assert KEY not in caplog.text
 
 
-async def test_a_refused_key_is_out_of_use(server: FakeTaapi, taapi: Taapi, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_key_is_out_of_use(
+    server: FakeTaapi, taapi: Taapi, clock: ShiftedClock, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     server.reply = FakeTaapi.json({"error": f"unknown secret {KEY}"}, 401)
     assert await fetched(taapi) is None
-    await pass_time(taapi, hours=1)
+    await clock.advance(timedelta(hours=1))
     server.reply = FakeTaapi.json(GOOD)
     assert await fetched(taapi) is None
     assert len(server.bodies) == 1
@@ -208,7 +221,7 @@ async def test_a_refused_key_is_out_of_use(server: FakeTaapi, taapi: Taapi, capl
 
 
 async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
-    taapi: Taapi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    taapi: Taapi, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(self: Taapi, symbol: str) -> dict[str, float]:
         raise KeyError(symbol)
@@ -217,23 +230,24 @@ async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
         patch.setattr(Taapi, "_fetch", broken)
         assert await fetched(taapi) is None
     assert "in broken" in caplog.text, "with its trace"
-    await pass_time(taapi, minutes=5)
+    await clock.advance(timedelta(minutes=5))
     assert await fetched(taapi) is not None
 
 
-async def test_a_clock_set_back_puts_no_request_off_and_keeps_nothing_old(server: FakeTaapi, taapi: Taapi) -> None:
-    assert isinstance(taapi._clock, ManualClock)
+async def test_a_clock_set_back_puts_no_request_off_and_keeps_nothing_old(
+    server: FakeTaapi, taapi: Taapi, clock: ShiftedClock
+) -> None:
     assert await fetched(taapi) is not None
-    await pass_time(taapi, minutes=4)
-    taapi._clock._now -= timedelta(hours=1)
+    await clock.advance(timedelta(minutes=4))
+    clock.shift -= timedelta(hours=1)
     assert taapi.latest("BTC") is None, "how old they are is not known"
     await taapi.settled()
     assert len(server.bodies) == 2
     assert taapi.latest("BTC") is not None
     server.reply = FakeTaapi.json({}, 500)
-    await pass_time(taapi, minutes=6)
+    await clock.advance(timedelta(minutes=6))
     await fetched(taapi)
-    taapi._clock._now -= timedelta(hours=1)
+    clock.shift -= timedelta(hours=1)
     server.reply = FakeTaapi.json(GOOD)
     assert await fetched(taapi) is not None, "nor does it put off the next one after a failure"
 
@@ -257,9 +271,14 @@ def test_only_the_live_market_is_supplemented() -> None:
 
 
 async def test_a_model_sees_them_as_supplementary(database: Database, server: FakeTaapi) -> None:
-    async with open_floor(database) as floor:
-        taapi = Taapi(Secret(KEY), floor.clock, url=server.url)
-        floor.agents._observer._supplier = taapi
+    made: list[Taapi] = []
+
+    def supplier(clock: ManualClock) -> Taapi:
+        made.append(Taapi(Secret(KEY), clock, url=server.url))
+        return made[0]
+
+    async with open_floor(database, supplier=supplier) as floor:
+        (taapi,) = made
         await floor.add("ada")
         floor.provider.scripts["ada"] = [hold()]
         await floor.cycle()

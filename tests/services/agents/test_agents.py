@@ -4,7 +4,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
@@ -23,11 +23,12 @@ from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, Side
 from trader.domain.models import VariantId
 from trader.errors import OrderUndecided, ProviderError, Unavailable
 from trader.gateways.agents.chat import ChatClient
-from trader.gateways.agents.providers import PROVIDERS, Providers, RuleProvider
+from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.services.agents import recorder
 from trader.services.agents.schedule import FinishedInvocation
 from trader.services.events import ConversationsChanged
 from trader.services.exchange.paper import PaperExchange
+from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_payload, select_steps, update_invocation
 from trader.store.database.pool import Connection, Database
 from trader.variants import VARIANTS
@@ -663,8 +664,7 @@ async def test_messages_and_raw_answers_are_kept(floor: Floor) -> None:
 
 
 async def test_demo_has_a_rule_agent_per_variant(database: Database) -> None:
-    async with open_floor(database) as floor:
-        floor.agents._providers = Providers(RuleProvider())
+    async with open_floor(database, provider=RuleProvider()) as floor:
         await floor.agents.start()
         await floor.agents.start()
         assert list(floor.agents.models) == ["apex-rules", "contrarian-rules", "sovereign-rules", "trendsurfer-rules"]
@@ -716,10 +716,10 @@ async def test_no_key_in_anything_a_failing_run_produces(database: Database, cap
     app = web.Application()
     app.router.add_post("/chat/completions", reply)
     caplog.set_level(logging.DEBUG)
-    async with TestServer(app) as server, open_floor(database, OPENAI_API_KEY=key) as floor:
+    async with TestServer(app) as server, AsyncExitStack() as stack:
         row = PROVIDERS["openai"]._replace(base_url=str(server.make_url("/")))
-        client = ChatClient(row, floor.settings.providers["openai"].keys, backoff_s=0)
-        floor.agents._providers = Providers(client)
+        client = ChatClient(row, [Secret(key)], backoff_s=0)
+        floor = await stack.enter_async_context(open_floor(database, provider=client, OPENAI_API_KEY=key))
         await floor.add("ada", provider="openai")
         (record,) = await floor.cycle()
         await client.close()
