@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from trader import __version__
 from trader.api import openapi, rpc
+from trader.api.routes import JSON
 from trader.settings import Settings
 
 Schema = Mapping[str, Any]
@@ -85,12 +86,12 @@ def _procedures(paths: Mapping[str, Any]) -> str:
             continue
         operation = methods["post"]
         media, answer = operation["requestBody"], operation["responses"]["200"]
-        given = _type(media["content"][rpc.JSON]["schema"])
+        given = _type(media["content"][JSON]["schema"])
         optional = "" if media["required"] else " | undefined"
         lines += _comment(operation["summary"], operation.get("description"), indent="  ")
         lines.append(f"  {_quoted(path.removeprefix(rpc.PREFIX))}: {{")
         lines.append(f"    input: {given}{optional}")
-        lines.append(f"    output: {_type(answer['content'][rpc.JSON]['schema'])}")
+        lines.append(f"    output: {_type(answer['content'][JSON]['schema'])}")
         lines.append("  }")
     return "\n".join([*lines, "}", ""])
 

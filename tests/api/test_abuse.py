@@ -13,7 +13,7 @@ from aiohttp import ClientSession, web
 
 from trader.api import cors, rpc
 from trader.api.connections import ConnectionLimits, HttpServer, bind
-from trader.api.routes import add_read_only
+from trader.api.routes import Route
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
@@ -104,8 +104,8 @@ async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
     async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("a bug")
 
-    add_read_only(app, "/health", health)
-    add_read_only(app, "/broken", broken)
+    Route("/health").add_to(app, health)
+    Route("/broken").add_to(app, broken)
     cors.setup(app, settings)
     server = HttpServer(app, limits, shutdown_timeout_s=0.1)
     sockets = bind("127.0.0.1", 0)

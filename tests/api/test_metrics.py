@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster, frame
 from trader.api.requests import REQUESTS, RequestLog
-from trader.api.routes import add_read_only
+from trader.api.routes import Route
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.domain.exchange.orders import OrderStatus
@@ -85,7 +85,7 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
     async def health(_: web.Request) -> web.Response:
         return web.json_response({})
 
-    add_read_only(app, "/health", health)
+    Route("/health").add_to(app, health)
     async with TestClient(TestServer(app)) as started:
         yield started
 
@@ -211,7 +211,7 @@ async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
     async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("bug")
 
-    add_read_only(app, "/health", broken)
+    Route("/health").add_to(app, broken)
     async with TestClient(TestServer(app)) as client, client.get("/health") as response:
         assert response.status == 500
     assert list(app[REQUESTS].latencies) == [("health", 500)]

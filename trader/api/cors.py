@@ -4,7 +4,7 @@ Reading is the browser's to refuse, by the headers that aiohttp-cors sets. A POS
 the answer, so one from a foreign origin is refused by the service itself (`OriginRule`).
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -22,10 +22,9 @@ from aiohttp.hdrs import (
 from aiohttp_cors import CorsConfig, ResourceOptions
 from aiohttp_cors.abc import AbstractRouterAdapter
 
+from trader.api.requests import Handler
 from trader.errors import Forbidden
 from trader.settings import Settings
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PATHS: Final = ("/api/", "/health")
 """Where cross-origin answers exist: every path that starts with one of these."""

@@ -9,13 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from aiohttp import hdrs, web
 from msgspec import UNSET
 
 from trader.api.broadcast import Broadcaster
-from trader.api.routes import add_read_only, json_answer
+from trader.api.routes import Documented, Route, json_answer
 from trader.api.schemas.common import iso
 from trader.api.schemas.health import (
     DatabaseHealth,
@@ -39,6 +39,35 @@ PING_S = 1.0
 GOOD_FOR_S = 0.2
 
 NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
+
+
+_HEADERS: Final = ("X-Request-Id", "Cache-Control")
+
+HEALTH: Final = Route(
+    "/health",
+    "Whether the service is healthy",
+    tag="health",
+    responses={
+        200: Documented(
+            "The database answers and every scheduler runs.", HealthReport, ("X-Request-Id", "Cache-Control")
+        ),
+        503: Documented(
+            "The database does not answer, or a scheduler does not run.",
+            HealthReport,
+            ("X-Request-Id", "Cache-Control"),
+        ),
+    },
+    alias="/api/health",
+    head=True,
+)
+SCHEDULERS: Final = Route(
+    "/health/schedulers",
+    "The parts of the service in detail; always 200",
+    tag="health",
+    responses={200: Documented("The report.", SchedulersReport, _HEADERS)},
+    alias="/api/health/schedulers",
+    head=True,
+)
 
 
 class SchedulerStatus(Protocol):
@@ -134,9 +163,8 @@ def setup(app: web.Application, sources: HealthSources) -> None:
     async def schedulers(_: web.Request) -> web.Response:
         return json_answer(200, _schedulers_report(sources, await database.ask()), NOT_STORED)
 
-    for path, handler in (("/health", health), ("/health/schedulers", schedulers)):
-        for prefix in ("", "/api"):
-            add_read_only(app, prefix + path, handler, head=True)
+    HEALTH.add_to(app, health)
+    SCHEDULERS.add_to(app, schedulers)
 
 
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:

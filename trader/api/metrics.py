@@ -20,11 +20,22 @@ from trader.api.answers import AnswerCache
 from trader.api.broadcast import Broadcaster, StateBroadcaster
 from trader.api.health import SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
-from trader.api.routes import add_read_only
+from trader.api.routes import Documented, Route
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import Provider
 from trader.services.exchange.accounts import Tally
 from trader.store.database.pool import PoolUse
+
+METRICS: Final = Route(
+    "/metrics",
+    "What the service counts, in the Prometheus format",
+    tag="health",
+    responses={
+        200: Documented(
+            "The figures; as OpenMetrics when the `Accept` header asks for it.", str, media_type="text/plain"
+        )
+    },
+)
 
 LAG_EVERY_S: Final = 0.25
 LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -192,7 +203,7 @@ def setup(app: web.Application, sources: MetricsSources) -> None:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=encode(registry), headers={hdrs.CONTENT_TYPE: content_type})
 
-    add_read_only(app, "/metrics", metrics)
+    METRICS.add_to(app, metrics)
 
     async def watch_lag(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(lag.watch(), name="loop lag")

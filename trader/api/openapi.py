@@ -5,7 +5,7 @@ It is at `GET /api/openapi.json`, and as a page to read at `GET /api/docs`. Both
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Final
@@ -14,41 +14,17 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader import __version__, errors
-from trader.api import batch, broadcast, rpc, streams
+from trader.api import batch, broadcast, health, metrics, rpc, streams
 from trader.api.body import BODY_SIZE_MAX
 from trader.api.context import Context
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
-from trader.api.routes import add_read_only
+from trader.api.routes import JSON, Route
 from trader.api.schemas.failures import ErrorBody
-from trader.api.schemas.health import HealthReport, SchedulersReport
-from trader.api.schemas.models import InvocationView
-from trader.api.schemas.portfolio import PortfolioUpdate
-from trader.api.schemas.streams import PositionEventData, Refusal, WorkflowMessage
-from trader.api.schemas.trades import TradeView
 from trader.settings import Settings
 
-STREAMS: Final[Mapping[str, tuple[Any, str, str]]] = {
-    "positions": (
-        list[PositionEventData],
-        "Open positions",
-        "One entry per active model, whatever it holds. Sent about every 10 seconds and at every change of a position.",
-    ),
-    "trades": (list[TradeView], "Completed trades", "The latest 100, the newest first. Sent when a trade closes."),
-    "conversations": (
-        list[InvocationView],
-        "Runs of the models",
-        "The latest 50, the newest first. Sent when a run was recorded.",
-    ),
-    "portfolio": (PortfolioUpdate, "Live equity of the models", "Sent about every 10 seconds."),
-    "workflow": (
-        WorkflowMessage,
-        "What the models are doing",
-        "Named events: the event's name is the `type` of its data. The first is `connected`. A subscriber that "
-        "cannot keep up is dropped and reconnects.",
-    ),
-}
-"""What each stream sends as `data`, its title, and when."""
+DOCUMENT: Final = Route("/api/openapi.json", head=True)
+PAGE: Final = Route("/api/docs", head=True)
 
 EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01, "leverage": 3},
@@ -76,25 +52,21 @@ _MIDDLE_OF_CALL: Final = (errors.InvalidInput, errors.Forbidden, errors.PayloadT
 
 
 def make_document(registry: rpc.Registry, settings: Settings) -> dict[str, Any]:
-    """The OpenAPI document of these procedures, with the streams and health."""
-    procedures = list(registry.procedures.values())
-    types = [ErrorBody, Refusal, HealthReport, SchedulersReport, *(kind for kind, _, _ in STREAMS.values())]
-    for declared in procedures:
-        types += [declared.input_type, declared.output_type]
-    schemas, components = components_of(types)
-    _, refusal, health, schedulers, *rest = schemas
-    stream_data, calls = rest[: len(STREAMS)], rest[len(STREAMS) :]
-    paths: dict[str, Any] = {}
-    for number, declared in enumerate(procedures):
-        given, answered = calls[2 * number : 2 * number + 2]
-        paths[rpc.PREFIX + declared.name] = {"post": _operation(declared, given, answered, components, settings)}
-    for (name, (_, title, text)), data in zip(STREAMS.items(), stream_data, strict=True):
-        paths[f"/api/events/{name}"] = {"get": _stream(name, title, text, data, refusal)}
-    for path, told in (("/health", health), ("/health/schedulers", schedulers)):
-        for prefix in ("", "/api"):
-            paths[prefix + path] = {"get": _health(prefix + path, told)}
+    """Return the OpenAPI document of these procedures, with the streams and health."""
+    procedures = registry.procedures.values()
+    routes = [*streams.ROUTES.values(), health.HEALTH, health.SCHEDULERS]
     if settings.metrics == "on":
-        paths["/metrics"] = {"get": _METRICS}
+        routes.append(metrics.METRICS)
+    types = [ErrorBody, *(kind for route in routes for kind in _types_of(route))]
+    types += [kind for declared in procedures for kind in (declared.input_type, declared.output_type)]
+    schemas, components = components_of(types)
+    schema_of = dict(zip(types, schemas, strict=True))
+    paths: dict[str, Any] = {
+        rpc.PREFIX + declared.name: {"post": _operation(declared, schema_of, components, settings)}
+        for declared in procedures
+    }
+    for route in routes:
+        paths |= {path: {"get": _read_operation(route, path, schema_of)} for path in route.paths}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -134,28 +106,15 @@ _HEADERS: Final = {
 }
 
 
-_METRICS: Final = {
-    "operationId": "metrics",
-    "tags": ["health"],
-    "summary": "What the service counts, in the Prometheus format",
-    "responses": {
-        "200": {
-            "description": "The figures; as OpenMetrics when the `Accept` header asks for it.",
-            "headers": {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}},
-            "content": {"text/plain": {"schema": {"type": "string"}}},
-        }
-    },
-}
-
-
 def _server(settings: Settings) -> str:
     """SERVER_URL; the address the document came from when the system chooses the port."""
     return "/" if settings.server_url.endswith(":0") else settings.server_url
 
 
 def _operation(
-    declared: rpc.Procedure, given: Schema, answered: Schema, components: Mapping[str, Schema], settings: Settings
+    declared: rpc.Procedure, schema_of: Mapping[Any, Schema], components: Mapping[str, Schema], settings: Settings
 ) -> dict[str, Any]:
+    given, answered = schema_of[declared.input_type], schema_of[declared.output_type]
     text = inspect.getdoc(declared.handler) or declared.name
     raised = dict(_RAISES.findall(text))
     summary, _, description = _RAISES.sub("", text).strip().partition("\n\n")
@@ -167,12 +126,12 @@ def _operation(
         "operationId": declared.name,
         "tags": [declared.name.partition(".")[0]],
         "summary": " ".join(summary.split()),
-        "requestBody": {"required": bool(fields.get("required")), "content": {rpc.JSON: media}},
+        "requestBody": {"required": bool(fields.get("required")), "content": {JSON: media}},
         "responses": {
             "200": {
                 "description": "The output.",
                 "headers": _headers("X-Request-Id"),
-                "content": {rpc.JSON: {"schema": answered}},
+                "content": {JSON: {"schema": answered}},
             },
             **_references(declared, raised),
         },
@@ -226,7 +185,7 @@ def _failures() -> dict[str, Any]:
             "description": meaning,
             "headers": _headers("X-Request-Id", *([extra[status]] if status in extra else [])),
             "content": {
-                rpc.JSON: {
+                JSON: {
                     "schema": {
                         "allOf": [{"$ref": f"{REFERENCE}ErrorBody"}],
                         "properties": {"code": {"const": code}},
@@ -242,41 +201,31 @@ def _headers(*names: str) -> dict[str, Any]:
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _stream(name: str, title: str, text: str, data: Schema, refusal: Schema) -> dict[str, Any]:
-    return {
-        "operationId": f"events.{name}",
-        "tags": ["streams"],
-        "summary": title,
-        "description": text,
-        "x-event-data": data,
+def _types_of(route: Route) -> Iterator[Any]:
+    yield from (response.body for response in route.responses.values())
+    if route.event_data is not None:
+        yield route.event_data
+
+
+def _read_operation(route: Route, path: str, schema_of: Mapping[Any, Schema]) -> dict[str, Any]:
+    operation_id = route.name if path == route.path else path.strip("/")
+    operation: dict[str, Any] = {
+        "operationId": operation_id.replace("/", "."),
+        "tags": [route.tag],
+        "summary": route.summary,
         "responses": {
-            "200": {
-                "description": "An endless stream of events; `x-event-data` is the schema of their `data`.",
-                "headers": _headers("X-Request-Id", "Cache-Control"),
-                "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            },
-            "500": {"description": "The state cannot be read.", "content": {rpc.JSON: {"schema": refusal}}},
-            "503": {
-                "description": "The stream has all its subscribers, or the state cannot be read now.",
-                "headers": _headers("X-Request-Id", "Retry-After"),
-                "content": {rpc.JSON: {"schema": refusal}},
-            },
+            str(status): {
+                "description": response.description,
+                **({"headers": _headers(*response.headers)} if response.headers else {}),
+                "content": {response.media_type: {"schema": schema_of[response.body]}},
+            }
+            for status, response in route.responses.items()
         },
     }
-
-
-def _health(path: str, told: Schema) -> dict[str, Any]:
-    answer = {"headers": _headers("X-Request-Id", "Cache-Control"), "content": {rpc.JSON: {"schema": told}}}
-    operation: dict[str, Any] = {"operationId": path.strip("/").replace("/", "."), "tags": ["health"]}
-    if path.endswith("schedulers"):
-        operation["summary"] = "The parts of the service in detail; always 200"
-        operation["responses"] = {"200": {"description": "The report.", **answer}}
-        return operation
-    operation["summary"] = "Whether the service is healthy"
-    operation["responses"] = {
-        "200": {"description": "The database answers and every scheduler runs.", **answer},
-        "503": {"description": "The database does not answer, or a scheduler does not run.", **answer},
-    }
+    if route.description:
+        operation["description"] = route.description
+    if route.event_data is not None:
+        operation["x-event-data"] = schema_of[route.event_data]
     return operation
 
 
@@ -304,8 +253,8 @@ def setup(app: web.Application, context: Context, registry: rpc.Registry | None 
     document = make_document(registry, context.settings)
     encoded = msgspec.json.encode(document)
     shown = page.render(document).encode()
-    add_read_only(app, "/api/openapi.json", _constant(encoded, rpc.JSON, {}), head=True)
-    add_read_only(app, "/api/docs", _constant(shown, "text/html; charset=utf-8", page.HEADERS), head=True)
+    DOCUMENT.add_to(app, _constant(encoded, JSON, {}))
+    PAGE.add_to(app, _constant(shown, "text/html; charset=utf-8", page.HEADERS))
 
 
 def _constant(

@@ -1,6 +1,8 @@
-"""Routes that are only read: what streams and health share."""
+"""Routes that are read with GET: each is declared once, with its path, its methods and its documentation."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
@@ -10,11 +12,11 @@ from trader.api.requests import UNKNOWN, Handler, noted
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 
+JSON: Final = "application/json"
+
 
 def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        status=status, body=ENCODER.encode(body), headers={hdrs.CONTENT_TYPE: "application/json", **(headers or {})}
-    )
+    return web.Response(status=status, body=ENCODER.encode(body), headers={hdrs.CONTENT_TYPE: JSON, **(headers or {})})
 
 
 def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -39,18 +41,52 @@ async def answer_expect(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-def add_read_only(app: web.Application, path: str, handler: Handler, *, head: bool = False) -> None:
-    """Serve GET (and HEAD) of a path; every other method is a 405, except the OPTIONS of a browser's preflight."""
-    allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if head else (hdrs.METH_GET,)
+class Documented(NamedTuple):
+    """One response of a route in the OpenAPI document. `body` is the type of the body, `headers` are names."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        if request.method in allowed:
-            return await handler(request)
-        if request.method == hdrs.METH_OPTIONS:
-            answer = await answer_options(request)
-            answer.headers[hdrs.ALLOW] = ", ".join(allowed)
-            return answer
-        return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
+    description: str
+    body: Any
+    headers: tuple[str, ...] = ("X-Request-Id",)
+    media_type: str = JSON
 
-    name = UNKNOWN if "{" in path else path.removeprefix("/api").strip("/")
-    app.router.add_route(hdrs.METH_ANY, path, noted(name, handle), expect_handler=answer_expect)
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path that is read with GET. One without a summary is not documented.
+
+    `event_data` is the type of what a stream sends as the data of an event.
+    """
+
+    path: str
+    summary: str = ""
+    description: str = ""
+    tag: str = ""
+    responses: Mapping[int, Documented] = field(default_factory=dict)
+    event_data: Any = None
+    alias: str | None = None
+    head: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if self.alias is None else (self.path, self.alias)
+
+    @property
+    def name(self) -> str:
+        """The name in the log and in metrics."""
+        return UNKNOWN if "{" in self.path else self.path.removeprefix("/api").strip("/")
+
+    def add_to(self, app: web.Application, handler: Handler) -> None:
+        """Serve GET (and HEAD); every other method is a 405, except the OPTIONS of a browser's preflight."""
+        allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if self.head else (hdrs.METH_GET,)
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if request.method in allowed:
+                return await handler(request)
+            if request.method == hdrs.METH_OPTIONS:
+                answer = await answer_options(request)
+                answer.headers[hdrs.ALLOW] = ", ".join(allowed)
+                return answer
+            return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
+
+        for path in self.paths:
+            app.router.add_route(hdrs.METH_ANY, path, noted(self.name, handle), expect_handler=answer_expect)

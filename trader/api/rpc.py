@@ -24,7 +24,7 @@ from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
-from trader.api.routes import answer_expect
+from trader.api.routes import JSON, answer_expect
 from trader.api.schemas.common import ENCODER, Body, Checked, whole
 from trader.errors import (
     Forbidden,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 PREFIX: Final = "/api/rpc/"
 
 _ANYWHERE: Final = "/{path:.*}"
-
-JSON: Final = "application/json"
 
 _log = logging.getLogger("trader.request")
 
@@ -334,19 +332,10 @@ def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: t
 
 
 async def _elsewhere(request: web.Request) -> web.StreamResponse:
-    """Every path and method that nothing else takes, as JSON. Unlike a middleware, this costs other routes nothing."""
-    allowed: set[str] = set()
-    for resource in request.app.router.resources():
-        if resource is not request.match_info.route.resource:
-            allowed |= (await resource.resolve(request))[1]
+    """Answer for every path that no other route has. Unlike a middleware, this costs other routes nothing."""
     if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
         return await answer_options(request)
-    if not allowed:
-        return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
-    listed = ", ".join(sorted(allowed))
-    status, code = NOT_SUPPORTED
-    body = envelope.failure(Style.PLAIN, status, code, f"{request.method} is not supported here; use {listed}")
-    return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Allow": listed})
+    return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
 
 
 async def rehearse(context: "Context", registry: Registry | None = None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
@@ -20,9 +20,13 @@ from aiohttp.abc import AbstractStreamWriter
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber, frame
 from trader.api.requests import REQUEST_ID, Handler
-from trader.api.routes import add_read_only, refusal
+from trader.api.routes import Documented, Route, refusal
 from trader.api.schemas.common import ENCODER, iso
 from trader.api.schemas.health import HaltInForce
+from trader.api.schemas.models import InvocationView
+from trader.api.schemas.portfolio import PortfolioUpdate
+from trader.api.schemas.streams import PositionEventData, Refusal, WorkflowMessage
+from trader.api.schemas.trades import TradeView
 from trader.clock import Clock
 from trader.errors import Unavailable
 from trader.services.events import (
@@ -40,6 +44,8 @@ log = logging.getLogger(__name__)
 
 PING = b"event: ping\ndata:\n\n"
 
+PREFIX: Final = "/api/events/"
+
 HEADERS = {
     hdrs.CONTENT_TYPE: "text/event-stream",
     hdrs.CACHE_CONTROL: "no-cache, no-transform",
@@ -54,6 +60,55 @@ EOF_S = 1.0
 
 SEND_BUFFER_BYTES = 128 * 1024
 """What the kernel holds for a reader that has stopped reading; states beyond it are replaced by newer ones."""
+
+
+_RESPONSES: Final = {
+    200: Documented(
+        "An endless stream of events; `x-event-data` is the schema of their `data`.",
+        str,
+        ("X-Request-Id", "Cache-Control"),
+        "text/event-stream",
+    ),
+    500: Documented("The state cannot be read.", Refusal, headers=()),
+    503: Documented(
+        "The stream has all its subscribers, or the state cannot be read now.", Refusal, ("X-Request-Id", "Retry-After")
+    ),
+}
+
+
+ROUTES: Final[Mapping[str, Route]] = {
+    name: Route(PREFIX + name, title, sent, "streams", _RESPONSES, event_data=data)
+    for name, data, title, sent in (
+        (
+            "positions",
+            list[PositionEventData],
+            "Open positions",
+            "One entry per active model, whatever it holds. Sent about every 10 seconds and at every change of a "
+            "position.",
+        ),
+        (
+            "trades",
+            list[TradeView],
+            "Completed trades",
+            "The latest 100, the newest first. Sent when a trade closes.",
+        ),
+        (
+            "conversations",
+            list[InvocationView],
+            "Runs of the models",
+            "The latest 50, the newest first. Sent when a run was recorded.",
+        ),
+        ("portfolio", PortfolioUpdate, "Live equity of the models", "Sent about every 10 seconds."),
+        (
+            "workflow",
+            WorkflowMessage,
+            "What the models are doing",
+            "Named events: the event's name is the `type` of its data. The first is `connected`. A subscriber that "
+            "cannot keep up is dropped and reconnects.",
+        ),
+    )
+}
+"""The streams by name: what each sends as the data of an event, its title, and when it sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +186,8 @@ def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> Non
     `Hubs.start` and `Hubs.close` stay with the owner of the hubs; closing twice does no harm.
     """
     for name, hub in hubs.all.items():
-        add_read_only(app, f"/api/events/{name}", _handler(hub, timing or Timing()))
-    add_read_only(app, "/api/events/{path:.*}", _refuse_path)
+        ROUTES[name].add_to(app, _handler(hub, timing or Timing()))
+    Route(PREFIX + "{path:.*}").add_to(app, _refuse_path)
 
     async def end_streams(_: web.Application) -> None:
         await hubs.close()

@@ -16,7 +16,7 @@ from pytest_aiohttp.plugin import AiohttpClient
 from support.served import Client, served
 
 from trader.api import cors, rpc
-from trader.api.routes import add_read_only
+from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, Number, Pieces, Wire, checked
 from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
 from trader.settings import Settings
@@ -153,10 +153,10 @@ def build_app(context: DemoContext) -> web.Application:
     async def plain(_: web.Request) -> web.Response:
         return web.json_response({"ok": True})
 
-    app.router.add_get("/health", plain)
-    app.router.add_get("/api/events/positions", plain)
-    app.router.add_get("/elsewhere", plain)
-    add_read_only(app, "/figures", plain)
+    Route("/health").add_to(app, plain)
+    Route("/api/events/positions").add_to(app, plain)
+    Route("/elsewhere").add_to(app, plain)
+    Route("/figures").add_to(app, plain)
     return app
 
 

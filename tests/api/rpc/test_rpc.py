@@ -145,11 +145,7 @@ async def test_a_head_request_gets_no_body(client: Client) -> None:
 
 async def test_paths_elsewhere_answer_json_too(client: Client) -> None:
     assert await send(client, "/nothing/here") == (404, {"error": "Not Found"})
-    status, answer = await send(client, "/elsewhere")
-    assert (status, answer) == (
-        405,
-        {"error": "POST is not supported here; use GET, HEAD", "code": "METHOD_NOT_SUPPORTED"},
-    )
+    assert await send(client, "/elsewhere") == (405, {"error": "Method Not Allowed"})
 
 
 @pytest.mark.parametrize(
