@@ -19,7 +19,8 @@ from trader.domain.agents.tools import ClosePosition, CreatePosition, FetchIndic
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
-from trader.domain.exchange.rules import Moment, place, review, set_exit_plan
+from trader.domain.exchange.rules import place, set_exit_plan
+from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, floor_to, round_to
@@ -163,7 +164,7 @@ class Trader:
     # -- the account
 
     def _review(self, minute: int) -> None:
-        posting = review(self.account, self._market.moment(minute), self._rules, _rate)
+        posting = apply_tick(self.account, self._market.moment(minute), self._rules, _rate)
         if posting is not None:
             self._apply(posting)
 

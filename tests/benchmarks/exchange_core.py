@@ -16,7 +16,7 @@ from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account, Run
 from trader.domain.exchange.ledger import Rules, row_id
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Book, Level, Quote
 
 AT = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
@@ -95,7 +95,7 @@ def accounts_with_positions() -> list[Account]:
 
 def review_all(accounts: list[Account], moment: Moment) -> None:
     for account in accounts:
-        assert exchange.review(account, moment, RULES, rate_of_hour) is None
+        assert apply_tick(account, moment, RULES, rate_of_hour) is None
 
 
 def plain_review(accounts: list[Account], moment: Moment) -> None:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from trader.domain.exchange.account import Account, Run
 from trader.domain.exchange.ledger import Rules, row_id
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Book, Level, Quote
 
 START = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)

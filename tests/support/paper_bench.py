@@ -11,7 +11,7 @@ from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account, Position
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderSide, OrderType
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import Quote
 
 D = Decimal
@@ -62,7 +62,7 @@ class PaperBench:
             book = quote.book
             dated.append(make_quote(book.symbol, book.bids, book.asks, at=at, mark=quote.mark))
         self.moment = moment_of(*dated, before=self.moment, at=at)
-        posting = exchange.review(self.account, self.moment, RULES, self.rate)
+        posting = apply_tick(self.account, self.moment, RULES, self.rate)
         if posting is not None:
             self._apply(posting)
         return posting

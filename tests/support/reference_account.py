@@ -14,7 +14,7 @@ from support.reference_ledger import Books, Entry, post, rounded
 from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, plan_is_sound
 
 from trader.domain.exchange.orders import ExitPlan, Order
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import Book, Market
 
 STALE = timedelta(seconds=30)

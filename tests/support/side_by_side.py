@@ -17,7 +17,7 @@ from trader.domain.exchange import account as figures
 from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import Cause, ExitPlan, Fill, Order, OrderAnswer, OrderStatus, OrderType, Side
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import Market
 
 Rate = Callable[[str, datetime], Decimal]
@@ -86,7 +86,7 @@ class SideBySide:
 
     def update(self, moment: Moment) -> None:
         resting = {order.id: order for order in self.account.resting}
-        posting = exchange.review(self.account, moment, self.rules, self.rate)
+        posting = apply_tick(self.account, moment, self.rules, self.rate)
         self.model.update(moment, self.rate)
         if posting is None:
             self.quiet += 1

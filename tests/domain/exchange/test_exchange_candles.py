@@ -13,7 +13,7 @@ from support.side_by_side import SideBySide
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.orders import Cause, ExitPlan, Order, OrderSide, OrderType
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Quote, Tick
 from trader.domain.money import round_to
 from trader.gateways.market.replay import ReplaySource

@@ -12,7 +12,7 @@ from support.books import START, make_quote, moment_of, seconds
 from support.side_by_side import SideBySide
 
 from trader.domain.exchange.orders import Cause, ExitPlan, Order, OrderSide, OrderType
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import MARKETS, Quote
 from trader.domain.money import floor_to, round_to
 

@@ -20,7 +20,7 @@ from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import ExitPlan
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import Book, Level, Quote
 
 MOMENTS_MAX: Final = 8
@@ -122,9 +122,9 @@ def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> 
         quotes.update(new)
         marks.update({symbol: quote.mark for symbol, quote in new.items()})
         moment = Moment(update.at, dict(quotes), dict(marks), frozenset(new))
-        reviewed = exchange.review(account, moment, inputs.rules, lambda *key: rates[key])
-        if reviewed is not None:
-            account = reviewed.account
+        posting = apply_tick(account, moment, inputs.rules, lambda *key: rates[key])
+        if posting is not None:
+            account = posting.account
         yield account, Moment(inputs.answered_at, moment.quotes, moment.marks)
 
 

@@ -6,7 +6,6 @@ plans. Liquidation comes before the exit plans since the margin engine takes an 
 gone; resting orders come before both since the price passed them on its way.
 """
 
-from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
@@ -15,13 +14,9 @@ import msgspec
 
 from trader.domain.exchange.account import (
     Account,
-    Marks,
-    Position,
     RestingOrder,
     Run,
-    equity,
     free_margin,
-    maintenance,
     opposing,
     reserved,
 )
@@ -42,26 +37,11 @@ from trader.domain.exchange.orders import (
     ExitPlan,
     Order,
     OrderAnswer,
-    OrderSide,
     OrderStatus,
     OrderType,
-    Side,
 )
-from trader.domain.market.markets import Quote
+from trader.domain.exchange.tick_rules import Moment, liquidate
 from trader.domain.money import ZERO, divide, format_decimal
-
-
-class Moment(msgspec.Struct, frozen=True):
-    """The markets as the exchange sees them at `at`: the latest quotes, and a mark for every market ever seen.
-
-    `updated` names the markets whose quotes are new with this update.
-    """
-
-    at: datetime
-    quotes: Mapping[str, Quote]
-    marks: Marks
-    updated: frozenset[str] = frozenset()
-
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
@@ -97,7 +77,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
         return refuse(account, order, refusal, moment.at)
     average = divide(notional, filled) if filled else None
     answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
-    _liquidate(draft, moment, rate_of_hour)
+    liquidate(draft, moment, rate_of_hour)
     draft.write_off_when_flat()
     return draft.posting(answer)
 
@@ -258,139 +238,3 @@ def reset(
         started_at=draft.at,
     )
     return draft.posting(next_run=run)
-
-
-# --- updates of the markets -------------------------------------------------------------------------------------------
-
-
-def review(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting | None:
-    """What an update of the markets does to an account; None when nothing."""
-    if not is_due(account, moment, rules):
-        return None
-    draft = AccountUpdate(account, rules, moment.marks, moment.at)
-    draft.fund_held(rate_of_hour, moment.updated)
-    _fill_resting(draft, moment)
-    _liquidate(draft, moment, rate_of_hour)
-    for symbol, position in sorted(draft.positions.items()):
-        if symbol in moment.updated:
-            _exit_when_triggered(draft, position, moment)
-    draft.write_off_when_flat()
-    return draft.posting() if draft.has_changes else None
-
-
-def is_due(account: Account, moment: Moment, rules: Rules) -> bool:
-    """Whether the update changes the account at all. Quick: it runs for every account on every update."""
-    updated, marks, quotes = moment.updated, moment.marks, moment.quotes
-    at = max(moment.at, account.changed_at)  # a draft's time: that of an account does not go back with the clock
-    hour = at.replace(minute=0, second=0, microsecond=0)
-    touched = False
-    for symbol, position in account.positions.items():
-        if symbol not in updated:
-            continue
-        touched = True
-        if position.funded_until < hour or triggered(position, marks[symbol], at) is not None:
-            return True
-    for order in account.resting:
-        if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
-            return True
-    return touched and equity(account, marks) <= maintenance(account, marks, rules.markets)
-
-
-def _trades_through(order: RestingOrder, quote: Quote) -> bool:
-    """Whether the best opposite price is at or beyond the limit."""
-    return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
-
-
-def _fill_resting(draft: AccountUpdate, moment: Moment) -> None:
-    """Fill what the books trade through, best price first, then oldest first, up to the quantity shown there."""
-    for order in sorted(draft.resting.values(), key=_priority):
-        if order.id not in draft.resting or order.symbol not in moment.updated:
-            continue
-        quote = moment.quotes[order.symbol]
-        if not _trades_through(order, quote):
-            continue
-        account = draft.account()
-        reducible = opposing(account, order.symbol, order.side)
-        wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
-        taken_before = draft.taken.get(order.symbol)
-        met = draft.take(quote, order.side, wanted, order.limit_price)
-        quantity, _ = totals(met)
-        if not quantity:
-            continue
-        if quantity > reducible and not _affords(draft, order, quantity):
-            if taken_before is None:
-                del draft.taken[order.symbol]
-            else:
-                draft.taken[order.symbol] = taken_before
-            draft.cancel(order, "insufficient margin when the book reached it")
-            continue
-        draft.fill_resting(order, [Execution(order.limit_price, quantity)])
-
-
-def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
-    return (-order.limit_price if order.side is OrderSide.BUY else order.limit_price), order.created_at
-
-
-def _affords(draft: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
-    """Whether available cash stays at or above zero when the resting order fills. Tried on a copy."""
-    trial = AccountUpdate(draft.account(), draft.rules, draft.marks, draft.at)
-    trial.fill_resting(order, [Execution(order.limit_price, quantity)])
-    return free_margin(trial.account(), trial.marks) >= 0
-
-
-def triggered(position: Position, mark: Decimal, at: datetime) -> Cause | None:
-    """The trigger of the exit plan that fires at this mark: stop and invalidation price, then target, then time."""
-    if position.closing is not None:
-        return Cause(position.closing)
-    plan = position.exit_plan
-    is_long = position.side is Side.LONG
-    if plan.stop is not None and (mark <= plan.stop if is_long else mark >= plan.stop):
-        return Cause.STOP
-    price = plan.invalidation_price
-    if price is not None and (mark <= price if is_long else mark >= price):
-        return Cause.INVALIDATION
-    if plan.target is not None and (mark >= plan.target if is_long else mark <= plan.target):
-        return Cause.TARGET
-    if plan.time_exit is not None and at >= plan.time_exit:
-        return Cause.TIME
-    return None
-
-
-def _exit_when_triggered(draft: AccountUpdate, position: Position, moment: Moment) -> None:
-    """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
-    symbol = position.symbol
-    cause = triggered(position, moment.marks[symbol], draft.at)
-    if cause is None:
-        return
-    side = CLOSING_SIDE[position.side]
-    executions = draft.take(moment.quotes[symbol], side, position.quantity)
-    if executions:
-        draft.execute(symbol, side, executions, cause)
-    rest = draft.positions.get(symbol)
-    if rest is not None and rest.closing is None:
-        draft.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value)
-        draft.next_sequence()
-
-
-def _liquidate(draft: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
-    """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
-    if not draft.positions or not draft.is_liquidable:
-        return
-    draft.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
-    if not draft.is_liquidable:
-        return
-    for order in list(draft.resting.values()):
-        draft.cancel(order, "liquidation")
-    trades_before = len(draft.trades)
-    for position in sorted(draft.positions.values(), key=lambda p: (p.unrealized(draft.marks[p.symbol]), p.symbol)):
-        quote = moment.quotes.get(position.symbol)
-        if quote is None or quote.is_stale(moment.at):
-            continue  # a price that is not there cannot be traded on; the next update of this market comes back here
-        side = CLOSING_SIDE[position.side]
-        executions = draft.take(quote, side, position.quantity)
-        if executions:
-            draft.execute(position.symbol, side, executions, Cause.LIQUIDATION)
-        if not draft.is_liquidable:
-            break
-    if len(draft.trades) > trades_before:  # a loss is written off on the trade that made it
-        draft.write_off()

@@ -9,9 +9,8 @@ from typing import Final
 
 from trader.clock import Clock, interval_elapsed, iso
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.catch_up import is_calm, stretch_of
 from trader.domain.exchange.ledger import Posting, Rules
-from trader.domain.exchange.rules import Moment, is_due, review
+from trader.domain.exchange.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
 from trader.domain.market.markets import STALE_AFTER, Tick
 from trader.errors import BooksViolated, InternalError, MarketUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
@@ -148,7 +147,7 @@ class TickProcessor:
         due = []
         for turn, account_id in enumerate(account_ids, start=1):
             account = self._accounts.by_id[account_id]
-            if self._accounts.is_unsettled(account_id) or is_due(account, moment, self._rules):
+            if self._accounts.is_unsettled(account_id) or is_affected(account, moment, self._rules):
                 due.append(account_id)
             if turn % _ACCOUNTS_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -167,7 +166,7 @@ class TickProcessor:
     def _reviewed(self, account: Account, moment: Moment, *, missed: bool) -> Posting | None:
         if missed and moment.at <= account.changed_at:
             return None  # the account saw this update before the service stopped, or was changed after it
-        return review(account, moment, self._rules, self._market.funding_rate)
+        return apply_tick(account, moment, self._rules, self._market.funding_rate)
 
     async def _catch_up_all(self, since: datetime, until: datetime) -> None:
         """Take every account through the ticks in (since, until], as if the service had never stopped."""
@@ -193,11 +192,11 @@ class TickProcessor:
         """Take every account through a stretch of the past; those that it leaves calm need no look at each moment."""
         if not moments:
             return
-        stretch = stretch_of(moments)
+        stretch = price_ranges(moments)
         stirred = [
             one
             for one, account in self._accounts.by_id.items()
-            if self._accounts.is_unsettled(one) or not is_calm(account, stretch, self._rules)
+            if self._accounts.is_unsettled(one) or not is_unaffected(account, stretch, self._rules)
         ]
         await asyncio.sleep(0)
         for moment in moments:

@@ -15,7 +15,7 @@ from trader.clock import interval_elapsed
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.halts import may_open
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment
 from trader.domain.exchange.venue_orders import SentOrder
 from trader.domain.live.protective_orders import venue_order
 from trader.errors import MarketDataError, OrderUndecided, TraderError, Unavailable

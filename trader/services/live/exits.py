@@ -7,7 +7,7 @@ from typing import Final
 from trader.clock import interval_elapsed
 from trader.domain.exchange.account import Position
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, Order
-from trader.domain.exchange.rules import triggered
+from trader.domain.exchange.tick_rules import fired_trigger
 from trader.domain.exchange.venue_orders import SentStatus
 from trader.domain.live.protective_orders import CAUSES, venue_order
 from trader.services.exchange.idempotent_orders import refusal_of_price
@@ -61,7 +61,7 @@ class Exits:
     def _due(self, position: Position) -> Cause | None:
         """Return the trigger that fires here; not that of a stop or target that waits at the venue."""
         mark = self._context.market.marks.get(position.symbol)
-        cause = None if mark is None else triggered(position, mark, self._context.clock.now())
+        cause = None if mark is None else fired_trigger(position, mark, self._context.clock.now())
         if cause is None or position.closing is not None:
             return cause
         stands = any(

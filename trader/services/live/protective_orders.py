@@ -13,7 +13,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.order_validation import refusal_of_plan
 from trader.domain.exchange.orders import ExitPlan
-from trader.domain.exchange.rules import Moment
+from trader.domain.exchange.tick_rules import Moment
 from trader.domain.exchange.venue_orders import SentOrder, SentStatus
 from trader.domain.live.protective_orders import (
     CAUSES,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from support.scripted import START, make_tick
 
 from trader.domain.exchange.account import Account, Run
-from trader.domain.exchange.catch_up import is_calm, stretch_of
 from trader.domain.exchange.ledger import Rules, row_id
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderType
-from trader.domain.exchange.rules import Moment, is_due, place
+from trader.domain.exchange.rules import place
+from trader.domain.exchange.tick_rules import Moment, is_affected, is_unaffected, price_ranges
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE
 
 RULES = Rules(dict(MARKETS), Decimal("0.0005"), Decimal("0.0002"))
@@ -68,13 +68,13 @@ def test_no_update_of_a_calm_stretch_is_due(
 ) -> None:
     account = account_with(placed)
     moments = [moment_at(start_s + 1 + n, shifts) for n, shifts in enumerate(walk)]
-    if is_calm(account, stretch_of(moments), RULES):
-        assert not any(is_due(account, moment, RULES) for moment in moments)
+    if is_unaffected(account, price_ranges(moments), RULES):
+        assert not any(is_affected(account, moment, RULES) for moment in moments)
 
 
 def test_a_quiet_minute_of_a_safe_position_is_calm() -> None:
     account = account_with([("BTC", OrderSide.BUY, 1, 50, 50, None), ("ETH", OrderSide.BUY, 1, None, None, 40)])
     moments = [moment_at(1 + n, {"BTC": n % 5, "ETH": -n % 5}) for n in range(60)]
-    assert is_calm(account, stretch_of(moments), RULES)
+    assert is_unaffected(account, price_ranges(moments), RULES)
     fallen = [*moments, moment_at(61, {"BTC": -51, "ETH": 0})]
-    assert not is_calm(account, stretch_of(fallen), RULES)
+    assert not is_unaffected(account, price_ranges(fallen), RULES)

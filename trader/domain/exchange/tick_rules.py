@@ -1,0 +1,248 @@
+"""Tick rules of the paper exchange: what an update of the markets does to an account.
+
+A tick is applied in this order: funding, resting orders that it trades through, liquidation, exit plans. Liquidation
+comes before the exit plans since the margin engine takes an account over the moment its equity is gone; resting orders
+come before both since the price passed them on its way.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+import msgspec
+
+from trader.domain.exchange.account import (
+    Account,
+    Marks,
+    Position,
+    RestingOrder,
+    equity,
+    free_margin,
+    maintenance,
+    opposing,
+)
+from trader.domain.exchange.account_update import AccountUpdate
+from trader.domain.exchange.ledger import Posting, RateOfHour, Rules
+from trader.domain.exchange.matching import Execution, totals
+from trader.domain.exchange.orders import CLOSING_SIDE, Cause, OrderSide, Side
+from trader.domain.market.markets import Quote
+from trader.domain.money import ZERO
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The markets as the exchange sees them at `at`: the latest quotes, and a mark for every market ever seen.
+
+    `updated` names the markets whose quotes are new with this update.
+    """
+
+    at: datetime
+    quotes: Mapping[str, Quote]
+    marks: Marks
+    updated: frozenset[str] = frozenset()
+
+
+def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting | None:
+    """What an update of the markets does to an account; None when nothing."""
+    if not is_affected(account, moment, rules):
+        return None
+    draft = AccountUpdate(account, rules, moment.marks, moment.at)
+    draft.fund_held(rate_of_hour, moment.updated)
+    _fill_resting(draft, moment)
+    liquidate(draft, moment, rate_of_hour)
+    for symbol, position in sorted(draft.positions.items()):
+        if symbol in moment.updated:
+            _exit_when_triggered(draft, position, moment)
+    draft.write_off_when_flat()
+    return draft.posting() if draft.has_changes else None
+
+
+def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
+    """Whether the update changes the account at all. Quick: it runs for every account on every update."""
+    updated, marks, quotes = moment.updated, moment.marks, moment.quotes
+    at = max(moment.at, account.changed_at)  # a draft's time: that of an account does not go back with the clock
+    hour = at.replace(minute=0, second=0, microsecond=0)
+    touched = False
+    for symbol, position in account.positions.items():
+        if symbol not in updated:
+            continue
+        touched = True
+        if position.funded_until < hour or fired_trigger(position, marks[symbol], at) is not None:
+            return True
+    for order in account.resting:
+        if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
+            return True
+    return touched and equity(account, marks) <= maintenance(account, marks, rules.markets)
+
+
+def _trades_through(order: RestingOrder, quote: Quote) -> bool:
+    """Whether the best opposite price is at or beyond the limit."""
+    return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
+
+
+def _fill_resting(draft: AccountUpdate, moment: Moment) -> None:
+    """Fill what the books trade through, best price first, then oldest first, up to the quantity shown there."""
+    for order in sorted(draft.resting.values(), key=_priority):
+        if order.id not in draft.resting or order.symbol not in moment.updated:
+            continue
+        quote = moment.quotes[order.symbol]
+        if not _trades_through(order, quote):
+            continue
+        account = draft.account()
+        reducible = opposing(account, order.symbol, order.side)
+        wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
+        taken_before = draft.taken.get(order.symbol)
+        met = draft.take(quote, order.side, wanted, order.limit_price)
+        quantity, _ = totals(met)
+        if not quantity:
+            continue
+        if quantity > reducible and not _affords(draft, order, quantity):
+            if taken_before is None:
+                del draft.taken[order.symbol]
+            else:
+                draft.taken[order.symbol] = taken_before
+            draft.cancel(order, "insufficient margin when the book reached it")
+            continue
+        draft.fill_resting(order, [Execution(order.limit_price, quantity)])
+
+
+def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
+    return (-order.limit_price if order.side is OrderSide.BUY else order.limit_price), order.created_at
+
+
+def _affords(draft: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
+    """Whether available cash stays at or above zero when the resting order fills. Tried on a copy."""
+    trial = AccountUpdate(draft.account(), draft.rules, draft.marks, draft.at)
+    trial.fill_resting(order, [Execution(order.limit_price, quantity)])
+    return free_margin(trial.account(), trial.marks) >= 0
+
+
+def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | None:
+    """The trigger of the exit plan that fires at this mark: stop and invalidation price, then target, then time."""
+    if position.closing is not None:
+        return Cause(position.closing)
+    plan = position.exit_plan
+    is_long = position.side is Side.LONG
+    if plan.stop is not None and (mark <= plan.stop if is_long else mark >= plan.stop):
+        return Cause.STOP
+    price = plan.invalidation_price
+    if price is not None and (mark <= price if is_long else mark >= price):
+        return Cause.INVALIDATION
+    if plan.target is not None and (mark >= plan.target if is_long else mark <= plan.target):
+        return Cause.TARGET
+    if plan.time_exit is not None and at >= plan.time_exit:
+        return Cause.TIME
+    return None
+
+
+def _exit_when_triggered(draft: AccountUpdate, position: Position, moment: Moment) -> None:
+    """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
+    symbol = position.symbol
+    cause = fired_trigger(position, moment.marks[symbol], draft.at)
+    if cause is None:
+        return
+    side = CLOSING_SIDE[position.side]
+    executions = draft.take(moment.quotes[symbol], side, position.quantity)
+    if executions:
+        draft.execute(symbol, side, executions, cause)
+    rest = draft.positions.get(symbol)
+    if rest is not None and rest.closing is None:
+        draft.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value)
+        draft.next_sequence()
+
+
+def liquidate(draft: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
+    """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
+    if not draft.positions or not draft.is_liquidable:
+        return
+    draft.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
+    if not draft.is_liquidable:
+        return
+    for order in list(draft.resting.values()):
+        draft.cancel(order, "liquidation")
+    trades_before = len(draft.trades)
+    for position in sorted(draft.positions.values(), key=lambda p: (p.unrealized(draft.marks[p.symbol]), p.symbol)):
+        quote = moment.quotes.get(position.symbol)
+        if quote is None or quote.is_stale(moment.at):
+            continue  # a price that is not there cannot be traded on; the next update of this market comes back here
+        side = CLOSING_SIDE[position.side]
+        executions = draft.take(quote, side, position.quantity)
+        if executions:
+            draft.execute(position.symbol, side, executions, Cause.LIQUIDATION)
+        if not draft.is_liquidable:
+            break
+    if len(draft.trades) > trades_before:  # a loss is written off on the trade that made it
+        draft.write_off()
+
+
+# --- many ticks at once, when catching up ----------------------------------------------------------------------------
+
+
+class PriceRange(msgspec.Struct, frozen=True):
+    """The extremes that one market reached: of its mark, its best ask (lowest) and its best bid (highest)."""
+
+    lowest_mark: Decimal
+    highest_mark: Decimal
+    lowest_ask: Decimal
+    highest_bid: Decimal
+
+
+class PriceRanges(msgspec.Struct, frozen=True):
+    """A few updates that follow each other, and the range of each market in them."""
+
+    until: datetime
+    ranges: Mapping[str, PriceRange]
+
+
+def price_ranges(moments: Sequence[Moment]) -> PriceRanges:
+    """The stretch of one or more moments. A market counts with every mark that it has in them, updated or not."""
+    ranges = {}
+    for symbol in moments[-1].marks:
+        seen = [moment for moment in moments if symbol in moment.marks]
+        marks = [moment.marks[symbol] for moment in seen]
+        quotes = [moment.quotes[symbol] for moment in seen if symbol in moment.quotes]
+        ranges[symbol] = PriceRange(
+            lowest_mark=min(marks),
+            highest_mark=max(marks),
+            lowest_ask=min((quote.ask for quote in quotes), default=Decimal("Infinity")),
+            highest_bid=max((quote.bid for quote in quotes), default=ZERO),
+        )
+    return PriceRanges(moments[-1].at, ranges)
+
+
+def is_unaffected(account: Account, stretch: PriceRanges, rules: Rules) -> bool:
+    """Whether no update of the stretch can change the account.
+
+    On the safe side: the worst equity and the highest maintenance are taken together, though they may be of different
+    moments. True therefore means that `exchange.is_due` is false for each moment of the stretch; false means nothing.
+    """
+    hour = stretch.until.replace(minute=0, second=0, microsecond=0)
+    worst, required = account.cash, ZERO
+    for symbol, position in account.positions.items():
+        reached = stretch.ranges[symbol]
+        if position.funded_until < hour or _may_trigger(position, reached, stretch.until):
+            return False
+        worst += position.unrealized(reached.lowest_mark if position.side is Side.LONG else reached.highest_mark)
+        required += position.quantity * reached.highest_mark * rules.markets[symbol].maintenance_rate
+    for order in account.resting:
+        if order.symbol not in stretch.ranges:
+            continue
+        reached = stretch.ranges[order.symbol]
+        if (
+            reached.lowest_ask <= order.limit_price
+            if order.side is OrderSide.BUY
+            else reached.highest_bid >= order.limit_price
+        ):
+            return False
+    return not account.positions or worst > required
+
+
+def _may_trigger(position: Position, reached: PriceRange, until: datetime) -> bool:
+    plan = position.exit_plan
+    if position.closing is not None or (plan.time_exit is not None and until >= plan.time_exit):
+        return True
+    protecting, winning = (plan.stop, plan.invalidation_price), (plan.target,)
+    is_long = position.side is Side.LONG
+    falling_to, rising_to = (protecting, winning) if is_long else (winning, protecting)
+    return any(price is not None and reached.lowest_mark <= price for price in falling_to) or any(
+        price is not None and reached.highest_mark >= price for price in rising_to
+    )
