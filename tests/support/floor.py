@@ -168,6 +168,14 @@ class Floor:
         return [event for event in self.events if isinstance(event, WorkflowProgress)]
 
 
+async def run_one(floor: Floor, *script: Any) -> FinishedInvocation:
+    """One cycle of one model with this script; its record."""
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = list(script)
+    (record,) = await floor.cycle()
+    return record
+
+
 @asynccontextmanager
 async def open_floor(database: Database, **options: Any) -> AsyncIterator[Floor]:
     floor = Floor(database, **options)

@@ -1,51 +1,31 @@
-"""The trading workflow on a real database and exchange: what a run does, and that its record is always true."""
+"""The trading workflow on a real database and exchange: what an invocation does, how it ends, and what is recorded."""
 
 import asyncio
 import logging
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from decimal import Decimal
 from typing import Any, Literal
-from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.floor import Floor, calling, hold, open_floor, opening
-from support.scripted import START
+from support.floor import Floor, calling, hold, open_floor, opening, run_one
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.agents.invocations import Invocation, invocation_id
-from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide, Side
+from trader.domain.agents.invocations import invocation_id
+from trader.domain.exchange.orders import Side
 from trader.domain.models import VariantId
-from trader.errors import OrderUndecided, ProviderError, Unavailable
+from trader.errors import ProviderError
 from trader.gateways.agents.chat import ChatClient
-from trader.gateways.agents.providers import PROVIDERS, RuleProvider
-from trader.services.agents import recorder
-from trader.services.agents.schedule import FinishedInvocation
+from trader.gateways.agents.providers import PROVIDERS
 from trader.services.events import ConversationsChanged
-from trader.services.exchange.paper import PaperExchange
 from trader.setting_forms import Secret
-from trader.store.agents.invocations import select_payload, select_steps, update_invocation
-from trader.store.database.pool import Connection, Database
+from trader.store.agents.invocations import select_payload, select_steps
+from trader.store.database.pool import Database
 from trader.variants import VARIANTS
-
-
-@pytest.fixture
-async def floor(database: Database) -> AsyncIterator[Floor]:
-    async with open_floor(database) as floor:
-        yield floor
-
-
-async def run_one(floor: Floor, *script: Any) -> FinishedInvocation:
-    """One cycle of one model with this script."""
-    await floor.add("ada")
-    floor.provider.scripts["ada"] = list(script)
-    (record,) = await floor.cycle()
-    return record
 
 
 def told(turn: Turn) -> list[dict[str, Any]]:
@@ -321,328 +301,6 @@ async def run_one_of_many(floor: Floor, *script: Any) -> None:
     await floor.cycle()
 
 
-async def test_shutdown_records_interrupted_runs(database: Database) -> None:
-    asked = asyncio.Event()
-
-    async def think(_: Turn) -> ModelAnswer:
-        asked.set()
-        await asyncio.sleep(30)
-        raise AssertionError
-
-    async with open_floor(database) as floor:
-        await floor.add("ada")
-        floor.provider.scripts["ada"] = [calling(opening()), think]
-        await floor.start_batch()
-        await asked.wait()
-        assert list(floor.agents.running()) == ["ada"]
-        began = asyncio.get_running_loop().time()
-        await floor.agents.close()
-        assert asyncio.get_running_loop().time() - began < 1
-        (record,) = await floor.agents.invocations()
-        assert (record.invocation.status, record.invocation.failure_reason) == ("failed", "interrupted")
-        assert [call.status for call in record.tool_calls] == ["ok"]
-        assert not floor.agents.running()
-
-
-async def test_a_run_that_is_cancelled_while_it_records_its_end_ended_as_it_says(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writing = asyncio.Event()
-
-    async def write_slowly(conn: Connection, invocation: Invocation) -> None:
-        await update_invocation(conn, invocation)
-        if invocation.status != "running" and not writing.is_set():
-            writing.set()
-            await asyncio.sleep(30)
-
-    monkeypatch.setattr(recorder, "update_invocation", write_slowly)
-    async with open_floor(database) as floor:
-        await floor.add("ada")
-        floor.provider.scripts["ada"] = [calling(opening()), hold("in")]
-        await floor.start_batch()
-        await writing.wait()
-        await floor.agents.close()
-        await floor.agents.start()  # the next process
-        (record,) = await floor.agents.invocations()
-        assert (record.invocation.status, record.invocation.failure_reason) == ("completed", None)
-        assert [call.type for call in record.tool_calls] == ["CREATE_POSITION", "HOLDING"]
-        assert not floor.agents.running()
-
-
-async def test_start_closes_what_a_crash_left_open(floor: Floor) -> None:
-    await floor.add("ada")
-    async with floor.database.connection() as conn:
-        await conn.execute(
-            "INSERT INTO invocations (id, model_id, status, started_at) VALUES ($1, 'ada', 'running', $2)",
-            uuid5(NAMESPACE_URL, "crashed"),
-            START,
-        )
-    assert await floor.agents.invocations() == [], "a running one is not shown"
-    await floor.agents.start()
-    (record,) = await floor.agents.invocations()
-    assert (record.invocation.status, record.invocation.failure_reason) == ("failed", "interrupted")
-
-
-# --- orders that were under way ---------------------------------------------------------------------------------------
-
-
-class SlowAnswers(PaperExchange):
-    """Commits orders and then keeps their answers for itself."""
-
-    committed: asyncio.Event
-
-    async def place_order(self, order: Order) -> OrderAnswer:
-        answer = await super().place_order(order)
-        self.committed.set()
-        await asyncio.sleep(30)
-        return answer
-
-
-async def test_cancelled_with_its_order_committed(database: Database) -> None:
-    async with open_floor(database, exchange_type=SlowAnswers) as floor:
-        assert isinstance(floor.exchange, SlowAnswers)
-        floor.exchange.committed = asyncio.Event()
-        await floor.add("ada")
-        floor.provider.scripts["ada"] = [calling(opening())]
-        await floor.start_batch()
-        await floor.exchange.committed.wait()
-        await floor.agents.close()
-        (record,) = await floor.agents.invocations()
-        assert record.invocation.failure_reason == "interrupted"
-        (call,) = record.tool_calls
-        assert (call.status, call.metadata["results"][0]["status"]) == ("ok", "filled")
-        assert "BTC" in floor.exchange.account("ada").positions
-
-
-class Undecided(PaperExchange):
-    """A venue that does not tell what became of an order."""
-
-    async def place_order(self, order: Order) -> OrderAnswer:
-        raise OrderUndecided("What became of this order at the venue is not known yet")
-
-
-async def test_an_order_that_nobody_knows_of_fails_its_call_and_not_the_run(database: Database) -> None:
-    async with open_floor(database, exchange_type=Undecided) as floor:
-        record = await run_one(floor, calling(opening()), hold("waiting"))
-    assert record.invocation.status == "completed"
-    assert [(call.type, call.status) for call in record.tool_calls] == [
-        ("CREATE_POSITION", "failed"),
-        ("HOLDING", "ok"),
-    ]
-    words = "What became of this order at the venue is not known yet"
-    assert record.tool_calls[0].metadata["results"] == [{"error": words}]
-    assert told(floor.provider.turns[1])[0]["error"] == words
-
-
-async def test_cancelled_before_its_order_was_placed(database: Database) -> None:
-    async with open_floor(database, SIM_LATENCY_MS="200") as floor:
-        await floor.add("ada")
-        floor.provider.scripts["ada"] = [calling(opening())]
-        await floor.start_batch()
-        while not floor.market._waiters:
-            await asyncio.sleep(0)
-        await floor.agents.close()
-        (record,) = await floor.agents.invocations()
-        (call,) = record.tool_calls
-        assert call.status == "failed"
-        assert "before the order was placed" in call.metadata["results"][0]["error"]
-        assert not floor.exchange.account("ada").positions
-
-
-async def test_time_stands_still_for_a_run_until_its_order_waits(database: Database) -> None:
-    async with open_floor(database, SIM_LATENCY_MS="200", MAX_PARALLEL_MODELS="1") as floor:
-        await floor.add("ada", "bob")
-        for name in ("ada", "bob"):
-            floor.provider.scripts[name] = [calling(opening(), ("holding", {"reason": "in"}))]
-        await floor.start_batch()
-        for price in ("94010", "94020", "94030"):
-            await floor.see({"BTC": price})
-        await floor.idle()
-        fills = {
-            name: floor.exchange.account(name).positions["BTC"].entry_price - Decimal("0.1") for name in ("ada", "bob")
-        }
-        # The second run starts when the first has ended, at the moment of its fill, and meets the book after it.
-        assert fills == {"ada": Decimal(94_010), "bob": Decimal(94_020)}
-
-
-async def test_orders_of_a_killed_process_get_their_calls(floor: Floor) -> None:
-    await floor.add("ada")
-    run_id = uuid5(NAMESPACE_URL, "killed")
-    async with floor.database.connection() as conn:
-        await conn.execute(
-            "INSERT INTO invocations (id, model_id, status, started_at) VALUES ($1, 'ada', 'running', $2)",
-            run_id,
-            START,
-        )
-    for number, side in ((2, OrderSide.BUY), (3, OrderSide.SELL)):
-        await floor.exchange.place_order(
-            Order(
-                account_id="ada", symbol="BTC", side=side, quantity=Decimal("0.1"), reduce_only=number == 3,
-                client_order_id=f"{run_id}:{number}", invocation_id=run_id,
-            )
-        )  # fmt: skip
-    await floor.agents.start()
-    await floor.agents.start()
-    (record,) = await floor.agents.invocations()
-    assert [(call.number, call.type, call.status) for call in record.tool_calls] == [
-        (2, "CREATE_POSITION", "ok"),
-        (3, "CLOSE_POSITION", "ok"),
-    ]
-    result = record.tool_calls[0].metadata["results"][0]
-    assert (result["recovered"], result["filledQuantity"]) == (True, "0.1")
-
-
-# --- many runs --------------------------------------------------------------------------------------------------------
-
-
-async def test_at_most_so_many_at_once(database: Database) -> None:
-    release = asyncio.Event()
-
-    async def wait(_: Turn) -> ModelAnswer:
-        await release.wait()
-        return hold()
-
-    async with open_floor(database, MAX_PARALLEL_MODELS="3") as floor:
-        names = [f"m{n:02}" for n in range(8)]
-        await floor.add(*names)
-        floor.provider.scripts = {name: [wait] for name in names}
-        await floor.start_batch()
-        while floor.provider.active < 3:
-            await asyncio.sleep(0)
-        assert sorted(floor.agents.running()) == names[:3]
-        await floor.start_batch()
-        assert floor.agents.skipped == 8, "running and queued models are skipped"
-        release.set()
-        await floor.idle()
-        assert floor.provider.active_max == 3
-        records = await floor.agents.invocations(limit=200)
-        assert sorted(record.model.id for record in records) == names
-        batches = [event for event in floor.progress() if event.type == "batch:complete"]
-        assert [batch.details for batch in batches] == [{"modelIds": names}]
-
-
-async def test_inactive_models_do_not_run_and_new_ones_do(floor: Floor) -> None:
-    await floor.add("ada")
-    await floor.cycle()
-    await floor.add("bob")
-    async with floor.database.connection() as conn:
-        await conn.execute("UPDATE models SET active = false WHERE id = 'ada'")
-    assert [record.model.id for record in await floor.cycle()] == ["bob"]
-    summaries = {one.model.id: one for one in await floor.agents.model_summaries()}
-    assert summaries["ada"].invocation_count == 1
-    assert summaries["bob"].last_invoked_at == floor.clock.now()
-
-
-async def test_a_model_waits_for_its_turn_as_it_is_then(database: Database) -> None:
-    may_end = asyncio.Event()
-
-    async def think(_: Turn) -> ModelAnswer:
-        await may_end.wait()
-        return hold()
-
-    async with open_floor(database, MAX_PARALLEL_MODELS="1") as floor:
-        await floor.add("ada", "bob", "eve")
-        floor.provider.scripts["ada"] = [think]
-        await floor.start_batch()
-        async with database.connection() as conn:
-            await conn.execute("UPDATE models SET active = false WHERE id = 'bob'")
-            await conn.execute("UPDATE models SET router_model_name = 'lab/new' WHERE id = 'eve'")
-        await floor.start_batch()
-        may_end.set()
-        await floor.idle()
-        assert [turn.model.router_model_name for turn in floor.provider.turns] == ["lab/ada", "lab/new"]
-        batches = [event.details for event in floor.progress() if event.type == "batch:complete"]
-        assert batches == [{"modelIds": ["ada", "bob", "eve"]}]
-
-
-# --- the database away ------------------------------------------------------------------------------------------------
-
-
-class AwayDatabase(Database):
-    """A database whose transactions fail while it is away."""
-
-    away = False
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
-        if self.away:
-            raise Unavailable("The database is away")
-        async with super().transaction() as conn:
-            yield conn
-
-
-async def test_a_record_that_could_not_be_written_is_written_later(dsn: str, database: Database) -> None:
-    away = await AwayDatabase.connect(dsn, size=4)
-    assert isinstance(away, AwayDatabase)
-
-    def break_off(_: Turn) -> ModelAnswer:
-        away.away = True
-        return hold("unheard")
-
-    async with open_floor(away) as floor:
-        await floor.add("ada")
-        floor.provider.scripts["ada"] = [break_off]
-        await floor.start_batch()
-        await floor.idle()
-        assert await floor.agents.invocations() == []
-        away.away = False
-        floor.provider.scripts["ada"] = [hold("heard")]
-        records = await floor.cycle()
-        assert [record.invocation.response for record in records] == ["heard"]
-        first = (await floor.agents.invocations())[-1]
-        assert (first.invocation.status, first.invocation.response) == ("completed", "unheard")
-        assert len(first.tool_calls) == 1
-    await away.close()
-
-
-class DoubtfulDatabase(Database):
-    """Takes one row, and breaks off before it says so."""
-
-    breaks_off = False
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        async with super().connection() as conn:
-            yield conn
-            if self.breaks_off and await conn.fetchval("SELECT count(*) FROM invocations"):
-                self.breaks_off = False
-                raise Unavailable("The database did not answer in time")
-
-
-async def test_a_beginning_that_was_not_confirmed_is_closed_in_the_next_cycle(dsn: str) -> None:
-    doubtful = await DoubtfulDatabase.connect(dsn, size=4)
-    assert isinstance(doubtful, DoubtfulDatabase)
-    async with open_floor(doubtful) as floor:
-        await floor.add("ada")
-        doubtful.breaks_off = True
-        await floor.start_batch()
-        await floor.idle()
-        assert not doubtful.breaks_off
-        assert not floor.provider.turns, "nothing was begun"
-        await floor.cycle()
-        latest, first = await floor.agents.invocations()
-        assert latest.invocation.status == "completed"
-        assert first.invocation.status == "failed"
-        assert first.invocation.failure_reason == "it was not begun: The database did not answer in time"
-        async with doubtful.connection() as conn:
-            assert await conn.fetchval("SELECT count(*) FROM invocations WHERE status = 'running'") == 0
-    await doubtful.close()
-
-
-async def test_a_moment_of_a_replay_that_comes_again_is_not_run_again(
-    floor: Floor, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A replay that is started again goes on from its last tick, where the last process may have run its models."""
-    first = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
-    assert floor.clock.now() == first.invocation.started_at
-    await floor.start_batch()
-    await floor.idle()
-    assert [record.invocation.id for record in await floor.agents.invocations()] == [first.invocation.id]
-    assert len(floor.provider.turns) == 1
-    assert floor.exchange.account("ada").positions["BTC"].quantity == Decimal("0.1")
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 # --- payloads, rule agents, sameness ----------------------------------------------------------------------------------
 
 
@@ -661,22 +319,6 @@ async def test_messages_and_raw_answers_are_kept(floor: Floor) -> None:
         "tool",
     ]
     assert kept["answers"] == ['{"said": 1}', '{"said": 1}']
-
-
-async def test_demo_has_a_rule_agent_per_variant(database: Database) -> None:
-    async with open_floor(database, provider=RuleProvider()) as floor:
-        await floor.agents.start()
-        await floor.agents.start()
-        assert list(floor.agents.models) == ["apex-rules", "contrarian-rules", "sovereign-rules", "trendsurfer-rules"]
-        assert sorted(floor.exchange.accounts) == sorted(floor.agents.models)
-        records = await floor.cycle()
-        assert [record.invocation.status for record in records] == ["completed"] * 4
-        assert records[0].model.name == "Apex Rules"
-        for record in records:
-            assert [call.type for call in record.tool_calls] == ["HOLDING"]
-            assert record.invocation.response == record.tool_calls[0].metadata["decisions"][0]["reason"]
-        async with database.connection() as conn:
-            assert await conn.fetchval("SELECT count(*) FROM invocation_payloads") == 0
 
 
 async def test_the_same_script_gives_the_same_rows(dsn: str, database: Database) -> None:

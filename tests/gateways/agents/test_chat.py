@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -12,131 +9,30 @@ import msgspec
 import orjson
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-
-from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.agents.tools import BadCall, Holding, decode
-from trader.domain.agents.view import ObservedAccount, ObservedStats, View
-from trader.domain.models import Model, VariantId
-from trader.errors import ProviderError
-from trader.gateways.agents.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
-from trader.gateways.agents.replies import decode_reply
-from trader.setting_forms import Secret
-
-NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
-KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003")
-MODEL = Model(
-    id="m", name="M", variant=VariantId.APEX, provider="fake", router_model_name="lab/one", created_at=NOW
-)  # fmt: skip
-ZERO = Decimal(0)
-VIEW = View(
-    at=NOW,
-    account=ObservedAccount(
-        initial_capital=ZERO, equity=ZERO, cash=ZERO, available_cash=ZERO, margin=ZERO, exposure=ZERO,
-        day_opening_equity=ZERO, peak_equity=ZERO, drawdown_percent=ZERO, day_loss_percent=ZERO, taker_fee_rate=ZERO,
-    ),
-    positions=(), trades=(), stats=ObservedStats(), markets={},
-)  # fmt: skip
-TURN = Turn(
-    model=MODEL,
-    temperature=0.7,
-    number=1,
-    view=VIEW,
-    messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
-    answer_tokens_max=1000,
+from support.chat_server import (
+    KEYS,
+    MODEL,
+    OK,
+    TURN,
+    FakeServer,
+    MakeClient,
+    Reply,
+    Timer,
+    answering,
+    completion,
+    held,
+    raw_answer,
 )
 
-Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def said(message: dict[str, Any], **more: Any) -> dict[str, Any]:
-    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
-    return {"model": "lab/one-2025", "choices": [{"index": 0, "message": message}], "usage": usage, **more}
-
-
-def held(reason: str = "calm") -> dict[str, Any]:
-    call = {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "holding", "arguments": orjson.dumps({"reason": reason}).decode()},
-    }
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
-
-
-def answering(status: int, body: Any = None, **headers: str) -> Reply:
-    async def reply(_: web.Request) -> web.StreamResponse:
-        return web.json_response(body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
-
-    return reply
-
-
-OK = answering(200, said(held()))
-
-
-class FakeServer:
-    """Gives the scripted replies in their order, the last one for ever; remembers the keys and bodies that came."""
-
-    def __init__(self) -> None:
-        self.script: list[Reply] = [OK]
-        self.by_key: dict[str, Reply] = {}
-        self.keys: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        self.keys.append(key)
-        self.bodies.append(msgspec.json.decode(await request.read()))  # numbers of any size
-        if key in self.by_key:
-            return await self.by_key[key](request)
-        reply = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        return await reply(request)
-
-
-class Timer:
-    """Seconds in a test's hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
-    server = FakeServer()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", server.handle)
-    async with TestServer(app) as running:
-        yield server, str(running.make_url("/v1"))
-
-
-MakeClient = Callable[..., ChatClient]
-
-
-@pytest.fixture
-async def client_of(fake: tuple[FakeServer, str]) -> AsyncIterator[MakeClient]:
-    made: list[ChatClient] = []
-
-    def make(*keys: str, timer: Callable[[], float] | None = None, limit_s: float = 5.0) -> ChatClient:
-        client = ChatClient(
-            ProviderRow("fake", fake[1]),
-            [Secret(key) for key in keys],
-            timer=timer or Timer(),
-            attempt_limit_s=limit_s,
-            backoff_s=0.001,
-        )
-        made.append(client)
-        return client
-
-    yield make
-    for client in made:
-        await client.close()
+from trader.domain.agents.tools import Holding, decode
+from trader.errors import ProviderError
+from trader.gateways.agents.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
+from trader.setting_forms import Secret
 
 
 async def test_request_and_answer(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     server, _ = fake
-    server.script = [answering(200, said({**held(), "reasoning": "thought"}, usage={
+    server.script = [answering(200, completion({**held(), "reasoning": "thought"}, usage={
         "prompt_tokens": 7, "completion_tokens": 3, "cost": 0.00125,
     }))]  # fmt: skip
     answer = await client_of(KEYS[0]).answer(TURN)
@@ -318,13 +214,6 @@ async def test_cut_answers_are_tried_again(fake: tuple[FakeServer, str], client_
     assert len(fake[0].keys) == 2
 
 
-def raw_answer(body: bytes, content_type: str = "application/json") -> Reply:
-    async def reply(_: web.Request) -> web.StreamResponse:
-        return web.Response(body=body, content_type=content_type)
-
-    return reply
-
-
 def broken_off(code: int) -> dict[str, Any]:
     """A choice that ended in an error while the model spoke, as gateways tell it."""
     message = {"role": "assistant", "content": "BTC looks"}
@@ -497,117 +386,6 @@ async def test_unreachable_server() -> None:
     with pytest.raises(ProviderError, match="could not be reached"):
         await client.answer(TURN)
     await client.close()
-
-
-async def read(fake: tuple[FakeServer, str], client: ChatClient, message: dict[str, Any], **more: Any) -> ModelAnswer:
-    fake[0].script = [answering(200, said(message, **more))]
-    return await client.answer(TURN)
-
-
-async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    calls = [
-        {"id": "a", "type": "function", "function": {"name": "fetchIndicators", "arguments": '{"symbol": "BTC"'}},
-        {"function": {"name": "holding", "arguments": {"reason": "as an object"}}},
-        {"id": "c", "function": {"name": "sellEverything", "arguments": None}},
-    ]
-    answer = await read(fake, client_of(KEYS[0]), {"content": "text", "tool_calls": calls})
-    assert [call.id for call in answer.calls] == ["a", "call_1_2", "c"]
-    assert isinstance(decode(answer.calls[0]), BadCall)
-    assert decode(answer.calls[1]) == Holding(reason="as an object")
-    unknown = decode(answer.calls[2])
-    assert isinstance(unknown, BadCall)
-    assert "no tool 'sellEverything'" in unknown.error
-    echoed = [call["function"]["arguments"] for call in answer.message["tool_calls"]]
-    assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
-
-
-async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    names = ("holding", "multi_tool_use.parallel", "", "x" * 300)
-    calls: list[dict[str, Any]] = [{"id": "same", "function": {"name": name, "arguments": "{}"}} for name in names]
-    calls += [{"id": 7, "function": {"name": "holding", "arguments": "{}"}}, {"function": {"name": None}}]
-    answer = await read(fake, client_of(KEYS[0]), {"tool_calls": calls}, model=7)
-    ids = [call.id for call in answer.calls]
-    assert ids == ["same", "call_1_2", "call_1_3", "call_1_4", "call_1_5", "call_1_6"], "each result is told apart"
-    assert [call.name for call in answer.calls] == [*names, "holding", ""], "as they came, for the record"
-    assert [call["id"] for call in answer.message["tool_calls"]] == ids
-    echoed = [call["function"]["name"] for call in answer.message["tool_calls"]]
-    assert echoed == ["holding", "multi_tool_use_parallel", "_", "x" * 64, "holding", "_"]
-    assert answer.model == "lab/one", "what is no name is none"
-
-
-async def test_an_answer_that_is_cut_or_refuses_says_so(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    client = client_of(KEYS[0])
-    for reason, cut_by in (
-        ("length", "length"), ("content_filter", "content_filter"), ("stop", None), (None, None), (["odd"], None),
-    ):  # fmt: skip
-        choice = {"finish_reason": reason, "message": {"content": None, "refusal": "I cannot help with that."}}
-        fake[0].script = [answering(200, {"choices": [choice]})]
-        answer = await client.answer(TURN)
-        assert (answer.cut_by, answer.text) == (cut_by, "I cannot help with that.")
-
-
-async def test_a_long_answer_is_read_beside_the_loop(
-    fake: tuple[FakeServer, str], client_of: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    readers: list[bool] = []
-
-    def noting(content: bytes) -> object:
-        readers.append(threading.current_thread() is threading.main_thread())
-        return decode_reply(content)
-
-    monkeypatch.setattr("trader.gateways.agents.chat.decode_reply", noting)
-    client = client_of(KEYS[0])
-    for size in (10, 200_000):
-        answer = await read(fake, client, {"content": "x" * size})
-        assert answer.text == "x" * size
-    assert readers == [True, False]
-
-
-async def test_what_is_odd_goes_back_as_it_came(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
-    details = [{"index": huge}, msgspec.json.decode(deep)]
-    call = {"function": {"name": "holding", "arguments": {"reason": huge}}}
-    answer = await read(fake, client, {"content": "", "reasoning_details": details, "tool_calls": [call]})
-    assert isinstance(decode(answer.calls[0]), BadCall)
-    fake[0].script = [OK]
-    turn = msgspec.structs.replace(TURN, number=2, messages=[*TURN.messages, answer.message])
-    assert (await client.answer(turn)).calls
-    assert fake[0].bodies[-1]["messages"][-1]["reasoning_details"] == details
-
-
-async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    client = client_of(KEYS[0])
-    for usage in (None, {}, "many", {"prompt_tokens": -1, "completion_tokens": 1.5, "cost": -2}):
-        answer = await read(fake, client, held(), usage=usage)
-        assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (0, 0, None)
-        assert answer.tokens_spent > 0, "the budget still counts"
-
-
-@pytest.mark.parametrize(
-    ("usage", "cost"),
-    [
-        ({"cost": 0.00014}, "0.00014"),
-        ({"cost": 1e-7}, "0.0000001"),
-        ({"cost": 0.95, "is_byok": True, "cost_details": {"upstream_inference_cost": 19}}, "19.95"),
-        ({"is_byok": True, "cost_details": {"upstream_inference_cost": 0.3}}, "0.3"),
-        ({"cost": 0.95, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
-        ({"cost": 0.95, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.95}}, "0.95"),
-        ({"cost": 0.95, "is_byok": True, "cost_details": []}, "0.95"),
-    ],
-)
-async def test_the_cost_is_what_was_paid_for_the_answer(
-    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any], cost: str
-) -> None:
-    answer = await read(fake, client_of(KEYS[0]), held(), usage=usage)
-    assert answer.cost_usd == Decimal(cost)
-
-
-async def test_text_in_parts_and_nul_characters(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
-    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a\x00b"}, {"type": "text", "text": "c"}]
-    answer = await read(fake, client_of(KEYS[0]), {"content": parts, "reasoning_content": "x\x00"})
-    assert answer.text == "abc"
-    assert answer.message["reasoning_content"] == "x"
-    assert answer.calls == ()
 
 
 async def test_cancellation_passes_through(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:

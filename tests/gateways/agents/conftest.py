@@ -1,0 +1,40 @@
+"""A chat-completions server, and clients of it."""
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.chat_server import FakeServer, MakeClient, Timer
+
+from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.setting_forms import Secret
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
+    server = FakeServer()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.handle)
+    async with TestServer(app) as running:
+        yield server, str(running.make_url("/v1"))
+
+
+@pytest.fixture
+async def client_of(fake: tuple[FakeServer, str]) -> AsyncIterator[MakeClient]:
+    made: list[ChatClient] = []
+
+    def make(*keys: str, timer: Callable[[], float] | None = None, limit_s: float = 5.0) -> ChatClient:
+        client = ChatClient(
+            ProviderRow("fake", fake[1]),
+            [Secret(key) for key in keys],
+            timer=timer or Timer(),
+            attempt_limit_s=limit_s,
+            backoff_s=0.001,
+        )
+        made.append(client)
+        return client
+
+    yield make
+    for client in made:
+        await client.close()

@@ -1,0 +1,125 @@
+"""What the client reads from responses of the chat-completions protocol, regular and odd ones."""
+
+import threading
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from support.chat_server import KEYS, OK, TURN, FakeServer, MakeClient, answering, completion, held
+
+from trader.domain.agents.conversation import ModelAnswer
+from trader.domain.agents.tools import BadCall, Holding, decode
+from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.replies import decode_reply
+
+
+async def read(fake: tuple[FakeServer, str], client: ChatClient, message: dict[str, Any], **more: Any) -> ModelAnswer:
+    fake[0].script = [answering(200, completion(message, **more))]
+    return await client.answer(TURN)
+
+
+async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "fetchIndicators", "arguments": '{"symbol": "BTC"'}},
+        {"function": {"name": "holding", "arguments": {"reason": "as an object"}}},
+        {"id": "c", "function": {"name": "sellEverything", "arguments": None}},
+    ]
+    answer = await read(fake, client_of(KEYS[0]), {"content": "text", "tool_calls": calls})
+    assert [call.id for call in answer.calls] == ["a", "call_1_2", "c"]
+    assert isinstance(decode(answer.calls[0]), BadCall)
+    assert decode(answer.calls[1]) == Holding(reason="as an object")
+    unknown = decode(answer.calls[2])
+    assert isinstance(unknown, BadCall)
+    assert "no tool 'sellEverything'" in unknown.error
+    echoed = [call["function"]["arguments"] for call in answer.message["tool_calls"]]
+    assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
+
+
+async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    names = ("holding", "multi_tool_use.parallel", "", "x" * 300)
+    calls: list[dict[str, Any]] = [{"id": "same", "function": {"name": name, "arguments": "{}"}} for name in names]
+    calls += [{"id": 7, "function": {"name": "holding", "arguments": "{}"}}, {"function": {"name": None}}]
+    answer = await read(fake, client_of(KEYS[0]), {"tool_calls": calls}, model=7)
+    ids = [call.id for call in answer.calls]
+    assert ids == ["same", "call_1_2", "call_1_3", "call_1_4", "call_1_5", "call_1_6"], "each result is told apart"
+    assert [call.name for call in answer.calls] == [*names, "holding", ""], "as they came, for the record"
+    assert [call["id"] for call in answer.message["tool_calls"]] == ids
+    echoed = [call["function"]["name"] for call in answer.message["tool_calls"]]
+    assert echoed == ["holding", "multi_tool_use_parallel", "_", "x" * 64, "holding", "_"]
+    assert answer.model == "lab/one", "what is no name is none"
+
+
+async def test_an_answer_that_is_cut_or_refuses_says_so(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client = client_of(KEYS[0])
+    for reason, cut_by in (
+        ("length", "length"), ("content_filter", "content_filter"), ("stop", None), (None, None), (["odd"], None),
+    ):  # fmt: skip
+        choice = {"finish_reason": reason, "message": {"content": None, "refusal": "I cannot help with that."}}
+        fake[0].script = [answering(200, {"choices": [choice]})]
+        answer = await client.answer(TURN)
+        assert (answer.cut_by, answer.text) == (cut_by, "I cannot help with that.")
+
+
+async def test_a_long_answer_is_read_beside_the_loop(
+    fake: tuple[FakeServer, str], client_of: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[bool] = []
+
+    def noting(content: bytes) -> object:
+        readers.append(threading.current_thread() is threading.main_thread())
+        return decode_reply(content)
+
+    monkeypatch.setattr("trader.gateways.agents.chat.decode_reply", noting)
+    client = client_of(KEYS[0])
+    for size in (10, 200_000):
+        answer = await read(fake, client, {"content": "x" * size})
+        assert answer.text == "x" * size
+    assert readers == [True, False]
+
+
+async def test_what_is_odd_goes_back_as_it_came(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
+    details = [{"index": huge}, msgspec.json.decode(deep)]
+    call = {"function": {"name": "holding", "arguments": {"reason": huge}}}
+    answer = await read(fake, client, {"content": "", "reasoning_details": details, "tool_calls": [call]})
+    assert isinstance(decode(answer.calls[0]), BadCall)
+    fake[0].script = [OK]
+    turn = msgspec.structs.replace(TURN, number=2, messages=[*TURN.messages, answer.message])
+    assert (await client.answer(turn)).calls
+    assert fake[0].bodies[-1]["messages"][-1]["reasoning_details"] == details
+
+
+async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    client = client_of(KEYS[0])
+    for usage in (None, {}, "many", {"prompt_tokens": -1, "completion_tokens": 1.5, "cost": -2}):
+        answer = await read(fake, client, held(), usage=usage)
+        assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (0, 0, None)
+        assert answer.tokens_spent > 0, "the budget still counts"
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [
+        ({"cost": 0.00014}, "0.00014"),
+        ({"cost": 1e-7}, "0.0000001"),
+        ({"cost": 0.95, "is_byok": True, "cost_details": {"upstream_inference_cost": 19}}, "19.95"),
+        ({"is_byok": True, "cost_details": {"upstream_inference_cost": 0.3}}, "0.3"),
+        ({"cost": 0.95, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
+        ({"cost": 0.95, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.95}}, "0.95"),
+        ({"cost": 0.95, "is_byok": True, "cost_details": []}, "0.95"),
+    ],
+)
+async def test_the_cost_is_what_was_paid_for_the_answer(
+    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any], cost: str
+) -> None:
+    answer = await read(fake, client_of(KEYS[0]), held(), usage=usage)
+    assert answer.cost_usd == Decimal(cost)
+
+
+async def test_text_in_parts_and_nul_characters(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "a\x00b"}, {"type": "text", "text": "c"}]
+    answer = await read(fake, client_of(KEYS[0]), {"content": parts, "reasoning_content": "x\x00"})
+    assert answer.text == "abc"
+    assert answer.message["reasoning_content"] == "x"
+    assert answer.calls == ()

@@ -1,0 +1,103 @@
+"""A server of the chat-completions protocol that answers as the test says, and what clients of it share."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from trader.domain.agents.conversation import Turn
+from trader.domain.agents.view import ObservedAccount, ObservedStats, View
+from trader.domain.models import Model, VariantId
+from trader.gateways.agents.chat import ChatClient
+
+NOW = datetime(2025, 1, 2, 12, tzinfo=UTC)
+KEYS = ("sk-alpha-000000000001", "sk-beta-0000000000002", "sk-gamma-000000000003")
+MODEL = Model(
+    id="m", name="M", variant=VariantId.APEX, provider="fake", router_model_name="lab/one", created_at=NOW
+)  # fmt: skip
+ZERO = Decimal(0)
+VIEW = View(
+    at=NOW,
+    account=ObservedAccount(
+        initial_capital=ZERO, equity=ZERO, cash=ZERO, available_cash=ZERO, margin=ZERO, exposure=ZERO,
+        day_opening_equity=ZERO, peak_equity=ZERO, drawdown_percent=ZERO, day_loss_percent=ZERO, taker_fee_rate=ZERO,
+    ),
+    positions=(), trades=(), stats=ObservedStats(), markets={},
+)  # fmt: skip
+TURN = Turn(
+    model=MODEL,
+    temperature=0.7,
+    number=1,
+    view=VIEW,
+    messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+    answer_tokens_max=1000,
+)
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def completion(message: dict[str, Any], **more: Any) -> dict[str, Any]:
+    usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    return {"model": "lab/one-2025", "choices": [{"index": 0, "message": message}], "usage": usage, **more}
+
+
+def held(reason: str = "calm") -> dict[str, Any]:
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "holding", "arguments": orjson.dumps({"reason": reason}).decode()},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def answering(status: int, body: Any = None, **headers: str) -> Reply:
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.json_response(body, status=status, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    return reply
+
+
+def raw_answer(body: bytes, content_type: str = "application/json") -> Reply:
+    async def reply(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type=content_type)
+
+    return reply
+
+
+OK = answering(200, completion(held()))
+
+
+class FakeServer:
+    """Gives the scripted replies in their order, the last one for ever; remembers the keys and bodies that came."""
+
+    def __init__(self) -> None:
+        self.script: list[Reply] = [OK]
+        self.by_key: dict[str, Reply] = {}
+        self.keys: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.keys.append(key)
+        self.bodies.append(msgspec.json.decode(await request.read()))  # numbers of any size
+        if key in self.by_key:
+            return await self.by_key[key](request)
+        reply = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return await reply(request)
+
+
+class Timer:
+    """Seconds in a test's hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+MakeClient = Callable[..., ChatClient]
