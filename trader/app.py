@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trader.api import connections, cors, feeds, health, metrics, openapi, rpc, streams, warm
+from trader.api import connections, cors, health, metrics, openapi, rpc, stream_states, streams
 from trader.api.context import Context
 from trader.clock import iso
 from trader.embedded.server import EmbeddedPostgres
@@ -53,7 +53,7 @@ _REQUESTS_END_S: Final = 1.0
 """How long requests may take to end at shutdown; the framework waits twice as long. Streams are closed before."""
 
 _READY_S: Final = 30.0
-"""How long callers may be kept waiting at the start for answers to be made ready."""
+"""How long the start waits for the statistics before the service listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ async def serve(settings: Settings) -> None:
             return
         stack.push_async_callback(service.leadership.resign)
         tasks = [*_endless_tasks(service, external.server), stop]
-        ready = asyncio.create_task(_make_ready(service), name="first answers")
+        ready = asyncio.create_task(_read_statistics(service), name="first statistics")
         stack.push_async_callback(_cancel, [*tasks, ready])
         await asyncio.wait([*tasks, ready], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
@@ -168,17 +168,16 @@ async def check(settings: Settings) -> list[str]:
         ]
 
 
-async def _make_ready(service: Service) -> None:
-    """Read what answers are made of before anybody asks: of a long season it takes seconds. Models trade meanwhile."""
+async def _read_statistics(service: Service) -> None:
+    """Read the trades and hours of the current runs once: of a long season it takes seconds. Models trade meanwhile."""
     context, began_s = service.context, time.monotonic()
     try:
         async with asyncio.timeout(_READY_S):
-            await warm.warm(context, context.clock.now())
-            await rpc.rehearse(context)
+            await context.analytics.make_intervals(context.clock.now())
     except (Unavailable, TimeoutError) as error:
-        log.warning("the first answers will take longer: %s", str(error) or f"they are not ready after {_READY_S:g} s")
+        log.warning("the first statistics will take longer: %s", str(error) or f"not read within {_READY_S:g} s")
         return
-    log.info("the first answers were made ready in %.1f s", time.monotonic() - began_s)
+    log.info("the statistics of the current runs were read in %.1f s", time.monotonic() - began_s)
 
 
 async def _make_service(settings: Settings, external: ExternalSystems, stack: AsyncExitStack) -> Service:
@@ -217,7 +216,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),
     )
     schedulers = _make_schedulers(context, events)
-    hubs = streams.Hubs(feeds.loads(context), events, clock)
+    hubs = streams.Hubs(stream_states.state_loaders(context), events, clock)
     await hubs.start()
     stack.push_async_callback(hubs.close)
     # A live leader that has lost its lock would go on sending orders to the venue, which knows no terms: no silence.
@@ -227,11 +226,9 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
 
 
 def _make_schedulers(context: Context, events: EventBus) -> Schedulers:
-    keeper = warm.Keeper(context)
-
     async def take_snapshots(now: datetime) -> None:
         await context.portfolio.take_snapshots(now)
-        await keeper.keep(now)
+        await context.analytics.make_intervals(now)
 
     return Schedulers(jobs(events, context.agents.start_batch, take_snapshots), context.clock)
 
@@ -269,7 +266,7 @@ def build_app(service: Service) -> web.Application:
                 pool=service.database.use,
                 tally=service.accounts.tally,
                 providers=context.agents.providers,
-                kept=dispatcher.kept,
+                cache=dispatcher.cache,
                 models_running=context.agents.running,
             ),
         )

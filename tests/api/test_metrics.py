@@ -42,7 +42,7 @@ class Figure(Wire):
     value: int
 
 
-@registry.procedure("demo.count", fresh=lambda context: context.token)
+@registry.procedure("demo.count", token=lambda context: context.token)
 async def count_calls(context: Context, _: Empty) -> Figure:
     context.calls += 1
     return Figure(value=context.calls)
@@ -77,7 +77,7 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
             pool=lambda: PoolUse(size=5, idle=3, size_max=20),
             tally=parts.tally,
             providers={"openai": parts.provider, "rules": RuleProvider()},
-            kept=dispatcher.kept,
+            cache=dispatcher.cache,
             models_running=lambda: {"m": 1},
         ),
     )

@@ -228,7 +228,7 @@ async def test_positions_survive_a_kill_and_both_signals_end_it(tmp_path: Path, 
         assert not again.traceback()
 
 
-async def test_it_listens_when_its_first_answers_are_ready(tmp_path: Path, dsn: str) -> None:
+async def test_it_listens_when_its_statistics_are_read(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         said = b"".join(service.log).decode()
-    assert 0 < said.find("first answers were made ready") < said.find("listening on")
+    assert 0 < said.find("statistics of the current runs were read") < said.find("listening on")

@@ -1,6 +1,7 @@
 """Rows for tests of what is read from the records: models with runs, snapshots, trades, invocations."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from uuid import UUID, uuid5
@@ -25,6 +26,12 @@ _IDS = UUID("00000000-0000-0000-0000-0000000000aa")
 def seen(*values: object) -> tuple[object, ...]:
     """Values side by side, to compare them with what they must equal, such as a Decimal with an int."""
     return values
+
+
+def equity_values(chunks: Sequence[bytes]) -> list[tuple[str, Decimal, datetime]]:
+    """Return the records of a history in its order: the model, its equity and the time."""
+    records = json.loads(b"[%b]" % b",".join(chunks), parse_float=Decimal, parse_int=Decimal)
+    return [(one["modelId"], one["netPortfolio"], datetime.fromisoformat(one["createdAt"])) for one in records]
 
 
 def id_of(*parts: object) -> UUID:

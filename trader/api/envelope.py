@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trader.api.schemas.common import ENCODER, Body, Pieces
+from trader.api.schemas.common import ENCODER
 from trader.domain.agents.conversation import NESTED_MAX
 from trader.errors import Issue
 
@@ -150,11 +150,9 @@ def _check_text(value: Any) -> None:
             _check_text(member)
 
 
-def success(style: Style, output: Body) -> Body:
+def success(style: Style, output: bytes) -> bytes:
     """The body of an answer whose encoded output is given."""
-    if style is Style.PLAIN:
-        return output
-    return b'{"json":' + output + b"}" if isinstance(output, bytes) else Pieces((b'{"json":', *output, b"}"))
+    return output if style is Style.PLAIN else b'{"json":%b}' % output
 
 
 def failure(style: Style, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:

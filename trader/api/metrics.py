@@ -16,10 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trader.api.answers import AnswerCache
 from trader.api.broadcast import Broadcaster, StateBroadcaster
 from trader.api.health import SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
+from trader.api.response_cache import ResponseCache
 from trader.api.routes import Documented, Route
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import Provider
@@ -57,7 +57,7 @@ class MetricsSources:
     pool: Callable[[], PoolUse]
     tally: Tally
     providers: Mapping[str, Provider]
-    kept: AnswerCache
+    cache: ResponseCache
     models_running: Callable[[], Mapping[str, object]]
 
 
@@ -98,10 +98,10 @@ class _Figures(Collector):
         states = {"idle": pool.idle, "used": pool.size - pool.idle}
         yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)
         yield GaugeMetricFamily("trader_database_connections_max", "The most there may be.", pool.size_max)
-        kept = self._sources.kept
-        found = {"hit": kept.hits, "miss": kept.misses}
+        cache = self._sources.cache
+        found = {"hit": cache.hits, "miss": cache.misses}
         yield _counters("trader_kept_answers", "Calls of procedures whose answers are kept.", "result", found)
-        yield GaugeMetricFamily("trader_kept_answers_bytes", "Size of the answers that are kept.", kept.size)
+        yield GaugeMetricFamily("trader_kept_answers_bytes", "Size of the answers that are kept.", cache.size)
         yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(self._sources.models_running()))
 
 

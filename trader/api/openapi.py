@@ -150,7 +150,7 @@ def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str,
     kinds: list[type[errors.TraderError]] = list(_MIDDLE_OF_CALL)
     if declared.changes:
         kinds.append(errors.Unauthorized)
-    if declared.name.startswith("simulator."):
+    if declared.paper_only:
         kinds.append(errors.Precondition)
     kinds += [getattr(errors, name) for name in raised]
     pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.TIMEOUT, rpc.INTERNAL}

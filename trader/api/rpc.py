@@ -12,20 +12,20 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from aiohttp import web
 
 from trader.api import batch, envelope
-from trader.api.answers import INPUT_BYTES_MAX, Answer, AnswerCache
 from trader.api.body import BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
+from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expect
-from trader.api.schemas.common import ENCODER, Body, Checked, whole
+from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
     Forbidden,
     InvalidInput,
@@ -50,7 +50,7 @@ _ANYWHERE: Final = "/{path:.*}"
 _log = logging.getLogger("trader.request")
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
-Freshness = Callable[[Any], object]
+Token = Callable[[Any], object | None]
 H = TypeVar("H", bound=Handler)
 
 INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
@@ -66,18 +66,15 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
 TIMEOUT: Final = (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT")
-_UNDEFINED: Final = (b"{}", b"")
-"""The bodies that most calls of procedures without parameters have."""
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """One remote procedure: what it takes, what it gives, and the function that does it.
+    """One remote procedure: its input, its output, and the function that does it.
 
-    `changes`: it changes something, so API_TOKEN guards it. `static`: its output never changes while the process
-    lives and depends on nothing but the build, so it is made, checked and encoded once. `fresh`: gives the token of
-    what its outputs depend on, by which they are kept (`api/answers.py`).
+    `changes`: it changes something, so API_TOKEN guards it. `paper_only`: it is refused in live trading. `token`: what
+    its answers are made of, while they may be kept (`api/response_cache.py`).
     """
 
     name: str
@@ -85,8 +82,8 @@ class Procedure:
     input_type: type[Any]
     output_type: Any
     changes: bool
-    static: bool
-    fresh: "Freshness | None"
+    paper_only: bool
+    token: Token | None
     input_decoder: msgspec.json.Decoder[Any]
     output_decoder: msgspec.json.Decoder[Any]
 
@@ -102,7 +99,7 @@ class Registry:
         return self._procedures
 
     def procedure(
-        self, name: str, *, changes: bool = False, static: bool = False, fresh: Freshness | None = None
+        self, name: str, *, changes: bool = False, paper_only: bool = False, token: Token | None = None
     ) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
@@ -113,10 +110,12 @@ class Registry:
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
-            if changes and (static or fresh):
-                raise ValueError(f"the procedure {name} cannot both change something and be static or kept")
+            if changes and token is not None:
+                raise ValueError(f"the procedure {name} cannot both change something and have its answers kept")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
+            if get_origin(output_type) is LongOutput:
+                (output_type,) = get_args(output_type)
             input_type = list(hints.values())[-1]
             self._procedures[name] = Procedure(
                 name=name,
@@ -124,8 +123,8 @@ class Registry:
                 input_type=input_type,
                 output_type=output_type,
                 changes=changes,
-                static=static,
-                fresh=fresh,
+                paper_only=paper_only,
+                token=token,
                 input_decoder=msgspec.json.Decoder(input_type),
                 output_decoder=msgspec.json.Decoder(output_type),
             )
@@ -152,12 +151,10 @@ class Dispatcher:
     def __init__(self, registry: Registry, context: "Context", requests: RequestLog | None = None) -> None:
         self._context = context
         self._origins = OriginRule.of(context.settings)
-        token = context.settings.api_token
-        self._token = None if token is None else token.reveal().encode()
+        api_token = context.settings.api_token
+        self._api_token = None if api_token is None else api_token.reveal().encode()
         self._body_wait_s = context.settings.http_body_timeout_s
         self._live = context.settings.trading_mode == "live"
-        self._static: dict[str, bytes] = {}
-        self._ready: dict[Target, Answer] = {}
         self._targets: dict[str, Target] = {}
         self._enveloped: dict[str, Target] = {}
         for name, declared in registry.procedures.items():
@@ -165,7 +162,7 @@ class Dispatcher:
                 self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
             self._enveloped[name] = self._targets[PREFIX + path]
         self._requests = requests or RequestLog()
-        self.kept = AnswerCache()
+        self.cache = ResponseCache()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler of every path and method under `/api/rpc/`."""
@@ -202,23 +199,15 @@ class Dispatcher:
             return _error_answer(error, target.style)
         except BodyTimeout as error:
             return _failure(target.style, TIMEOUT, str(error))
-        authorization = request.headers.get("Authorization")
-        if not target.procedure.static or body not in _UNDEFINED:
-            return await self.kept_or_called(target, body, authorization, request_id)
-        answer = self._ready.get(target)
-        if answer is None:
-            answer = await self.call(target, body, authorization, request_id)
-            if answer.status == HTTPStatus.OK:
-                self._ready[target] = answer
-        return answer
+        return await self.kept_or_called(target, body, request.headers.get("Authorization"), request_id)
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
-        """Call the procedure, unless nothing has changed since it was called with the same input."""
-        fresh = target.procedure.fresh
-        if fresh is None or len(body) > INPUT_BYTES_MAX or (token := fresh(self._context)) is None:
+        """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
+        token_of = target.procedure.token
+        if token_of is None or len(body) > INPUT_BYTES_MAX or (token := token_of(self._context)) is None:
             return await self.call(target, body, authorization, request_id)
         key = (target, body)
-        return self.kept.find(key, token) or await self.kept.make(
+        return self.cache.find(key, token) or await self.cache.make(
             key, token, lambda: self.call(target, body, authorization, request_id)
         )
 
@@ -231,10 +220,10 @@ class Dispatcher:
                 raise InvalidInput(issue)
             self._check_allowed(declared, authorization)
             request = decode_input(declared.input_decoder, declared.input_type, text)
-            output = self._static.get(declared.name) or await self._output(declared, request)
+            output = await self._output(declared, request)
             return Answer(HTTPStatus.OK, envelope.success(style, output))
         except TraderError as error:
-            if type(error) in STATUSES:
+            if _status_of(error) is not INTERNAL:
                 return _error_answer(error, style)
             _log.exception("%s failed (request %s)", declared.name, request_id)
         except Exception:  # noqa: BLE001 - the RPC edge: a bug is answered without its cause and must not end the process
@@ -242,25 +231,23 @@ class Dispatcher:
         return _failure(style, INTERNAL, "Internal server error")
 
     def _check_allowed(self, declared: Procedure, authorization: str | None) -> None:
-        if self._live and declared.name.startswith("simulator."):
+        if self._live and declared.paper_only:
             raise Precondition(f"{declared.name} needs TRADING_MODE=simulated; this service runs with live")
-        if not declared.changes or self._token is None:
+        if not declared.changes or self._api_token is None:
             return
         scheme, _, given = (authorization or "").partition(" ")
         given_bytes = given.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, self._token):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, self._api_token):
             raise Unauthorized(f"{declared.name} needs the header Authorization: Bearer <API_TOKEN>")
 
-    async def _output(self, declared: Procedure, request: Any) -> Body:
-        """The encoded output, checked against its type as a caller would read it. A static one is kept."""
-        made = await declared.handler(self._context, request)
-        if isinstance(made, Checked):
-            return made.body
-        output = ENCODER.encode(made)
-        declared.output_decoder.decode(output)
-        if declared.static:
-            self._static[declared.name] = output
-        return output
+    async def _output(self, declared: Procedure, request: Any) -> bytes:
+        """Return the encoded output, decoded once against its type as a caller would read it."""
+        output = await declared.handler(self._context, request)
+        if isinstance(output, LongOutput):
+            return await output.encode(declared.output_decoder)
+        text = ENCODER.encode(output)
+        declared.output_decoder.decode(text)
+        return text
 
     async def _handle_batch(self, request: web.Request, mode: str, request_id: str) -> web.StreamResponse:
         try:
@@ -275,7 +262,7 @@ class Dispatcher:
 
             async def call(index: int, item: batch.Item) -> batch.Reply:
                 answer = await self._call_item(item, authorization, f"{request_id}.{index}")
-                return batch.Reply(index, answer.status, answer.headers, whole(answer.body))
+                return batch.Reply(index, answer.status, answer.headers, answer.body)
 
             return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
         return _response(answer, request_id)
@@ -313,12 +300,17 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
         headers["Retry-After"] = "1"
     elif isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return _failure(style, STATUSES[type(error)], message, issues)._replace(headers=headers)
+    return _failure(style, _status_of(error), message, issues)._replace(headers=headers)
+
+
+def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
+    """Return the status and the code of an error, or of the nearest of its base classes that has one."""
+    return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), INTERNAL)
 
 
 def _response(answer: Answer, request_id: str) -> web.Response:
     headers = {"Content-Type": JSON, "Vary": "Origin", "X-Request-Id": request_id, **answer.headers}
-    return web.Response(status=answer.status, body=whole(answer.body), headers=headers)
+    return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
 def _sentence(issue: Issue) -> str:
@@ -336,20 +328,6 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
         return await answer_options(request)
     return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
-
-
-async def rehearse(context: "Context", registry: Registry | None = None) -> None:
-    """Call every procedure that only reads once, without input, and forget the answers.
-
-    Else the first caller of each waits until its statements are planned and its code has run for the first time.
-    """
-    if registry is None:
-        load_procedures()
-        registry = REGISTRY
-    dispatcher = Dispatcher(registry, context)
-    for declared in registry.procedures.values():
-        if not declared.changes:
-            await dispatcher.call(Target(declared, Style.PLAIN), b"{}", None, "rehearsal")
 
 
 def load_procedures() -> None:

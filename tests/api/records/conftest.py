@@ -26,7 +26,6 @@ from support.scripted import make_settings
 
 from trader.api import rpc
 from trader.api.envelope import Style
-from trader.api.schemas.common import whole
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.services.portfolio.analytics import Analytics
@@ -84,7 +83,7 @@ def call(dispatcher: rpc.Dispatcher) -> Call:
     async def call_procedure(name: str, **request: object) -> Any:
         target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
-        body = json.loads(whole(answer.body), parse_float=Decimal)
+        body = json.loads(answer.body, parse_float=Decimal)
         return body if answer.status == 200 else (answer.status, [issue["path"] for issue in body["issues"]])
 
     return call_procedure
@@ -98,7 +97,7 @@ def call_raw(dispatcher: rpc.Dispatcher) -> CallRaw:
         target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
         assert answer.status == 200
-        return whole(answer.body)
+        return answer.body
 
     return call_procedure
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,8 +16,19 @@ from support.served import Client, served
 
 from trader.api import cors, rpc
 from trader.api.routes import Route
-from trader.api.schemas.common import Empty, Input, Number, Pieces, Wire, checked
-from trader.errors import InvalidInput, Issue, MarketUnavailable, NotFound, Precondition, ProviderError, Unavailable
+from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
+from trader.errors import (
+    BooksViolated,
+    InvalidInput,
+    Issue,
+    MarketUnavailable,
+    NotFound,
+    OrderUndecided,
+    Precondition,
+    ProviderError,
+    StartError,
+    Unavailable,
+)
 from trader.settings import Settings
 
 ServiceFactory = Callable[..., Awaitable[Client]]
@@ -31,6 +41,7 @@ class DemoContext:
     settings: Settings
     calls: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    version: int = 0
 
 
 class Inner(Input, kw_only=True):
@@ -60,13 +71,21 @@ class Figure(Wire, kw_only=True):
     value: float
 
 
+class Figures(Wire, kw_only=True):
+    figures: list[Figure]
+    text: str
+
+
 ERRORS: dict[str, Exception] = {
     "input": InvalidInput(Issue(("symbol",), "no such market: DOGE")),
     "not found": NotFound("no order 7"),
     "precondition": Precondition("needs TRADING_MODE=simulated"),
     "unavailable": Unavailable("the database cannot be reached", 7),
     "market": MarketUnavailable("no price for BTC"),
+    "undecided": OrderUndecided("the order is not decided yet"),
     "provider": ProviderError("secret detail"),
+    "books": BooksViolated("secret detail"),
+    "start": StartError("secret detail"),
     "bug": RuntimeError("secret detail"),
     "recursion": RecursionError("secret detail"),
 }
@@ -80,13 +99,14 @@ async def echo(context: DemoContext, request: EchoInput) -> EchoOutput:
     return EchoOutput(window=request.window, text=request.text, items=request.items)
 
 
-@registry.procedure("demo.pieces")
-async def pieces(context: DemoContext, request: EchoInput) -> list[Figure]:
-    """As many figures as asked for, in pieces of different lengths."""
-    whole = ",".join(f'{{"value":{number}}}' for number in range(int(request.text or 0))).encode()
-    cuts = (*range(0, len(whole), 1000 * (request.number or 1)), len(whole))
-    views = [memoryview(whole)[start:end] for start, end in pairwise(cuts)]
-    return checked(list[Figure], Pieces((b"[", *views, b"]")))
+@registry.procedure("demo.long", token=lambda context: context.version)
+async def list_long(context: DemoContext, request: EchoInput) -> LongOutput[Figures]:
+    """As many figures as asked for, in chunks of a hundred, the last of them followed by `items` as they are."""
+    context.calls.append("demo.long")
+    records = [b'{"value":%d}' % number for number in range(int(request.text or 0))]
+    records += [item.encode() for item in request.items]
+    chunks = [b",".join(records[start : start + 100]) for start in range(0, len(records), 100)]
+    return LongOutput(Figures(figures=[], text="x"), msgspec.json.Decoder(list[Figure]), chunks)
 
 
 @registry.procedure("demo.raise")
@@ -110,7 +130,7 @@ async def wrong(context: DemoContext, request: Empty) -> Figure:
     return Figure(value=untyped)
 
 
-@registry.procedure("demo.static", static=True)
+@registry.procedure("demo.static", token=lambda _: ())
 async def static(context: DemoContext, request: Empty) -> Figure:
     context.calls.append("demo.static")
     return Figure(value=1)
@@ -122,7 +142,7 @@ async def change(context: DemoContext, request: Empty) -> Figure:
     return Figure(value=2)
 
 
-@registry.procedure("simulator.demo")
+@registry.procedure("simulator.demo", paper_only=True)
 async def simulate(context: DemoContext, request: Empty) -> Figure:
     return Figure(value=3)
 

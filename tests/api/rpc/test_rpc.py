@@ -12,7 +12,7 @@ import pytest
 from support.served import Client
 from yarl import URL
 
-from trader.api.rpc import Registry, rehearse
+from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty
 
 ServiceFactory = Callable[..., Awaitable[Client]]
@@ -68,16 +68,32 @@ async def test_a_long_answer_arrives_whole(client: Client, length: int) -> None:
     assert enveloped == {"json": plain}
 
 
-@pytest.mark.parametrize(("figures", "number"), [(0, 1), (50, 1), (100_000, 1), (100_000, 10)])
-async def test_a_body_in_pieces_arrives_whole(client: Client, figures: int, number: int) -> None:
-    wanted = [{"value": value} for value in range(figures)]
-    request = {"text": str(figures), "number": number}
-    assert await send(client, "/api/rpc/demo.pieces", json.dumps(request)) == (200, wanted)
-    assert await send(client, "/api/rpc/demo/pieces", json.dumps({"json": request})) == (200, {"json": wanted})
-    items = [{"url": "http://x/api/rpc/demo/pieces", "body": {"json": {"text": "3"}}}]
+@pytest.mark.parametrize("figures", [0, 1, 100, 101, 100_000])
+async def test_a_long_list_arrives_whole(client: Client, figures: int) -> None:
+    wanted = {"figures": [{"value": value} for value in range(figures)], "text": "x"}
+    request = {"text": str(figures)}
+    assert await send(client, "/api/rpc/demo.long", json.dumps(request)) == (200, wanted)
+    assert await send(client, "/api/rpc/demo/long", json.dumps({"json": request})) == (200, {"json": wanted})
+    items = [{"url": "http://x/api/rpc/demo/long", "body": {"json": {"text": "1"}}}]
     async with client.post("/api/rpc/__batch__", json=items, headers={"x-orpc-batch": "buffered"}) as response:
         (reply,) = await response.json()
-    assert reply["body"] == {"json": [{"value": 0}, {"value": 1}, {"value": 2}]}
+    assert reply["body"] == {"json": {"figures": [{"value": 0}], "text": "x"}}
+
+
+@pytest.mark.parametrize("wrong", ["{}", '{"value":"1"}', '{"value":null}', "1", '{"value":1}]', '{"value":1},'])
+async def test_a_long_list_with_one_wrong_record_is_a_failure(client: Client, wrong: str) -> None:
+    for records in (0, 100, 250):
+        body = json.dumps({"text": str(records), "items": [wrong]})
+        status, answer = await send(client, "/api/rpc/demo.long", body)
+        assert (status, answer) == (500, {"error": "Internal server error", "code": "INTERNAL_SERVER_ERROR"})
+
+
+async def test_an_answer_is_made_again_when_its_token_changes(client: Client, context: Any) -> None:
+    for made in (1, 1, 2, 2):
+        if made > context.version + 1:
+            context.version += 1
+        assert (await send(client, "/api/rpc/demo.long", '{"text":"3"}'))[0] == 200
+        assert context.calls == ["demo.long"] * made
 
 
 @pytest.mark.parametrize(
@@ -233,7 +249,10 @@ async def test_a_strange_envelope_is_a_bad_request(client: Client, path: str, bo
         ("precondition", 412, "PRECONDITION_FAILED"),
         ("unavailable", 503, "SERVICE_UNAVAILABLE"),
         ("market", 503, "SERVICE_UNAVAILABLE"),
+        ("undecided", 503, "SERVICE_UNAVAILABLE"),
         ("provider", 500, "INTERNAL_SERVER_ERROR"),
+        ("books", 500, "INTERNAL_SERVER_ERROR"),
+        ("start", 500, "INTERNAL_SERVER_ERROR"),
         ("bug", 500, "INTERNAL_SERVER_ERROR"),
         ("recursion", 500, "INTERNAL_SERVER_ERROR"),
     ],
@@ -295,11 +314,12 @@ async def test_the_log_has_the_id_of_every_answer(
     assert [(line["request_id"], line["status"]) for line in lines] == answered
 
 
-async def test_a_static_output_is_made_once(client: Client) -> None:
+async def test_an_output_of_a_constant_token_is_made_once_for_each_style(client: Client, context: Any) -> None:
     for path in ("/api/rpc/demo.static", "/api/rpc/demo/static"):
         for _ in range(2):
             status, answer = await send(client, path, "{}")
             assert (status, answer) == (200, {"value": 1} if "." in path else {"json": {"value": 1}})
+    assert context.calls == ["demo.static"] * 2
     status, _ = await send(client, "/api/rpc/demo.static", '{"a":1}')
     assert status == 400
 
@@ -446,11 +466,4 @@ def test_a_name_is_declared_once() -> None:
     with pytest.raises(ValueError, match=r"a\.b is declared twice"):
         registry.procedure("a.b")(handler)
     with pytest.raises(ValueError, match=r"a\.c cannot both"):
-        registry.procedure("a.c", changes=True, static=True)(handler)
-
-
-async def test_a_rehearsal_calls_what_only_reads(context: Any, registered: Registry) -> None:
-    context.gate.set()
-    await rehearse(context, registered)
-    assert {"demo.echo", "demo.static"} <= set(context.calls)
-    assert "demo.change" not in context.calls
+        registry.procedure("a.c", changes=True, token=lambda _: ())(handler)

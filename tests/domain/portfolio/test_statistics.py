@@ -35,6 +35,18 @@ def closing(*closes: float) -> list[EquityPoint]:
     return hourly([*(close for close in closes for _ in range(24)), closes[-1]])
 
 
+def sharpe(series: Sequence[EquityPoint]) -> float | None:
+    return ours.sharpe_ratio(ours.daily_closes(series))
+
+
+def sortino(series: Sequence[EquityPoint]) -> float | None:
+    return ours.sortino_ratio(ours.daily_closes(series))
+
+
+def calmar(series: Sequence[EquityPoint]) -> float | None:
+    return ours.calmar_ratio(ours.daily_closes(series), ours.max_drawdown(point.value for point in series))
+
+
 # Daily closes
 
 
@@ -55,7 +67,7 @@ def test_a_day_without_values_keeps_the_close_before() -> None:
 
 def test_fewer_than_three_closes_make_no_ratio() -> None:
     two, three = closing(100, 110), closing(100, 110, 105)
-    for ratio in (ours.sharpe_ratio, ours.sortino_ratio, ours.calmar_ratio):
+    for ratio in (sharpe, sortino, calmar):
         assert ratio(two) is None
         assert ratio(three) is not None
         assert ratio([]) is None
@@ -70,9 +82,9 @@ def test_sharpe_and_sortino_are_their_formulas(closes: list[float]) -> None:
     spread = float(numpy.std(returns, ddof=1))
     assume(spread > 1e-9 * float(numpy.max(numpy.abs(returns))))
     expected = float(numpy.mean(returns)) / spread * math.sqrt(365)
-    assert ours.sharpe_ratio(closing(*closes)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert sharpe(closing(*closes)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
     downside = math.sqrt(float(numpy.mean(numpy.minimum(returns, 0) ** 2)))
-    found = ours.sortino_ratio(closing(*closes))
+    found = sortino(closing(*closes))
     if downside > 0:
         assert found == pytest.approx(float(numpy.mean(returns)) / downside * math.sqrt(365), rel=1e-6, abs=1e-6)
     else:
@@ -81,40 +93,40 @@ def test_sharpe_and_sortino_are_their_formulas(closes: list[float]) -> None:
 
 def test_sharpe_by_hand() -> None:
     # Returns 10 %, -10 %, 10 %: mean 1/30, standard deviation 0.2/√3.
-    assert ours.sharpe_ratio(closing(100, 110, 99, 108.9)) == near((1 / 30) / (0.2 / math.sqrt(3)) * math.sqrt(365))
-    assert ours.sortino_ratio(closing(100, 110, 99, 108.9)) == near((1 / 30) / math.sqrt(0.01 / 3) * math.sqrt(365))
+    assert sharpe(closing(100, 110, 99, 108.9)) == near((1 / 30) / (0.2 / math.sqrt(3)) * math.sqrt(365))
+    assert sortino(closing(100, 110, 99, 108.9)) == near((1 / 30) / math.sqrt(0.01 / 3) * math.sqrt(365))
 
 
 def test_calmar_by_hand() -> None:
     # Two days from 100 to 121 with a fall of a tenth on the way.
-    assert ours.calmar_ratio(closing(100, 90, 121)) == near((1.21 ** (365 / 2) - 1) / 0.1)
+    assert calmar(closing(100, 90, 121)) == near((1.21 ** (365 / 2) - 1) / 0.1)
 
 
 def test_calmar_of_what_fell_is_negative() -> None:
-    found = ours.calmar_ratio(closing(100, 99, 98))
+    found = calmar(closing(100, 99, 98))
     assert found is not None
     assert -50 <= found < 0
 
 
 def test_a_steady_gain_is_unbounded_and_a_steady_loss_has_no_sharpe() -> None:
     gaining, losing, still = closing(100, 110, 121), closing(100, 90, 81), closing(100, 100, 100)
-    assert ours.sharpe_ratio(gaining) == ours.sortino_ratio(gaining) == ours.calmar_ratio(gaining) == math.inf
-    assert ours.sharpe_ratio(losing) is None
-    assert ours.sortino_ratio(losing) == near(-math.sqrt(365))
-    assert ours.sharpe_ratio(still) is ours.sortino_ratio(still) is ours.calmar_ratio(still) is None
+    assert sharpe(gaining) == sortino(gaining) == calmar(gaining) == math.inf
+    assert sharpe(losing) is None
+    assert sortino(losing) == near(-math.sqrt(365))
+    assert sharpe(still) is sortino(still) is calmar(still) is None
 
 
 def test_equity_that_reached_zero_still_has_figures() -> None:
     ruined = closing(100, 50, 0, 0)
-    assert ours.daily_returns(ruined) == [-0.5, -1.0]
-    assert ours.sharpe_ratio(ruined) == near(-0.75 / stdlib.stdev([-0.5, -1.0]) * math.sqrt(365))
-    assert ours.calmar_ratio(ruined) == -1.0
+    assert ours.daily_returns(ours.daily_closes(ruined)) == [-0.5, -1.0]
+    assert sharpe(ruined) == near(-0.75 / stdlib.stdev([-0.5, -1.0]) * math.sqrt(365))
+    assert calmar(ruined) == -1.0
     assert ours.return_confidence(ruined) is None
-    assert ours.calmar_ratio(closing(0, 0, 0)) is None
+    assert calmar(closing(0, 0, 0)) is None
 
 
 def test_an_absurd_gain_does_not_overflow() -> None:
-    assert ours.calmar_ratio(closing(1, 0.5, 1e7)) == math.inf
+    assert calmar(closing(1, 0.5, 1e7)) == math.inf
 
 
 # Drawdown

@@ -3,6 +3,7 @@
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 
@@ -28,11 +29,12 @@ from support.records import (
 )
 
 from trader.domain.models import VariantId
-from trader.domain.portfolio.statistics import Drawdown, EquityPoint, return_confidence
+from trader.domain.portfolio import statistics
+from trader.domain.portfolio.histories import WINDOWS
+from trader.domain.portfolio.statistics import Confidence95, Drawdown, EquityPoint, return_confidence
 from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics, LeaderboardEntry
-from trader.services.portfolio.run_statistics import RunRecords, figures_of_trades
-from trader.services.portfolio.snapshots import WINDOWS
+from trader.services.portfolio.run_statistics import CurrentRuns, figures_of_trades
 from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
@@ -83,11 +85,11 @@ async def test_statistics_start_at_the_current_run(bench: Bench) -> None:
         await bench.hours("one", "2000", "2040", number=2, first=2)
     bench.exchange.put(make_account("one", run=make_run("one", 2, capital="2000", at=START + 2 * HOUR), realized=50))
     (stats,) = await bench.analytics.model_stats()
-    figures = stats.record.trade_figures
+    figures = stats.run_statistics.trade_figures
     assert seen(stats.account_value, stats.return_percent) == (2050, 2.5)
     assert seen(figures.trades, figures.total_net, figures.win_rate) == (1, 50, 100.0)
     assert seen(figures.biggest_win, figures.biggest_loss) == (50, None)
-    assert stats.record.equity_figures.drawdown == Drawdown(0, 0)
+    assert stats.run_statistics.equity_figures.drawdown == Drawdown(0, 0)
     assert seen(stats.failures.invocations, stats.failures.failed) == (1, 0)
     info = await bench.analytics.run_info()
     assert seen(*info) == (START + 2 * HOUR, 1, 1, 1)
@@ -102,9 +104,9 @@ async def test_a_fall_below_the_capital_in_the_first_hour_is_a_drawdown_everywhe
     await bench.clock.advance(3 * HOUR)
     (stats,) = await bench.analytics.model_stats()
     (entry,) = await bench.board("24h")
-    assert stats.record.equity_figures.drawdown == Drawdown(25, 2500)
+    assert stats.run_statistics.equity_figures.drawdown == Drawdown(25, 2500)
     assert entry.max_drawdown == 25
-    assert stats.record.recovery_factor == -1
+    assert stats.run_statistics.recovery_factor == -1
 
 
 async def test_figures_of_trades(bench: Bench) -> None:
@@ -118,7 +120,7 @@ async def test_figures_of_trades(bench: Bench) -> None:
                 held=held * HOUR, notional=str(1000 * (number + 1)),
             )  # fmt: skip
     (stats,) = await bench.analytics.model_stats()
-    figures = stats.record.trade_figures
+    figures = stats.run_statistics.trade_figures
     assert seen(figures.trades, figures.wins, figures.total_net, figures.win_rate) == (4, 3, 40, 75.0)
     assert seen(figures.biggest_win, figures.biggest_loss) == (30, -20)
     assert seen(*figures.sizes) == (2500, 2500, 4000)
@@ -134,7 +136,7 @@ async def test_figures_of_trades(bench: Bench) -> None:
 
 async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
     """Reading on from the last reading gives what reading all at once gives."""
-    records = RunRecords(bench.database)
+    records = CurrentRuns(bench.database)
     async with bench.database.connection() as conn:
         await add_model(conn, "one")
         await add_model(conn, "two", VariantId.SOVEREIGN)
@@ -143,7 +145,7 @@ async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
             await add_trade(conn, "one", closed_at, gross=str(step), label=step)
             await portfolio_store_insert(bench, "one", START + step * 20 * MINUTE, str(step))
             read = (await records.refresh())["one"]
-            fresh = (await RunRecords(bench.database).refresh())["one"]
+            fresh = (await CurrentRuns(bench.database).refresh())["one"]
             assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
             assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
             assert seen(read.hours, read.series) == (fresh.hours, fresh.series)
@@ -161,7 +163,7 @@ async def portfolio_store_insert(bench: Bench, account_id: str, at: object, valu
 
 
 async def test_a_reset_forgets_the_run_before(bench: Bench) -> None:
-    records = RunRecords(bench.database)
+    records = CurrentRuns(bench.database)
     async with bench.database.connection() as conn:
         await add_model(conn, "one")
         await add_trade(conn, "one", START + HOUR)
@@ -238,33 +240,48 @@ async def test_places_that_are_luck_are_marked(bench: Bench) -> None:
     assert {entry.certain for entry in board} == {None}
 
 
-async def test_an_interval_is_ready_when_its_hour_counts(bench: Bench) -> None:
+def made_intervals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by the length of its series with every interval that is bootstrapped."""
+    made: list[int] = []
+
+    def counted(series: Sequence[EquityPoint]) -> Confidence95 | None:
+        made.append(len(series))
+        return return_confidence(series)
+
+    monkeypatch.setattr(statistics, "return_confidence", counted)
+    return made
+
+
+async def test_an_interval_is_ready_when_its_hour_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench.database.connection() as conn:
         await add_model(conn, "long")
     await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
     await bench.clock.advance(58 * HOUR + 2 * MINUTE)
     (before,) = await bench.board("7d")
     await bench.clock.advance(58 * MINUTE)
-    await bench.analytics.refresh()
+    await bench.analytics.make_intervals(bench.clock.now())
     (entry,) = await bench.board("7d")
     assert entry.ci95 == before.ci95, "the hour that ends now is taken in a minute later"
-    made = bench.analytics.intervals_made
-    await bench.clock.advance(MINUTE)
+    made = made_intervals(monkeypatch)
+    await bench.clock.advance(MINUTE + timedelta(seconds=1))
+    await bench.analytics.make_intervals(bench.clock.now())
     (entry,) = await bench.board("7d")
-    assert bench.analytics.intervals_made == made
     assert entry.ci95 != before.ci95
+    assert made == []
 
 
-async def test_a_start_in_the_first_minute_of_an_hour_makes_what_is_still_shown(bench: Bench) -> None:
+async def test_a_start_in_the_first_minute_of_an_hour_makes_what_is_still_shown(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with bench.database.connection() as conn:
         await add_model(conn, "long")
     await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
     await bench.clock.advance(59 * HOUR)
-    await bench.analytics.refresh()
-    made = bench.analytics.intervals_made
+    await bench.analytics.make_intervals(bench.clock.now())
+    made = made_intervals(monkeypatch)
     for window in WINDOWS:
         await bench.board(window)
-    assert bench.analytics.intervals_made == made
+    assert made == []
 
 
 async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench) -> None:
@@ -333,7 +350,7 @@ async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench
     async with bench.database.connection() as conn:
         await agents_store.upsert_model(conn, make_model("fresh"))
     (stats,) = await bench.analytics.model_stats()
-    assert seen(stats.account_value, stats.return_percent, stats.record.trade_figures.trades) == (10_000, 0, 0)
+    assert seen(stats.account_value, stats.return_percent, stats.run_statistics.trade_figures.trades) == (10_000, 0, 0)
     (entry,) = await bench.board()
     assert seen(entry.pnl_percent, entry.start_value, entry.ci95) == (0, 10_000, None)
     assert seen(*await bench.analytics.run_info()) == (None, 1, 0, 0)

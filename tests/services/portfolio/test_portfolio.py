@@ -15,6 +15,7 @@ from support.records import (
     FakeExchange,
     add_model,
     add_run,
+    equity_values,
     make_account,
     make_position,
     make_run,
@@ -24,16 +25,9 @@ from support.records import (
 from support.scripted import make_settings
 
 from trader.domain.models import VariantId
+from trader.domain.portfolio.histories import RESOLUTIONS, Point, average_by_hour, choose_resolution, floor_to_bucket
 from trader.services.exchange.paper import PaperExchange
-from trader.services.portfolio.histories import floor_to_bucket
-from trader.services.portfolio.snapshots import (
-    RESOLUTIONS,
-    Point,
-    Portfolio,
-    average_by_hour,
-    choose_resolution,
-    is_due,
-)
+from trader.services.portfolio.snapshots import Portfolio, is_due
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.portfolio import snapshots as store
@@ -176,7 +170,9 @@ async def test_variant_history_follows_the_specification(database: Database) -> 
         ("manual", first + 3 * HOUR, "777"),
         ("s1", now, "60"),
     )
-    found = await PaperBench(database, FakeExchange()).portfolio.variant_history("24h", now)
+    desk = PaperBench(database, FakeExchange())
+    await desk.clock.advance(now - START)
+    found = await desk.portfolio.variant_history("24h")
     assert {variant: [(point.hour, point.value) for point in points] for variant, points in found.variants.items()} == {
         VariantId.APEX: [(first, Decimal("102.33333333")), (first + 3 * HOUR, Decimal("101.5"))],
         VariantId.TRENDSURFER: [],
@@ -202,7 +198,7 @@ async def test_history_takes_raw_rows_for_short_ranges_and_the_rollup_for_long_o
     async def values(span: timedelta, **more: object) -> tuple[str, list[int]]:
         more = {"model_id": "one", "points_max": 1000} | more
         history = await desk.portfolio.history(start=START, end=START + span, **more)  # type: ignore[arg-type]
-        return history.resolution, [int(value.net_portfolio) for value in history.values]
+        return history.resolution, [int(value) for _, value, _ in equity_values(history.chunks)]
 
     assert await values(2 * HOUR) == ("1m", list(range(41)))
     assert await values(10 * HOUR, points_max=100) == ("15m", [*range(4, 200, 5), 199][:40])
@@ -225,7 +221,7 @@ async def test_history_beyond_the_retention_comes_from_the_rollup(database: Data
     assert await desk.snapshots() == []
     history = await desk.portfolio.history(start=START, end=START + 2 * HOUR, points_max=1000)
     assert history.resolution == "1h"
-    assert [value.net_portfolio for value in history.values] == [2, 3]
+    assert [value for _, value, _ in equity_values(history.chunks)] == [2, 3]
 
 
 @given(
@@ -259,9 +255,9 @@ async def test_a_range_that_no_resolution_can_hold_shows_its_latest_part(databas
     await desk.clock.advance(149 * DAY)
     for end in (START + 149 * DAY, datetime.max.replace(tzinfo=START.tzinfo)):  # `until for ever` too
         history = await desk.portfolio.history(start=START, end=end, points_max=100)
-        assert [int(value.net_portfolio) for value in history.values] == list(range(50, 150))
+        assert [int(value) for _, value, _ in equity_values(history.chunks)] == list(range(50, 150))
     earliest = datetime.min.replace(tzinfo=START.tzinfo)
-    assert (await desk.portfolio.history(start=earliest, end=earliest + DAY, points_max=100)).values == []
+    assert (await desk.portfolio.history(start=earliest, end=earliest + DAY, points_max=100)).chunks == []
 
 
 def test_the_aggregate_is_not_weighted() -> None:

@@ -67,6 +67,7 @@ FROM unnest(enum_range(null::variant_id)) v, generate_series($1::timestamptz, $2
 """
 
 DAY = timedelta(days=1)
+QUARTER = timedelta(minutes=15)
 RECENT = [NOW - HOUR] * len(MODELS)
 
 # The query, its arguments, and the index (or, of partitions, how their names begin) that it must use.
@@ -75,17 +76,19 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100), "orders_closed_by_account"),
     "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
     "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
-    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY,), "variant_hourly_pkey"),
+    "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
+    "the hour that cuts it": (
+        portfolio.SELECT_VARIANT_HOURS, (NOW - DAY - HOUR / 2, NOW - DAY), "portfolio_snapshots_",
+    ),
     "last snapshots": (portfolio.SELECT_LAST_SNAPSHOTS, (), "portfolio_hourly_pkey"),
     "raw history": (
-        portfolio.SELECT_RAW_HISTORY, (["m5"], NOW - DAY, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
+        portfolio.SELECT_HISTORY, ("m5", None, NOW - DAY, NOW, QUARTER, 8 * QUARTER), "portfolio_snapshots_",
     ),
     "hourly history": (
-        portfolio.SELECT_HOURLY_HISTORY, (["m5"], NOW - 30 * DAY, NOW, HOUR), "portfolio_hourly_pkey",
+        portfolio.SELECT_HISTORY, ("m5", None, NOW - 30 * DAY, NOW, HOUR, 8 * HOUR), "portfolio_hourly_pkey",
     ),
-    "tails of an hour": (portfolio.SELECT_HOUR_TAILS, (NOW - DAY, NOW - DAY + HOUR), "portfolio_snapshots_"),
     "history of all": (
-        portfolio.SELECT_RAW_HISTORY, (MODELS, NOW - HOUR / 3, NOW, timedelta(minutes=15)), "portfolio_snapshots_",
+        portfolio.SELECT_HISTORY, (None, None, NOW - HOUR / 3, NOW, QUARTER, 8 * QUARTER), "portfolio_snapshots_",
     ),
     "invocations": (agents.SELECT_INVOCATIONS, (50,), "invocations_by_time"),
     "invocations of a model": (agents.SELECT_CHOSEN_INVOCATIONS, ("m5", None, 50), "invocations_by_model"),

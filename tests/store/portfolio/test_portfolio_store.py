@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.records import HOUR, MINUTE, START, add_model, add_run, make_model, make_run, make_snapshot
+from support.records import HOUR, MINUTE, START, add_model, add_run, equity_values, make_model, make_run, make_snapshot
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.snapshots import Snapshot
@@ -18,7 +18,6 @@ from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.portfolio import snapshots as store
-from trader.store.portfolio.snapshots import EquityValue
 
 ACCOUNTS = ("one", "two", "three", "late", "manual")
 SPAN_MINUTES = 30 * 60
@@ -96,16 +95,13 @@ async def test_variant_hours_equal_the_averages_over_raw_rows(
         await rolled_back.start()
         try:
             await _play(conn, played)
-            found = [tuple(row) for row in await store.select_variant_hours(conn, store.ceil_to_hour(since))]
-            tails = await store.select_hour_tails(conn, since.replace(minute=0, second=0, microsecond=0))
+            found = [tuple(row) for row in await store.select_variant_hours(conn, since)]
             expected = [tuple(row) for row in await conn.fetch(PLAIN_HISTORY, since)]
             hourly = await conn.fetch("SELECT * FROM portfolio_hourly ORDER BY account_id, hour")
             plain = await conn.fetch(PLAIN_HOURLY)
         finally:
             await rolled_back.rollback()
-    cut = {tail.variant: tail.value for tail in reversed(tails) if tail.since >= since} if since.minute else {}
-    hour = since.replace(minute=0)
-    assert [(variant, hour, cut[variant]) for variant in VariantId if variant in cut] + found == expected
+    assert found == expected
     columns = ("account_id", "hour", "run_id", "total", "count", "last", "last_at")
     assert [[row[name] for name in columns] for row in hourly] == [[row[name] for name in columns] for row in plain]
 
@@ -117,6 +113,7 @@ async def test_variant_hours_equal_the_averages_over_raw_rows(
     minutes=st.integers(0, SPAN_MINUTES),
     bucket=st.sampled_from([MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, 24 * HOUR]),
     chosen=st.sets(st.sampled_from(ACCOUNTS)),
+    slice_buckets=st.integers(1, 9),
 )
 async def test_histories_hold_the_last_snapshot_of_each_bucket(
     database: Database,
@@ -125,7 +122,9 @@ async def test_histories_hold_the_last_snapshot_of_each_bucket(
     minutes: int,
     bucket: timedelta,
     chosen: set[str],
+    slice_buckets: int,
 ) -> None:
+    """Those of the models; a manual account has none."""
     first, last = START + start * MINUTE, START + (start + minutes) * MINUTE
     kept = {(each.account_id, each.created_at): each for each in reversed(given_snapshots)}
     async with database.connection() as conn:
@@ -135,25 +134,24 @@ async def test_histories_hold_the_last_snapshot_of_each_bucket(
         try:
             for each in given_snapshots:
                 await store.insert_snapshots(conn, [each])
-            raw = await store.select_raw_history(conn, list(chosen), first, last, bucket)
-            hourly = await store.select_hourly_history(conn, list(chosen), first, last, bucket)
+            for name in chosen:
+                await agents_store.upsert_model(conn, make_model(name))
+            asked = store.HistoryRange(None, None, first, last, bucket)
+            chunks = await store.select_history(conn, asked, slice_buckets * bucket)
         finally:
             await rolled_back.rollback()
-    assert raw == _last_of_buckets(kept.values(), chosen, first, last, bucket)
-    if bucket >= HOUR:
-        assert hourly == _last_of_buckets(kept.values(), chosen, first, last, bucket)
+    assert equity_values(chunks) == _last_of_buckets(kept.values(), chosen, first, last, bucket)
 
 
 def _last_of_buckets(
     snapshots: Iterable[Snapshot], chosen: set[str], first: datetime, last: datetime, bucket: timedelta
-) -> list[EquityValue]:
-    found: dict[tuple[str, int], EquityValue] = {}
+) -> list[tuple[str, Decimal, datetime]]:
+    found = {}
     for each in sorted(snapshots, key=lambda snapshot: snapshot.created_at):
         if each.account_id in chosen and first <= each.created_at <= last:
             number = int(each.created_at.timestamp() // bucket.total_seconds())
-            value = EquityValue(each.account_id, each.net_portfolio, each.created_at)
-            found[each.account_id, number] = value
-    return sorted(found.values(), key=lambda value: (value.created_at, value.account_id))
+            found[each.account_id, number] = each.account_id, each.net_portfolio, each.created_at
+    return sorted(found.values(), key=lambda value: (value[2], value[0]))
 
 
 async def test_a_snapshot_that_is_there_already_counts_once(database: Database) -> None:

@@ -1,7 +1,7 @@
 """Statistics of models, their failures, and the run as a whole."""
 
-from trader.api import freshness
 from trader.api.context import Context
+from trader.api.response_cache import rankings_token
 from trader.api.rpc import procedure
 from trader.api.schemas.analytics import (
     AdvancedStats,
@@ -27,7 +27,7 @@ async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetM
     return GetModelStatsOutput(advanced=[AdvancedStats.of(each) for each in stats])
 
 
-@procedure("analytics.getLeaderboard", fresh=freshness.of_rankings)
+@procedure("analytics.getLeaderboard", token=rankings_token)
 async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
     """Rank the models by what they made of their accounts within a window, the best first.
 

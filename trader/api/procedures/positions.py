@@ -1,7 +1,7 @@
 """Open positions and market prices, both from memory."""
 
-from trader.api import freshness
 from trader.api.context import Context
+from trader.api.response_cache import positions_token, prices_token
 from trader.api.rpc import procedure
 from trader.api.schemas.common import UNSET
 from trader.api.schemas.positions import (
@@ -16,7 +16,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.market.markets import canonical_symbol
 
 
-@procedure("trading.getPositions", fresh=freshness.of_positions)
+@procedure("trading.getPositions", token=positions_token)
 async def get_positions(context: Context, request: GetPositionsInput) -> list[PositionView]:
     """List open positions with their live figures, the oldest first."""
     exchange, models = context.exchange, context.agents.models
@@ -31,7 +31,7 @@ async def get_positions(context: Context, request: GetPositionsInput) -> list[Po
     return positions_of(accounts, exchange.marks(), exchange.markets, models)
 
 
-@procedure("trading.getCryptoPrices", fresh=freshness.of_prices)
+@procedure("trading.getCryptoPrices", token=prices_token)
 async def get_crypto_prices(context: Context, request: GetCryptoPricesInput) -> GetCryptoPricesOutput:
     """Show mark prices, of all markets or of those that are asked for.
 

@@ -14,7 +14,7 @@ from trader.api.schemas.simulator import (
 from trader.domain.exchange.account import Account
 
 
-@procedure("simulator.placeOrder", changes=True)
+@procedure("simulator.placeOrder", changes=True, paper_only=True)
 async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput:
     """Place an order on a simulated account; one that does not exist is opened.
 
@@ -25,7 +25,7 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
     return OrderOutput(order=OrderView.of(await context.exchange.place_order(request.to_order())))
 
 
-@procedure("simulator.cancelOrder", changes=True)
+@procedure("simulator.cancelOrder", changes=True, paper_only=True)
 async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutput:
     """Cancel an order that rests in the book.
 
@@ -34,13 +34,13 @@ async def cancel_order(context: Context, request: CancelOrderInput) -> OrderOutp
     return OrderOutput(order=OrderView.of(await context.exchange.cancel_order(request.account_id, request.order_id)))
 
 
-@procedure("simulator.getAccount")
+@procedure("simulator.getAccount", paper_only=True)
 async def get_account(context: Context, request: AccountInput) -> AccountOutput:
     """Show a simulated account; one that does not exist is shown as it would open, and not stored."""
     return _account_output(context, context.exchange.account(request.account_id))
 
 
-@procedure("simulator.resetAccount", changes=True)
+@procedure("simulator.resetAccount", changes=True, paper_only=True)
 async def reset_account(context: Context, request: AccountInput) -> AccountOutput:
     """Close the account's run at the market's prices and begin a new one with the starting capital."""
     return _account_output(context, await context.exchange.reset_account(request.account_id))

@@ -1,7 +1,7 @@
 """Completed trades."""
 
-from trader.api import freshness
 from trader.api.context import Context
+from trader.api.response_cache import trades_token
 from trader.api.rpc import procedure
 from trader.api.schemas.common import chosen_variant, optional
 from trader.api.schemas.trades import (
@@ -15,7 +15,7 @@ from trader.api.schemas.trades import (
 )
 
 
-@procedure("trading.getTrades", fresh=freshness.of_trades)
+@procedure("trading.getTrades", token=trades_token)
 async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
     """List completed trades, the latest first."""
     trades = await context.trading.trades(
@@ -24,7 +24,7 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
     return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades])
 
 
-@procedure("simulator.getCompletedTradesFromDB", fresh=freshness.of_trades)
+@procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
     """List completed trades of simulated accounts, the latest first, and figures over those that are listed."""
     trades = await context.trading.trades(account_id=optional(request.model_id), limit=request.limit)

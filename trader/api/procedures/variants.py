@@ -1,7 +1,7 @@
 """Variants: what they are, and how their models do."""
 
-from trader.api import freshness
 from trader.api.context import Context
+from trader.api.response_cache import constant_token, histories_token, trades_token
 from trader.api.rpc import procedure
 from trader.api.schemas.common import Empty
 from trader.api.schemas.variants import (
@@ -16,22 +16,22 @@ from trader.api.schemas.variants import (
 from trader.variants import VARIANTS
 
 
-@procedure("variants.getVariants", static=True)
+@procedure("variants.getVariants", token=constant_token)
 async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
     """List the strategy variants. They are fixed while the service runs."""
     return GetVariantsOutput(variants=[VariantView.of(variant) for variant in VARIANTS.values()])
 
 
-@procedure("variants.getVariantHistory", fresh=freshness.of_histories)
+@procedure("variants.getVariantHistory", token=histories_token)
 async def get_variant_history(context: Context, request: GetVariantHistoryInput) -> GetVariantHistoryOutput:
     """Hourly average equity of each variant's models, and of the variants together.
 
     A variant without data has an empty history; the aggregate holds the hours in which at least one has a value.
     """
-    return variant_history_of(await context.portfolio.variant_history(request.window, context.clock.now()))
+    return variant_history_of(await context.portfolio.variant_history(request.window))
 
 
-@procedure("variants.getVariantStats")
+@procedure("variants.getVariantStats", token=trades_token)
 async def get_variant_stats(context: Context, _: Empty) -> GetVariantStatsOutput:
     """Aggregated performance of each variant's models; all four variants, always."""
     return GetVariantStatsOutput(

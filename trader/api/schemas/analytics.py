@@ -20,8 +20,8 @@ from trader.api.schemas.common import (
 )
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Model
+from trader.domain.portfolio.histories import Window
 from trader.services.portfolio.analytics import FailureCounts, Failures, LeaderboardEntry, ModelStats, SortKey
-from trader.services.portfolio.snapshots import Window
 
 Figure = float | Literal["N/A", "Infinity"]
 """A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
@@ -66,7 +66,7 @@ class OverallStats(Wire, kw_only=True):
 
     @classmethod
     def of(cls, stats: ModelStats) -> "OverallStats":
-        trades, equity = stats.record.trade_figures, stats.record.equity_figures
+        trades, equity = stats.run_statistics.trade_figures, stats.run_statistics.equity_figures
         return cls(
             model_id=stats.model.id,
             model_name=stats.model.name,
@@ -81,8 +81,8 @@ class OverallStats(Wire, kw_only=True):
             sharpe_ratio=figure(equity.sharpe),
             max_drawdown=figure(None if equity.drawdown is None else equity.drawdown.percent),
             trade_signal_to_noise=figure(trades.signal_to_noise),
-            input_tokens=stats.record.run.input_tokens,
-            output_tokens=stats.record.run.output_tokens,
+            input_tokens=stats.run_statistics.run.input_tokens,
+            output_tokens=stats.run_statistics.run.output_tokens,
             cost_usd=figure(stats.cost_usd),
             net_after_cost=figure(stats.net_after_cost),
         )
@@ -134,7 +134,11 @@ class AdvancedStats(Wire, kw_only=True):
 
     @classmethod
     def of(cls, stats: ModelStats) -> "AdvancedStats":
-        trades, equity, failures = stats.record.trade_figures, stats.record.equity_figures, stats.failures
+        trades, equity, failures = (
+            stats.run_statistics.trade_figures,
+            stats.run_statistics.equity_figures,
+            stats.failures,
+        )
         return cls(
             model_id=stats.model.id,
             model_name=stats.model.name,
@@ -148,7 +152,7 @@ class AdvancedStats(Wire, kw_only=True):
             max_hold_time_minutes=figure(trades.holds.maximum),
             long_percent=figure(trades.long_percent),
             expectancy=figure(trades.expectancy),
-            recovery_factor=figure(stats.record.recovery_factor),
+            recovery_factor=figure(stats.run_statistics.recovery_factor),
             avg_confidence=figure(trades.confidences.average),
             median_confidence=figure(trades.confidences.median),
             max_confidence=figure(trades.confidences.maximum),
@@ -169,8 +173,8 @@ class AdvancedStats(Wire, kw_only=True):
             current_streak_type=trades.streaks.current_type,
             avg_win_duration_minutes=figure(trades.average_win_minutes),
             avg_loss_duration_minutes=figure(trades.average_loss_minutes),
-            input_tokens=stats.record.run.input_tokens,
-            output_tokens=stats.record.run.output_tokens,
+            input_tokens=stats.run_statistics.run.input_tokens,
+            output_tokens=stats.run_statistics.run.output_tokens,
             cost_usd=figure(stats.cost_usd),
             net_after_cost=figure(stats.net_after_cost),
         )

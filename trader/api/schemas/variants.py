@@ -1,14 +1,12 @@
 """Variants on the wire: definitions, hourly histories, statistics."""
 
+from collections.abc import Sequence
 from decimal import Decimal
-from functools import lru_cache
-from typing import Final
 
-import msgspec
-
-from trader.api.schemas.common import ENCODER, Input, Timestamp, VariantId, Wire, checked, iso, trimmed
+from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, trimmed
+from trader.domain.portfolio.histories import Point, Window
 from trader.services.portfolio.analytics import VariantStats
-from trader.services.portfolio.snapshots import Point, VariantHistories, Window
+from trader.services.portfolio.snapshots import VariantHistories
 from trader.variants import VARIANTS, Variant
 
 
@@ -55,31 +53,24 @@ class GetVariantHistoryOutput(Wire, kw_only=True):
     aggregate: list[HistoryPoint]
 
 
-_POINT: Final = msgspec.json.Decoder(HistoryPoint)
-
-
-@lru_cache(maxsize=20_000)
-def _point(point: Point) -> bytes:
-    """A point, encoded and checked as a caller would read it. Most of them are those of the answer before."""
-    encoded = ENCODER.encode(HistoryPoint(timestamp=iso(point.hour), value=trimmed(point.value)))
-    _POINT.decode(encoded)
-    return encoded
-
-
 def variant_history_of(histories: VariantHistories) -> GetVariantHistoryOutput:
-    """The output, of points that were checked one by one; the frame around them is checked here."""
-    frame = GetVariantHistoryOutput(
+    """Return the output: every variant of the build, and the aggregate."""
+    return GetVariantHistoryOutput(
         variants=[
-            VariantHistory(variant_id=variant.id, label=variant.label, color=variant.color, history=[])
+            VariantHistory(
+                variant_id=variant.id,
+                label=variant.label,
+                color=variant.color,
+                history=_points(histories.variants[variant.id]),
+            )
             for variant in VARIANTS.values()
         ],
-        aggregate=[],
+        aggregate=_points(histories.aggregate),
     )
-    msgspec.convert(msgspec.to_builtins(frame), GetVariantHistoryOutput)
-    series = [*(histories.variants[variant] for variant in VARIANTS), histories.aggregate]
-    parts = ENCODER.encode(frame).split(b"[]")
-    filled = (part + b"[" + b",".join(map(_point, points)) + b"]" for part, points in zip(parts, series, strict=False))
-    return checked(GetVariantHistoryOutput, b"".join(filled) + parts[-1])
+
+
+def _points(points: Sequence[Point]) -> list[HistoryPoint]:
+    return [HistoryPoint(timestamp=iso(point.hour), value=trimmed(point.value)) for point in points]
 
 
 class VariantStatsView(Wire, kw_only=True):

@@ -10,7 +10,6 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from copy import copy
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import accumulate, islice, pairwise
@@ -133,26 +132,16 @@ def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
     return closes
 
 
-def daily_returns(series: Sequence[EquityPoint]) -> list[float]:
+def daily_returns(closes: Sequence[float]) -> list[float]:
     """Relative changes between daily closes. Equity that was zero has no return; fewer than 3 closes give none."""
-    return returns_of(daily_closes(series))
-
-
-def returns_of(closes: Sequence[float]) -> list[float]:
-    """The same of daily closes."""
     if len(closes) < CLOSES_MIN:
         return []
     return [close / before - 1 for before, close in pairwise(closes) if before > 0]
 
 
-def sharpe_ratio(series: Sequence[EquityPoint]) -> float | None:
+def sharpe_ratio(closes: Sequence[float]) -> float | None:
     """Mean / standard deviation (ddof 1) of the daily returns × √365."""
-    return sharpe_of(daily_closes(series))
-
-
-def sharpe_of(closes: Sequence[float]) -> float | None:
-    """The same of daily closes."""
-    returns = returns_of(closes)
+    returns = daily_returns(closes)
     average, spread = mean(returns), deviation(returns)
     if average is None or spread is None:
         return None
@@ -160,14 +149,9 @@ def sharpe_of(closes: Sequence[float]) -> float | None:
     return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
 
 
-def sortino_ratio(series: Sequence[EquityPoint]) -> float | None:
+def sortino_ratio(closes: Sequence[float]) -> float | None:
     """Mean of the daily returns / √(Σ min(r, 0)² / n) × √365."""
-    return sortino_of(daily_closes(series))
-
-
-def sortino_of(closes: Sequence[float]) -> float | None:
-    """The same of daily closes."""
-    returns = returns_of(closes)
+    returns = daily_returns(closes)
     average = mean(returns)
     if average is None:
         return None
@@ -176,61 +160,32 @@ def sortino_of(closes: Sequence[float]) -> float | None:
     return None if ratio is None else ratio * math.sqrt(DAYS_PER_YEAR)
 
 
-def calmar_ratio(series: Sequence[EquityPoint]) -> float | None:
-    """Annualised return / max drawdown, both as parts of one.
+def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | None:
+    """Annualised return / max drawdown of the whole series, both as parts of one.
 
     The annualised return compounds the one from the first to the last daily close: (last / first)^(365 / days) − 1.
     """
-    return calmar_of(daily_closes(series), max_drawdown(point.value for point in series))
-
-
-def calmar_of(closes: Sequence[float], fall: Drawdown | None) -> float | None:
-    """The same of daily closes and the max drawdown of the whole series."""
-    if len(closes) < CLOSES_MIN or fall is None or closes[0] <= 0:
+    if len(closes) < CLOSES_MIN or drawdown is None or closes[0] <= 0:
         return None
     growth = closes[-1] / closes[0]
     if growth <= 0:
-        return _over(-1.0, fall.percent / 100)
+        return _over(-1.0, drawdown.percent / 100)
     exponent = math.log(growth) * DAYS_PER_YEAR / (len(closes) - 1)
     annualised = math.expm1(exponent) if exponent < 700 else math.inf
-    return _over(annualised, fall.percent / 100)
-
-
-class Falling:
-    """The largest falls from the running peak of values that come one after the other."""
-
-    def __init__(self) -> None:
-        self.peak = -math.inf
-        self._share = self._money = 0.0
-
-    def add(self, values: Iterable[float]) -> None:
-        """Take the next values."""
-        peak, share, money = self.peak, self._share, self._money
-        for value in values:
-            if value > peak:
-                peak = value
-            elif value < peak:
-                money = max(money, peak - value)
-                if peak > 0:
-                    share = max(share, (peak - value) / peak)
-        self.peak, self._share, self._money = peak, share, money
-
-    def then(self, *values: float) -> Drawdown | None:
-        """The falls of all values so far and of these, which are not kept. None without any."""
-        after = copy(self)
-        after.add(values)
-        return after.largest()
-
-    def largest(self) -> Drawdown | None:
-        """Return the largest fall so far. None without values; zero when they never fell."""
-        return None if self.peak == -math.inf else Drawdown(100 * self._share, self._money)
+    return _over(annualised, drawdown.percent / 100)
 
 
 def max_drawdown(values: Iterable[float]) -> Drawdown | None:
     """The largest fall from a running peak. None without values; zero when equity never fell."""
-    falling = Falling()
-    falling.add(values)
-    return falling.then()
+    peak, share, money = -math.inf, 0.0, 0.0
+    for value in values:
+        if value > peak:
+            peak = value
+        elif value < peak:
+            money = max(money, peak - value)
+            if peak > 0:
+                share = max(share, (peak - value) / peak)
+    return None if peak == -math.inf else Drawdown(100 * share, money)
 
 
 def return_confidence(series: Sequence[EquityPoint], draws: int = BOOTSTRAP_DRAWS) -> Confidence95 | None:

@@ -28,7 +28,7 @@ from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators, indicators
 from trader.domain.market.markets import Candle, Interval
 from trader.domain.money import ZERO, divide
-from trader.domain.portfolio.statistics import EquityPoint, max_drawdown, sharpe_ratio
+from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.errors import MarketUnavailable
 from trader.gateways.agents.taapi import Taapi
 from trader.services.agents.recorder import CallRecorder
@@ -191,7 +191,7 @@ class Observer:
                 trades=await select_latest_trades(conn, account_id, run_id, TRADES_SHOWN),
                 stats=msgspec.structs.replace(
                     stats,
-                    sharpe_ratio=sharpe_ratio(series),
+                    sharpe_ratio=sharpe_ratio(daily_closes(series)),
                     max_drawdown_percent=None if drawdown is None else drawdown.percent,
                 ),
                 actions=await select_last_actions(conn, account_id, run_id, list(self._exchange.markets)),

@@ -1,7 +1,6 @@
 """Statistics of models and variants: how they do in their current run."""
 
 import asyncio
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -15,11 +14,12 @@ from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.statistics import Confidence95, EquityPoint
+from trader.domain.portfolio.histories import WINDOWS, Window, minute_end
+from trader.domain.portfolio.snapshots import value_account
+from trader.domain.portfolio.statistics import Confidence95
 from trader.services.agents.recorder import answers_of
 from trader.services.exchange.protocol import Exchange
-from trader.services.portfolio.run_statistics import RunRecords, RunStatistics
-from trader.services.portfolio.snapshots import WINDOWS, Window, value_account
+from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 from trader.store.portfolio import analytics as store
@@ -28,14 +28,14 @@ from trader.store.portfolio.analytics import CurrentRun
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 
 
-INTERVAL_LAG: Final = timedelta(minutes=1)
-"""How long after the end of an hour the intervals take it in: meanwhile they are made."""
+INTERVAL_LAG: Final = timedelta(minutes=2)
+"""How long before the end of the running minute an hour must have ended to count in the intervals: they are made in
+the first minute after it.
+"""
 
 RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
 """How long the raw answers of one failure, and of all that are listed at once, may be."""
-
-_HOUR: Final = timedelta(hours=1)
 
 
 class FailureCounts(NamedTuple):
@@ -62,20 +62,20 @@ class ModelStats(NamedTuple):
     model: Model
     account_value: Decimal | None
     return_percent: float | None
-    record: RunStatistics
+    run_statistics: RunStatistics
     failures: FailureCounts
 
     @property
     def cost_usd(self) -> Decimal | None:
         """What its providers took in the run; nothing of a rule agent, None when no provider told."""
-        return ZERO if self.model.provider == "rules" else self.record.run.cost_usd
+        return ZERO if self.model.provider == "rules" else self.run_statistics.run.cost_usd
 
     @property
     def net_after_cost(self) -> Decimal | None:
         """What it gained in the run, open positions included, less that cost; a USD counts as one of quote currency."""
         if self.account_value is None or self.cost_usd is None:
             return None
-        return self.account_value - self.record.run.initial_capital - self.cost_usd
+        return self.account_value - self.run_statistics.run.initial_capital - self.cost_usd
 
 
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,38 +138,34 @@ class Analytics:
         self._database = database
         self._exchange = exchange
         self._clock = clock
-        self._runs = RunRecords(database)
+        self._runs = CurrentRuns(database)
         self._interval_lock = asyncio.Lock()
-        self.intervals_made = 0
-        """How often an interval was bootstrapped."""
+        self._intervals_hour: datetime | None = None
 
-    async def refresh(self) -> None:
-        """Read what is new in the current runs; make their figures, and the intervals of the hours that are over.
+    async def make_intervals(self, now: datetime) -> None:
+        """Make the intervals of the hours that are over, once an hour: a hundred models take a second.
 
-        Done after every writing of snapshots, no request has to read a whole season or to draw thousands of samples.
+        The first time this reads the whole season. Just after the end of an hour answers have the intervals of the one
+        before for a while, so a start makes those too.
         """
-        records, now = await self._runs.refresh(), self._clock.now()
-        for record in records.values():
-            _ = record.recovery_factor  # and with it the figures of equity and trades, which are kept
-            for span in WINDOWS.values():
-                before = _hours_before(record, now - span)
-                record.window_drawdown(before, float(_start(record, before)), float(record.run.initial_capital))
-            await asyncio.sleep(0)
-        for window in WINDOWS:
-            # Just after the end of an hour answers still have the intervals of the one before.
-            for hours in sorted({_whole_hours(window, now - INTERVAL_LAG), _whole_hours(window, now)}):
-                for model_id, record in records.items():
-                    await self._intervals({model_id: record}, hours)
+        hour = _hour(now)
+        if self._intervals_hour == hour:
+            return
+        runs = await self._runs.refresh()
+        for one in (_hour(now - INTERVAL_LAG), hour):
+            for window in WINDOWS:
+                await self._intervals(runs, window, one)
+        self._intervals_hour = hour
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
             models = await agents_store.select_models(conn)
         return {model.id: model for model in models if variant in (None, model.variant)}
 
-    def _record(self, records: Mapping[str, RunStatistics], model: Model) -> RunStatistics:
-        """The record of the model's run; an empty one for an account as it would open."""
-        if model.id in records:
-            return records[model.id]
+    def _run(self, runs: Mapping[str, RunStatistics], model: Model) -> RunStatistics:
+        """Return the statistics of the model's run; empty ones for an account as it would open."""
+        if model.id in runs:
+            return runs[model.id]
         run = self._exchange.account(model.id).run
         return RunStatistics(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now(), 0, 0, 0))
 
@@ -180,24 +176,24 @@ class Analytics:
 
     async def model_stats(self, variant: VariantId | None = None) -> list[ModelStats]:
         """Every model, or those of a variant, the oldest first."""
-        models, records = await self._models(variant), await self._runs.refresh()
+        models, runs = await self._models(variant), await self._runs.refresh()
         found = []
         for model in models.values():
-            record, equity = self._record(records, model), self._equity(model)
-            capital = record.run.initial_capital
+            run, equity = self._run(runs, model), self._equity(model)
+            capital = run.run.initial_capital
             gain = None if equity is None else statistics.return_percent(float(capital), float(equity))
-            found.append(ModelStats(model, equity, gain, record, _counts(model, record.run)))
+            found.append(ModelStats(model, equity, gain, run, _counts(model, run.run)))
         return found
 
     async def leaderboard(
         self, window: Window, sort_by: SortKey, variant: VariantId | None = None
     ) -> list[LeaderboardEntry]:
-        """Every model (or those of a variant) that has a value, best first: highest pnl, smallest drawdown."""
-        models, records = await self._models(variant), await self._runs.refresh()
-        now = self._clock.now()
+        """Return every model (or those of a variant) that has a value, best first: highest pnl, smallest drawdown."""
+        models, runs = await self._models(variant), await self._runs.refresh()
+        now = minute_end(self._clock.now())
         since = now - WINDOWS[window]
-        chosen = {model.id: self._record(records, model) for model in models.values()}
-        intervals = await self._intervals(chosen, _whole_hours(window, now - INTERVAL_LAG))
+        chosen = {model.id: self._run(runs, model) for model in models.values()}
+        intervals = await self._intervals(chosen, window, _hour(now - INTERVAL_LAG))
         entries = [
             _entry(model, chosen[model.id], equity, since, intervals[model.id])
             for model in models.values()
@@ -206,20 +202,13 @@ class Analytics:
         return _marked(sorted(entries, key=lambda entry: _sort_key(entry, sort_by)), sort_by)
 
     async def _intervals(
-        self, records: Mapping[str, RunStatistics], hours: tuple[datetime, datetime]
+        self, runs: Mapping[str, RunStatistics], window: Window, hour: datetime
     ) -> dict[str, Confidence95 | None]:
-        """The interval of each model's return. Those not at hand are bootstrapped, in a thread: once an hour each."""
+        """Return the interval of each run's return; those that are missing are bootstrapped in a thread."""
         async with self._interval_lock:
-            missing = [record for record in records.values() if hours not in record.intervals]
-            if not missing:
-                return {model_id: record.intervals[hours] for model_id, record in records.items()}
-            self.intervals_made += len(missing)
-            series = [_within(record.series, *hours) for record in missing]
-            found = await asyncio.to_thread(lambda: [statistics.return_confidence(each) for each in series])
-            for record, interval in zip(missing, found, strict=True):
-                record.intervals = {key: kept for key, kept in record.intervals.items() if hours[1] - key[1] <= _HOUR}
-                record.intervals[hours] = interval
-            return {model_id: record.intervals[hours] for model_id, record in records.items()}
+            if not all(run.has_interval(window, hour) for run in runs.values()):
+                await asyncio.to_thread(lambda: [run.interval(window, hour) for run in runs.values()])
+            return {model_id: run.interval(window, hour) for model_id, run in runs.items()}
 
     async def failures(self, limit: int, variant: VariantId | None = None) -> Failures:
         """The latest invocations that failed or in which a tool call failed, the newest first."""
@@ -240,60 +229,50 @@ class Analytics:
 
     async def run_info(self) -> RunInfo:
         """What happened in the current runs of all models."""
-        models, records = await self._models(), await self._runs.refresh()
+        models, runs = await self._models(), await self._runs.refresh()
         return RunInfo(
-            started_at=min((record.run.started_at for record in records.values()), default=None),
+            started_at=min((run.run.started_at for run in runs.values()), default=None),
             models=len(models),
-            invocations=sum(record.run.finished for record in records.values()),
-            trades=sum(len(record.trades) for record in records.values()),
+            invocations=sum(run.run.finished for run in runs.values()),
+            trades=sum(len(run.trades) for run in runs.values()),
         )
 
     async def variant_stats(self) -> list[VariantStats]:
         """Every variant, those without models too."""
-        models, records = await self._models(), await self._runs.refresh()
+        models, runs = await self._models(), await self._runs.refresh()
         return [
-            _variant_stats(variant, [self._record(records, m) for m in models.values() if m.variant is variant])
+            _variant_stats(variant, [self._run(runs, m) for m in models.values() if m.variant is variant])
             for variant in VariantId
         ]
 
 
 def _entry(
-    model: Model, record: RunStatistics, equity: Decimal, since: datetime, interval: Confidence95 | None
+    model: Model, run: RunStatistics, equity: Decimal, since: datetime, interval: Confidence95 | None
 ) -> LeaderboardEntry:
-    before = _hours_before(record, since)
-    start = _start(record, before)
+    start = run.start_value(since)
     return LeaderboardEntry(
         model=model,
         pnl_percent=statistics.return_percent(float(start), float(equity)),
         pnl_absolute=equity - start,
-        max_drawdown=record.window_drawdown(before, float(start), float(equity)),
+        max_drawdown=run.window_drawdown(since, equity),
         start_value=start,
         end_value=equity,
-        trades_count=len(record.trades) - bisect_left(record.trades, since, key=lambda trade: trade.closed_at),
+        trades_count=run.trades_after(since),
         ci95=interval,
     )
-
-
-def _hours_before(record: RunStatistics, since: datetime) -> int:
-    return bisect_right(record.hours, since, key=lambda value: value.last_at)
-
-
-def _start(record: RunStatistics, before: int) -> Decimal:
-    """What the account was worth at the start of a window, which so many of its hours lie before."""
-    return record.hours[before - 1].last if before else record.run.initial_capital
 
 
 def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:
     return FailureCounts(model, run.failed, run.tool_failed, run.finished) if run else FailureCounts(model, 0, 0, 0)
 
 
-def _variant_stats(variant: VariantId, records: Sequence[RunStatistics]) -> VariantStats:
-    figures = [record.trade_figures for record in records]
+def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> VariantStats:
+    figures = [run.trade_figures for run in runs]
     trades = sum(each.trades for each in figures)
     total = sum((each.total_net for each in figures), ZERO)
     return VariantStats(
         variant=variant,
-        model_count=len(records),
+        model_count=len(runs),
         trades=trades,
         win_rate=statistics.percent(sum(each.wins for each in figures), trades),
         total_pnl=total,
@@ -312,10 +291,9 @@ def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decima
     return first, -entry.pnl_absolute, entry.model.id
 
 
-def _whole_hours(window: Window, now: datetime) -> tuple[datetime, datetime]:
-    """The whole hours of a window: from the first of them to the one that is running, which is not in it."""
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    return hour - WINDOWS[window], hour
+def _hour(moment: datetime) -> datetime:
+    """Return the start of the hour that is running at the moment."""
+    return moment.replace(minute=0, second=0, microsecond=0)
 
 
 def _marked(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
@@ -343,9 +321,3 @@ def _bounds(entry: LeaderboardEntry, sort_by: SortKey) -> Confidence95 | None:
 
 def _is_apart(one: Confidence95 | None, other: Confidence95 | None) -> bool:
     return one is not None and other is not None and (one.low > other.high or other.low > one.high)
-
-
-def _within(series: Sequence[EquityPoint], first: datetime, end: datetime) -> Sequence[EquityPoint]:
-    """The points of an ascending series with first <= hour < end."""
-    start = bisect_left(series, first, key=lambda point: point.hour)
-    return series[start : bisect_left(series, end, key=lambda point: point.hour)]

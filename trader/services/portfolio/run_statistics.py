@@ -1,18 +1,21 @@
-"""The current runs of all models, as their statistics need them: trades and hourly equity.
+"""Statistics of the current runs, from their trades and their hourly equity.
 
-Both only ever grow while a run lasts, so they are read once and then from where the last reading ended; a request
-costs what happened since the one before, not what happened in a season.
+Both only grow while a run lasts, so they are read once and then from where the last reading ended; the figures of a run
+are made again only when it has new rows. Medians, streaks and drawdowns of a season of a hundred models take the
+database more than a second each time; reading what is new takes milliseconds.
 """
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.statistics import Confidence95, Drawdown, EquityPoint, Falling, Streaks, Summary
+from trader.domain.portfolio.histories import WINDOWS, Window
+from trader.domain.portfolio.statistics import Confidence95, Drawdown, EquityPoint, Streaks, Summary
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange import trades as trades_store
 from trader.store.exchange.trades import RunTrade
@@ -21,14 +24,14 @@ from trader.store.portfolio import snapshots as portfolio_store
 from trader.store.portfolio.analytics import CurrentRun
 from trader.store.portfolio.snapshots import HourlyValue
 
-RUNS_AT_ONCE = 25
-DRAWDOWNS_KEPT = 8
-"""Of a run: one for each window that is asked for."""
+NEW_RUNS_AT_ONCE = 10
+"""Runs that are read from their beginning in one statement: of a long season one has two thousand hours and trades."""
 
 
 class TradeFigures(NamedTuple):
     """Statistics of the completed trades of a run. Percentages are percent, times minutes, None is without a value."""
 
+    pnls: Sequence[float]
     trades: int
     wins: int
     total_net: Decimal
@@ -58,17 +61,8 @@ class EquityFigures(NamedTuple):
     calmar: float | None
 
 
-class _DayFigures(NamedTuple):
-    """What of the equity figures changes with the day only. `day` is the one that is running."""
-
-    day: date | None
-    closes: Sequence[float]
-    sharpe: float | None
-    sortino: float | None
-
-
 class RunStatistics:
-    """What one run has come to. Its figures are made again only when what they are made of has changed."""
+    """The trades and the hours of one run, and the figures made of them."""
 
     def __init__(self, run: CurrentRun) -> None:
         self.run = run
@@ -77,13 +71,7 @@ class RunStatistics:
         self.series: list[EquityPoint] = []
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
-        self._recovery: tuple[float | None] | None = None
-        self._falling = Falling()
-        self._falling.add([float(run.initial_capital)])  # else a fall in the first hour would be none
-        self._fallen = 0
-        self._of_days: _DayFigures | None = None
-        self._drawdowns: dict[tuple[int, int, float], Falling] = {}
-        self.intervals: dict[tuple[datetime, datetime], Confidence95 | None] = {}
+        self._intervals: dict[tuple[Window, datetime], Confidence95 | None] = {}
 
     @property
     def trades_since(self) -> datetime:
@@ -96,106 +84,100 @@ class RunStatistics:
         return self.run.started_at.replace(minute=0, second=0, microsecond=0)
 
     def add_trades(self, trades: Sequence[RunTrade]) -> None:
-        """Take trades in order of closing; those that are known already, from the last closing time, are left out."""
-        known = {trade.id for trade in _closed_at_last(self.trades)}
+        """Add trades in order of closing, but for those that are known: the first were read from the last closing."""
+        last = bisect_left(self.trades, self.trades_since, key=lambda trade: trade.closed_at)
+        known = {trade.id for trade in self.trades[last:]}
         new = [trade for trade in trades if trade.id not in known]
         if new:
             self.trades += new
-            self._trade_figures = self._recovery = None
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether the figures of the trades are those of all trades."""
-        return self._trade_figures is not None
+            self._trade_figures = None
 
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:
         """Take ascending hours from the last known one on, which may have changed since."""
         if not hours or (self.hours and list(hours) == self.hours[-1:]):
             return
-        kept = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
-        self.hours[kept:] = hours
-        self.series[kept:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
-        self._equity_figures = self._recovery = None
+        known = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
+        self.hours[known:] = hours
+        self.series[known:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
+        self._equity_figures = None
 
-    def make_figures(self) -> TradeFigures:
-        self._trade_figures = figures_of_trades(self.trades)
-        return self._trade_figures
+    @property
+    def has_figures(self) -> bool:
+        """Whether the figures are those of all trades and hours."""
+        return self._trade_figures is not None and self._equity_figures is not None
 
     @property
     def trade_figures(self) -> TradeFigures:
-        return self._trade_figures or self.make_figures()
+        if self._trade_figures is None:
+            self._trade_figures = figures_of_trades(self.trades)
+        return self._trade_figures
 
     @property
     def equity_figures(self) -> EquityFigures:
         if self._equity_figures is None:
-            self._equity_figures = self._make_equity_figures()
+            self._equity_figures = figures_of_equity(self.series, float(self.run.initial_capital))
         return self._equity_figures
-
-    def _make_equity_figures(self) -> EquityFigures:
-        """Those of all hours. Only the last hour changes, and daily closes only with the day: the rest is kept."""
-        series = self.series
-        over = len(series) - 1
-        if over > self._fallen:
-            self._falling.add(point.value for point in series[self._fallen : over])
-            self._fallen = over
-        drawdown = self._falling.then(*(point.value for point in series[self._fallen :])) if series else None
-        day = series[-1].hour.date() if series else None
-        if self._of_days is None or self._of_days.day != day:
-            closes = statistics.daily_closes(series)
-            self._of_days = _DayFigures(day, closes, statistics.sharpe_of(closes), statistics.sortino_of(closes))
-        kept = self._of_days
-        return EquityFigures(drawdown, kept.sharpe, kept.sortino, statistics.calmar_of(kept.closes, drawdown))
 
     @property
     def recovery_factor(self) -> float | None:
-        if self._recovery is None:
-            pnls = [float(trade.net_pnl) for trade in self.trades]
-            self._recovery = (statistics.recovery_factor(pnls, self.equity_figures.drawdown),)
-        return self._recovery[0]
+        return statistics.recovery_factor(self.trade_figures.pnls, self.equity_figures.drawdown)
 
-    def window_drawdown(self, first: int, start: float, last: float) -> float:
-        """The max drawdown, in percent, of `start`, the hours from the `first`-th on, and `last`.
+    # -- within a window
 
-        That of the hours that are over is kept; the last one may change with every snapshot.
-        """
-        over = max(first, len(self.series) - 1)
-        key = first, over, start
-        falling = self._drawdowns.get(key)
-        if falling is None:
-            falling = Falling()
-            falling.add([start, *(point.value for point in self.series[first:over])])
-            if len(self._drawdowns) >= DRAWDOWNS_KEPT:
-                self._drawdowns.clear()
-            self._drawdowns[key] = falling
-        fall = falling.then(*(point.value for point in self.series[over:]), last)
-        assert fall is not None, "there is a value"
+    def start_value(self, since: datetime) -> Decimal:
+        """Return the account's worth at the start of a window: a run that began within it starts with its capital."""
+        before = self._hours_before(since)
+        return self.hours[before - 1].last if before else self.run.initial_capital
+
+    def window_drawdown(self, since: datetime, equity: Decimal) -> float:
+        """Return the max drawdown in percent from the start of a window to the equity of now."""
+        hours = self.series[self._hours_before(since) :]
+        values = [float(self.start_value(since)), *(point.value for point in hours), float(equity)]
+        fall = statistics.max_drawdown(values)
+        assert fall is not None, "there are values"
         return fall.percent
 
+    def trades_after(self, since: datetime) -> int:
+        """Return how many trades closed in a window."""
+        return len(self.trades) - bisect_left(self.trades, since, key=lambda trade: trade.closed_at)
 
-def _batches(records: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]:
-    """Those with a past all at once, since each has little that is new.
+    def _hours_before(self, since: datetime) -> int:
+        return bisect_right(self.hours, since, key=lambda value: value.last_at)
 
-    The others a few at a time, so that even the first reading of a long season answers within a statement's time.
-    """
-    known = [record for record in records if record.hours]
-    if known:
-        yield known
-    new = [record for record in records if not record.hours]
-    for start in range(0, len(new), RUNS_AT_ONCE):
-        yield new[start : start + RUNS_AT_ONCE]
+    def has_interval(self, window: Window, hour: datetime) -> bool:
+        """Whether the interval of the whole hours of the window up to this one was made."""
+        return (window, hour) in self._intervals
+
+    def interval(self, window: Window, hour: datetime) -> Confidence95 | None:
+        """Return the interval of the return in the whole hours of the window up to this one."""
+        if (window, hour) not in self._intervals:
+            first, after = (
+                bisect_left(self.series, moment, key=lambda point: point.hour)
+                for moment in (hour - WINDOWS[window], hour)
+            )
+            self._intervals = {
+                key: made for key, made in self._intervals.items() if hour - key[1] <= timedelta(hours=1)
+            }
+            self._intervals[window, hour] = statistics.return_confidence(self.series[first:after])
+        return self._intervals[window, hour]
 
 
-def _closed_at_last(trades: Sequence[RunTrade]) -> list[RunTrade]:
-    found: list[RunTrade] = []
-    for trade in reversed(trades):
-        if trade.closed_at != trades[-1].closed_at:
-            break
-        found.append(trade)
-    return found
+def figures_of_equity(series: Sequence[EquityPoint], initial_capital: float) -> EquityFigures:
+    """Return the statistics of an hourly series; the drawdown counts a fall below the capital in the first hour too."""
+    if not series:
+        return EquityFigures(None, None, None, None)
+    drawdown = statistics.max_drawdown([initial_capital, *(point.value for point in series)])
+    closes = statistics.daily_closes(series)
+    return EquityFigures(
+        drawdown,
+        statistics.sharpe_ratio(closes),
+        statistics.sortino_ratio(closes),
+        statistics.calmar_ratio(closes, drawdown),
+    )
 
 
 def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
-    """The statistics of trades that are given in the order in which they closed."""
+    """Return the statistics of trades in the order in which they closed."""
     exact = [trade.net_pnl for trade in trades]
     pnls = [float(pnl) for pnl in exact]
     holds = [statistics.minutes(trade.opened_at, trade.closed_at) for trade in trades]
@@ -205,6 +187,7 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
     held = list(zip(pnls, holds, strict=True))
     best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
     return TradeFigures(
+        pnls=pnls,
         trades=len(trades),
         wins=sum(pnl > 0 for pnl in exact),
         total_net=sum(exact, Decimal(0)),
@@ -226,46 +209,58 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
     )
 
 
-class RunRecords:
-    """The records of all current runs, by model."""
+class CurrentRuns:
+    """The statistics of all current runs, by model."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._records: dict[str, RunStatistics] = {}
+        self._runs: dict[str, RunStatistics] = {}
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> dict[str, RunStatistics]:
-        """Read what is new. A run that has ended is forgotten."""
+        """Read what is new, and make the figures of the runs that have new rows. A run that has ended is forgotten."""
         async with self._lock, self._database.connection() as conn:
-            runs = await analytics_store.select_current_runs(conn)
-            records = self._records = {model_id: self._record(run) for model_id, run in runs.items()}
-            for batch in _batches(list(records.values())):
+            current = await analytics_store.select_current_runs(conn)
+            runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
+            for batch in _batches(list(runs.values())):
                 await _read_new(conn, batch)
-            return records
+            return runs
 
-    def _record(self, run: CurrentRun) -> RunStatistics:
-        known = self._records.get(run.model_id)
+    def _known_or_new(self, run: CurrentRun) -> RunStatistics:
+        known = self._runs.get(run.model_id)
         if known is None or known.run.run_id != run.run_id:
             return RunStatistics(run)
         known.run = run
         return known
 
 
-async def _read_new(conn: Connection, records: Sequence[RunStatistics]) -> None:
-    """Read what is new in these runs, and make the figures of those that have new trades."""
-    by_model = {record.run.model_id: record for record in records}
+def _batches(runs: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]:
+    """Yield the runs that were read before all at once, since each has little that is new; the others a few at a time.
+
+    So even the first reading of a long season stays within the time of a statement.
+    """
+    known = [run for run in runs if run.hours]
+    if known:
+        yield known
+    new = [run for run in runs if not run.hours]
+    for start in range(0, len(new), NEW_RUNS_AT_ONCE):
+        yield new[start : start + NEW_RUNS_AT_ONCE]
+
+
+async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
+    by_model = {run.run.model_id: run for run in runs}
     hours: dict[str, list[HourlyValue]] = {}
     since: list[tuple[str, UUID, datetime]]
-    since = [(model_id, record.run.run_id, record.hours_since) for model_id, record in by_model.items()]
+    since = [(model_id, run.run.run_id, run.hours_since) for model_id, run in by_model.items()]
     for value in await portfolio_store.select_run_hours(conn, since):
         hours.setdefault(value.account_id, []).append(value)
     trades: dict[str, list[RunTrade]] = {}
-    since = [(model_id, record.run.run_id, record.trades_since) for model_id, record in by_model.items()]
+    since = [(model_id, run.run.run_id, run.trades_since) for model_id, run in by_model.items()]
     for account_id, trade in await trades_store.select_run_trades(conn, since):
         trades.setdefault(account_id, []).append(trade)
-    for model_id, record in by_model.items():
-        record.set_hours(hours.get(model_id, ()))
-        record.add_trades(trades.get(model_id, ()))
-        if not record.has_figures:
-            record.make_figures()
+    for model_id, run in by_model.items():
+        run.set_hours(hours.get(model_id, ()))
+        run.add_trades(trades.get(model_id, ()))
+        if not run.has_figures:
+            _ = run.trade_figures, run.equity_figures
             await asyncio.sleep(0)  # thousands of trades take milliseconds, a hundred such models would be felt

@@ -1,74 +1,46 @@
 """What accounts are worth: now, every minute on record, and over time."""
 
+import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 import msgspec
 
 from trader.clock import Clock
-from trader.domain.exchange.account import Account, unrealized
-from trader.domain.models import Model, VariantId
-from trader.domain.money import ZERO, divide
-from trader.domain.portfolio.snapshots import Snapshot
-from trader.services.exchange.protocol import Exchange
-from trader.services.portfolio.histories import (
-    SETTLED_AFTER,
-    Encode,
-    Histories,
-    Piece,
-    VariantHours,
+from trader.domain.exchange.account import Account
+from trader.domain.models import VariantId
+from trader.domain.portfolio.histories import (
+    RESOLUTIONS,
+    WINDOWS,
+    Point,
+    Resolution,
+    Window,
+    average_by_hour,
+    choose_resolution,
     floor_to_bucket,
-    select_values,
+    minute_end,
 )
+from trader.domain.portfolio.snapshots import Snapshot, value_account
+from trader.services.exchange.protocol import Exchange
 from trader.settings import Settings
-from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import drop_partitions_before, ensure_partitions, week_of
 from trader.store.database.pool import Database
 from trader.store.portfolio import snapshots as store
 
 log = logging.getLogger("trader.portfolio")
 
-Window = Literal["24h", "7d", "30d"]
-WINDOWS: Final[Mapping[Window, timedelta]] = {
-    "24h": timedelta(hours=24),
-    "7d": timedelta(days=7),
-    "30d": timedelta(days=30),
-}
-
 ACTIVE_AFTER_ORDER: Final = timedelta(minutes=10)
 """How long after its last order an account without positions still counts as active."""
 
-Resolution = Literal["1m", "5m", "15m", "1h", "4h", "1d"]
-RESOLUTIONS: Final[Mapping[Resolution, timedelta]] = {
-    "1m": timedelta(minutes=1),
-    "5m": timedelta(minutes=5),
-    "15m": timedelta(minutes=15),
-    "1h": timedelta(hours=1),
-    "4h": timedelta(hours=4),
-    "1d": timedelta(days=1),
-}
-_SUITED_SPANS: Final[Mapping[Resolution, timedelta]] = {
-    "1m": timedelta(days=1),
-    "5m": timedelta(days=3),
-    "15m": timedelta(days=7),
-    "1h": timedelta(days=30),
-    "4h": timedelta(days=90),
-    "1d": timedelta.max,
-}
-_HOUR: Final = timedelta(hours=1)
+SLICE_BUCKETS: Final = 8
+"""Buckets of a history in one text: of a hundred models some 800 records."""
+
+HISTORIES_AT_ONCE: Final = 2
+"""Histories that the database makes at once: the others wait, and leave it and its connections to the trading."""
+
 _DAY: Final = timedelta(days=1)
-
-
-class Point(NamedTuple):
-    """One hour of a history and its average value."""
-
-    hour: datetime
-    value: Decimal
 
 
 class VariantHistories(NamedTuple):
@@ -79,17 +51,9 @@ class VariantHistories(NamedTuple):
 
 
 class History(NamedTuple):
-    """Equity over time of models at one resolution, ascending."""
+    """Equity over time of models at one resolution: JSON records, ascending, in texts of many joined by commas."""
 
-    values: Sequence[store.EquityValue]
-    models: Mapping[str, Model]
-    resolution: Resolution
-
-
-class EncodedHistory(NamedTuple):
-    """The same as encoded records, in pieces of one or more, to be joined by commas."""
-
-    pieces: Sequence[Piece]
+    chunks: Sequence[bytes]
     resolution: Resolution
 
 
@@ -108,13 +72,11 @@ class Portfolio:
         self._database = database
         self._exchange = exchange
         self._clock = clock
-        self._histories = Histories(database)
-        self._variant_hours = VariantHours(database)
+        self._histories = asyncio.Semaphore(HISTORIES_AT_ONCE)
         self._retention = timedelta(days=settings.snapshot_retention_days)
         self._last: dict[str, store.LastSnapshot] | None = None
         self._week: datetime | None = None
         self._retired_at: datetime | None = None
-        self._writing_at: datetime | None = None
         self._created = 0
         self.version = 0
         """Grows with every writing of snapshots."""
@@ -136,12 +98,10 @@ class Portfolio:
         if not due:
             return
         due.sort(key=lambda snapshot: snapshot.account_id)
-        self._writing_at = now
         try:
             async with self._database.connection() as conn:
                 self._created = await store.insert_snapshots(conn, due)
         finally:
-            self._writing_at = None
             self.version += 1  # what was not confirmed may have been written
         for snapshot in due:
             self._last[snapshot.account_id] = store.LastSnapshot(snapshot.run_id, now)
@@ -178,17 +138,14 @@ class Portfolio:
 
     # -- histories
 
-    async def variant_history(self, window: Window, now: datetime) -> VariantHistories:
-        """The average of all snapshots since `now − window`, per variant and hour; variants without any are empty."""
-        rows = await self._variant_hours.read(now - WINDOWS[window], self._written_until())
+    async def variant_history(self, window: Window) -> VariantHistories:
+        """Return the average of the snapshots in the window per variant and hour; variants without any are empty."""
+        async with self._database.connection() as conn:
+            rows = await store.select_variant_hours(conn, minute_end(self._clock.now()) - WINDOWS[window])
         histories: dict[VariantId, list[Point]] = {variant: [] for variant in VariantId}
         for row in rows:
             histories[row.variant].append(Point(row.hour, row.value))
         return VariantHistories(histories, average_by_hour(histories.values()))
-
-    async def prepare(self, now: datetime) -> None:
-        """Read the hours that the windows cut, and will cut next, so that no request reads raw rows for them."""
-        await self._variant_hours.prepare([now - span for span in WINDOWS.values()], self._written_until())
 
     async def history(
         self,
@@ -199,59 +156,18 @@ class Portfolio:
         end: datetime,
         points_max: int,
     ) -> History:
-        """The equity of models within [start, end]: the last snapshot of each bucket, at most `points_max` per model.
+        """Return the equity of models within [start, end]: the last snapshot of each bucket, `points_max` per model.
 
         What is older than the retention has hourly values at the finest.
         """
-        start, resolution = self._fitted(start, end, points_max)
-        models = _chosen(await self._models(), model_id, variant)
-        values = await select_values(self._database, list(models), start, end, RESOLUTIONS[resolution])
-        return History(values, models, resolution)
-
-    async def encoded_history(
-        self,
-        encode: Encode,
-        *,
-        model_id: str | None = None,
-        variant: VariantId | None = None,
-        start: datetime,
-        end: datetime,
-        points_max: int,
-    ) -> EncodedHistory:
-        """The same, encoded: what has not changed since it was encoded is not encoded again."""
-        start, resolution = self._fitted(start, end, points_max)
-        models = await self._models()
-        chosen = _chosen(models, model_id, variant)
-        bucket, written_until = RESOLUTIONS[resolution], self._written_until()
-        pieces = await self._histories.read(models, chosen.keys(), start, end, bucket, encode, written_until)
-        return EncodedHistory(pieces, resolution)
-
-    def _fitted(self, start: datetime, end: datetime, points_max: int) -> tuple[datetime, Resolution]:
-        """The resolution of a range, and where it begins with that: even the coarsest may not hold all of it."""
-        now = self._clock.now()
+        now = minute_end(self._clock.now())
         resolution = choose_resolution(start, end, points_max, now - self._retention)
         bucket = RESOLUTIONS[resolution]
-        if end - start >= points_max * bucket:  # the latest part is shown, of what can have happened
+        if end - start >= points_max * bucket:  # even the coarsest cannot hold it: show the latest part up to now
             start = max(start, floor_to_bucket(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
-        return start, resolution
-
-    def _written_until(self) -> datetime:
-        """All snapshots before this moment are in the database."""
-        return min(self._clock.now() - SETTLED_AFTER, self._writing_at or datetime.max.replace(tzinfo=UTC))
-
-    async def _models(self) -> dict[str, Model]:
-        """Every model, those of a variant beside each other: so are their records, which are cut out together."""
-        async with self._database.connection() as conn:
-            models = await agents_store.select_models(conn)
-        return {model.id: model for model in sorted(models, key=lambda model: (model.variant, model.id))}
-
-
-def _chosen(models: Mapping[str, Model], model_id: str | None, variant: VariantId | None) -> dict[str, Model]:
-    return {
-        model.id: model
-        for model in models.values()
-        if model_id in (None, model.id) and variant in (None, model.variant)
-    }
+        asked = store.HistoryRange(model_id, variant, start, end, bucket)
+        async with self._histories, self._database.connection() as conn:
+            return History(await store.select_history(conn, asked, SLICE_BUCKETS * bucket), resolution)
 
 
 def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:
@@ -263,43 +179,3 @@ def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> 
     if last is None or last.run_id != account.run.id:
         return True
     return last.created_at < now.replace(minute=0, second=0, microsecond=0)
-
-
-def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
-    """What the account is worth at the marks; None when one of its markets has no price yet."""
-    if not account.positions.keys() <= marks.keys():
-        return None
-    gain = unrealized(account, marks)
-    return Snapshot(
-        account_id=account.id,
-        run_id=account.run.id,
-        net_portfolio=account.cash + gain,
-        cash=account.cash,
-        unrealized_pnl=gain,
-        created_at=at,
-    )
-
-
-def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
-    """The plain average of the histories that have a value at each hour, rounded to 8 decimals, ascending."""
-    found: defaultdict[datetime, list[Decimal]] = defaultdict(list)
-    for history in histories:
-        for point in history:
-            found[point.hour].append(point.value)
-    return [Point(hour, _average(tuple(values))) for hour, values in sorted(found.items())]
-
-
-@lru_cache(maxsize=4096)
-def _average(values: tuple[Decimal, ...]) -> Decimal:
-    # Most are those of the answer before.
-    return round(divide(sum(values, ZERO), Decimal(len(values))), 8)
-
-
-def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since: datetime) -> Resolution:
-    """The finest resolution that suits the range, stays within the points, and for which there are rows."""
-    for resolution, bucket in RESOLUTIONS.items():
-        points = (floor_to_bucket(end, bucket) - floor_to_bucket(start, bucket)) // bucket + 1
-        available = bucket >= _HOUR or start >= raw_since
-        if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
-            return resolution
-    return "1d"

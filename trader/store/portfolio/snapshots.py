@@ -112,122 +112,105 @@ class VariantHour(NamedTuple):
     value: Decimal
 
 
+# The hour that the window cuts comes from the raw rows, account by account (OFFSET 0): the index of times knows its
+# ranges of pages only after a vacuum.
 SELECT_VARIANT_HOURS = """
 SELECT variant::text, hour, trim_scale(round(total / count, 8))
-FROM variant_hourly
-WHERE hour >= $1 AND count > 0
-ORDER BY variant_hourly.hour, variant_hourly.variant
+FROM (
+    SELECT variant, hour, total, count FROM variant_hourly WHERE hour >= $1 AND count > 0
+    UNION ALL
+    SELECT m.variant, date_trunc('hour', $1::timestamptz, 'UTC'), sum(s.net_portfolio), count(*)
+    FROM models m
+    CROSS JOIN LATERAL (
+        SELECT net_portfolio FROM portfolio_snapshots
+        WHERE account_id = m.id AND created_at >= $1 AND created_at < $2
+        OFFSET 0
+    ) s
+    GROUP BY m.variant
+) h
+ORDER BY h.hour, h.variant
 """
 
 
 async def select_variant_hours(conn: Connection, since: datetime) -> list[VariantHour]:
-    """Σ netPortfolio / count of the snapshots of each whole hour from `since` on, per variant, the oldest first."""
-    rows = await conn.fetch(SELECT_VARIANT_HOURS, since)
+    """Return the hourly averages of the snapshots with `created_at >= since` per variant, the oldest first."""
+    rows = await conn.fetch(SELECT_VARIANT_HOURS, since, ceil_to_hour(since))
     return [VariantHour(VariantId(variant), hour, value) for variant, hour, value in rows]
 
 
-class HourTail(NamedTuple):
-    """The average netPortfolio of a variant's models from a snapshot of an hour on, to the end of that hour."""
+class HistoryRange(NamedTuple):
+    """What a history holds: of one model or variant (None: of all), within [start, end], one value per bucket."""
 
-    variant: VariantId
-    since: datetime
-    value: Decimal
-
-
-# All averages that a window can ask of an hour, which it may cut at any moment: they change from snapshot to snapshot.
-# Account by account (OFFSET 0), since the index of times knows its ranges of pages only after a vacuum.
-SELECT_HOUR_TAILS = """
-SELECT variant::text, created_at, trim_scale(round(sum(total) OVER tail / sum(count) OVER tail, 8))
-FROM (
-    SELECT m.variant, s.created_at, sum(s.net_portfolio) AS total, count(*) AS count
-    FROM models m
-    CROSS JOIN LATERAL (
-        SELECT * FROM portfolio_snapshots
-        WHERE account_id = m.id AND created_at >= $1 AND created_at < $2
-        OFFSET 0
-    ) s
-    GROUP BY m.variant, s.created_at
-) s
-WINDOW tail AS (PARTITION BY variant ORDER BY created_at DESC)
-ORDER BY s.variant, s.created_at
-"""
+    model_id: str | None
+    variant: VariantId | None
+    start: datetime
+    end: datetime
+    bucket: timedelta
 
 
-async def select_hour_tails(conn: Connection, hour: datetime) -> list[HourTail]:
-    """The averages over the tails of an hour, from the raw rows, per variant ascending by where they begin."""
-    rows = await conn.fetch(SELECT_HOUR_TAILS, hour, hour + timedelta(hours=1))
-    return [HourTail(VariantId(variant), since, value) for variant, since, value in rows]
-
-
-class EquityValue(NamedTuple):
-    """The netPortfolio of an account as its snapshot of this moment has it."""
-
-    account_id: str
-    net_portfolio: Decimal
-    created_at: datetime
-
-
-# A row is the last of its bucket when the row after it is in another one; reading in the order of the primary key
-# needs no sort.
-SELECT_RAW_HISTORY = """
-SELECT account_id, trim_scale(net_portfolio), created_at
-FROM (
-    SELECT account_id, net_portfolio, created_at,
-           lead(created_at) OVER (PARTITION BY account_id ORDER BY created_at) AS next_at
-    FROM portfolio_snapshots
-    WHERE account_id = ANY($1::text[]) AND created_at >= $2 AND created_at <= $3
-) s
-WHERE next_at IS NULL
-   OR date_bin($4::interval, next_at, '2000-01-01T00:00:00Z') > date_bin($4, created_at, '2000-01-01T00:00:00Z')
-ORDER BY created_at, array_position($1, account_id)
-"""
-
-
-async def select_raw_history(
-    conn: Connection, account_ids: Sequence[str], start: datetime, end: datetime, bucket: timedelta
-) -> list[EquityValue]:
-    """The last snapshot of each bucket within [start, end], from the raw rows, the oldest first.
-
-    Those of one moment have the order of the ids.
-    """
-    return [EquityValue(*row) for row in await conn.fetch(SELECT_RAW_HISTORY, account_ids, start, end, bucket)]
-
-
-# The hour in which the range ends is usually cut by it, and comes from the raw rows. OFFSET 0 keeps the planner to one
+# The text is made here so that the service handles a few long texts and not a record for each of a hundred thousand
+# values. It is that of `HistoryEntry` in api/schemas/portfolio.py, against which it is checked before it is sent; ids
+# need no escapes. Buckets below an hour take one look into the index each, since of their rows only the last is needed.
+# Longer ones come from the rollup, but for the hour that the end of the range cuts; OFFSET 0 keeps the planner to one
 # look into the index per account: by the hours alone it would read those of all accounts.
-SELECT_HOURLY_HISTORY = """
-SELECT account_id, trim_scale(value), at
-FROM (
-    SELECT DISTINCT ON (account_id, date_bin($4::interval, at, '2000-01-01T00:00:00Z')) account_id, value, at
-    FROM (
-        SELECT w.account_id, h.last AS value, h.last_at AS at
-        FROM unnest($1::text[]) AS w (account_id)
-        CROSS JOIN LATERAL (
-            SELECT * FROM portfolio_hourly
-            WHERE account_id = w.account_id AND hour >= date_trunc('hour', $2::timestamptz, 'UTC') AND last_at >= $2
-              AND hour < date_trunc('hour', $3::timestamptz, 'UTC')
-            OFFSET 0
-        ) h
-        UNION ALL
-        SELECT account_id, net_portfolio, created_at
-        FROM portfolio_snapshots
-        WHERE account_id = ANY($1) AND created_at >= $2 AND created_at <= $3
-          AND created_at >= date_trunc('hour', $3, 'UTC')
+SELECT_HISTORY = """
+WITH chosen AS MATERIALIZED (
+    SELECT id, row_number() OVER (ORDER BY variant::text COLLATE "C", id COLLATE "C") AS place,
+           '{"name":' || to_json(name) || ',"variant":"' || variant
+               || '","openRouterModelName":' || to_json(router_model_name) || '}' AS model
+    FROM models
+    WHERE ($1::text IS NULL OR id = $1) AND ($2::text IS NULL OR variant::text = $2)
+), shown AS (
+    SELECT c.id, c.place, c.model, s.net_portfolio AS value, s.created_at AS at
+    FROM chosen c
+    CROSS JOIN generate_series(date_bin($5::interval, $3::timestamptz, '2000-01-01T00:00:00Z'), $4, $5) AS b (start)
+    CROSS JOIN LATERAL (
+        SELECT net_portfolio, created_at FROM portfolio_snapshots
+        WHERE account_id = c.id AND created_at >= greatest(b.start, $3) AND created_at < b.start + $5
+          AND created_at <= $4
+        ORDER BY created_at DESC
+        LIMIT 1
     ) s
-    ORDER BY account_id, date_bin($4, at, '2000-01-01T00:00:00Z'), at DESC
-) b
-ORDER BY at, array_position($1, account_id)
+    WHERE $5 < '1 hour'
+    UNION ALL
+    (
+        SELECT DISTINCT ON (c.place, date_bin($5, v.at, '2000-01-01T00:00:00Z')) c.id, c.place, c.model, v.value, v.at
+        FROM chosen c
+        CROSS JOIN LATERAL (
+            SELECT last AS value, last_at AS at FROM (
+                SELECT * FROM portfolio_hourly
+                WHERE account_id = c.id AND hour >= date_trunc('hour', $3, 'UTC') AND last_at >= $3
+                  AND hour < date_trunc('hour', $4::timestamptz, 'UTC')
+                OFFSET 0
+            ) h
+            UNION ALL
+            SELECT net_portfolio, created_at FROM portfolio_snapshots
+            WHERE account_id = c.id AND created_at >= greatest($3, date_trunc('hour', $4, 'UTC')) AND created_at <= $4
+        ) v
+        WHERE $5 >= '1 hour'
+        ORDER BY c.place, date_bin($5, v.at, '2000-01-01T00:00:00Z'), v.at DESC
+    )
+), written AS (
+    SELECT *, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"') AS time FROM shown
+)
+SELECT convert_to(string_agg(
+    '{"id":"' || id || '@' || time || '","modelId":"' || id || '","netPortfolio":' || trim_scale(value)
+        || ',"createdAt":"' || time || '","updatedAt":"' || time || '","model":' || model || '}',
+    ',' ORDER BY at, place
+), 'UTF8')
+FROM written
+GROUP BY date_bin($6::interval, at, '2000-01-01T00:00:00Z')
+ORDER BY date_bin($6, at, '2000-01-01T00:00:00Z')
 """
 
 
-async def select_hourly_history(
-    conn: Connection, account_ids: Sequence[str], start: datetime, end: datetime, bucket: timedelta
-) -> list[EquityValue]:
-    """The last snapshot of each bucket of whole hours within [start, end], from the rollup, the oldest first.
+async def select_history(conn: Connection, asked: HistoryRange, slice_width: timedelta) -> list[bytes]:
+    """Return the last snapshot of each bucket as JSON records, joined by commas, in one text per slice of time.
 
-    Those of one moment have the order of the ids.
+    They are in the order of time; those of one moment in that of the models. Buckets of whole hours come from the
+    rollup, which goes further back than the raw rows.
     """
-    return [EquityValue(*row) for row in await conn.fetch(SELECT_HOURLY_HISTORY, account_ids, start, end, bucket)]
+    return [row[0] for row in await conn.fetch(SELECT_HISTORY, *asked, slice_width)]
 
 
 class HourlyValue(msgspec.Struct, frozen=True, gc=False):

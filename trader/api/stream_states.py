@@ -1,4 +1,4 @@
-"""What the state streams show: the current state of each as JSON, of the same records as the procedures answer."""
+"""Stream states: the current state of each state stream as JSON, in the records of the procedures."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ TRADES_MAX = 100
 CONVERSATIONS_MAX = 50
 
 ACCOUNTS_AT_ONCE = 20
-"""After this many accounts the others of the event loop have their turn."""
+"""After this many accounts other tasks of the event loop get a turn."""
 
 
-def loads(context: Context) -> dict[str, Load]:
-    """What loads the state of each stream, by the stream's name."""
+def state_loaders(context: Context) -> dict[str, Load]:
+    """Return the function that loads the state of each stream, by the stream's name."""
 
     async def positions() -> bytes:
         return ENCODER.encode(await position_entries(context.exchange, context.agents.models))
@@ -41,7 +41,7 @@ def loads(context: Context) -> dict[str, Load]:
 
 
 async def position_entries(exchange: Exchange, models: Mapping[str, Model]) -> list[PositionEventData]:
-    """One entry per active model, whatever it holds, in the order of the models; then of all others that hold some."""
+    """Return an entry per active model, in the order of the models, then one of each other account with positions."""
     marks, markets = exchange.marks(), exchange.markets
     entries = []
     for number, account in enumerate(list(_shown(exchange, models)), start=1):

@@ -1,0 +1,159 @@
+"""Response cache: encoded answers kept until their data changes.
+
+A procedure whose answers may be kept names a token: a function of the context that reads, in microseconds, what its
+answers are made of. An answer is given again only while the token equals the one that was read before the answer was
+made, so whoever reads after a write sees that write. A token of None keeps nothing now.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from datetime import datetime
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from trader.api.context import Context
+from trader.domain.portfolio.histories import minute_end
+
+ENTRIES_MAX: Final = 512
+BYTES_MAX: Final = 128 * 2**20
+"""Room for a few equity histories of a hundred models, which have 20 MB each."""
+
+INPUT_BYTES_MAX: Final = 512
+"""Longer inputs are seldom sent twice."""
+
+WAITS_MAX: Final = 2
+"""How many failed makings of others a caller waits for before it makes its own answer."""
+
+
+class Answer(NamedTuple):
+    """The response to one call. `headers` come beside the content type and the request id."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = {}
+
+
+Key = tuple[Hashable, bytes]
+"""The procedure with the style of its caller, and the input as it came."""
+
+
+class _Entry:
+    """The answer for one token; `settled` is set when it was made or could not be."""
+
+    __slots__ = ("answer", "settled", "token")
+
+    def __init__(self, token: object) -> None:
+        self.token = token
+        self.answer: Answer | None = None
+        self.settled = asyncio.Event()
+
+
+class ResponseCache:
+    """At most `ENTRIES_MAX` answers of at most `BYTES_MAX` bytes together; the oldest go first."""
+
+    def __init__(self, *, entries_max: int = ENTRIES_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._entries: dict[Key, _Entry] = {}
+        self._entries_max = entries_max
+        self._bytes_max = bytes_max
+        self.size = 0
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, key: Key, token: object) -> Answer | None:
+        """Return the answer that was made for this token."""
+        entry = self._entries.get(key)
+        if entry is None or entry.answer is None or entry.token != token:
+            return None
+        self.hits += 1
+        return entry.answer
+
+    async def make(self, key: Key, token: object, answer: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Make the answer and keep it if it is a success. Callers with the same key and token wait for this one.
+
+        A caller that has waited for failures makes its own answer and waits no more: in a line of many each would fail
+        after the other.
+        """
+        for _ in range(WAITS_MAX):
+            entry = self._entries.get(key)
+            if entry is None or entry.token != token:
+                break
+            await entry.settled.wait()
+            if entry.answer is not None:
+                return entry.answer
+        else:
+            self.misses += 1
+            return await answer()
+        self.misses += 1
+        entry = _Entry(token)
+        self._remove(key)
+        self._entries[key] = entry
+        try:
+            made = await answer()
+            if made.status == HTTPStatus.OK:
+                entry.answer = made
+        finally:
+            entry.settled.set()
+            if self._entries.get(key) is entry:
+                self._settle(key, entry)
+        return made
+
+    def _settle(self, key: Key, entry: _Entry) -> None:
+        if entry.answer is None or len(entry.answer.body) > self._bytes_max:
+            del self._entries[key]
+            return
+        self.size += len(entry.answer.body)
+        while len(self._entries) > self._entries_max or self.size > self._bytes_max:
+            self._remove(next(iter(self._entries)))
+
+    def _remove(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None and entry.answer is not None:
+            self.size -= len(entry.answer.body)
+
+
+# Tokens. Accounts, models and snapshots count their changes; marks and quotes are compared themselves. Windows end with
+# the running minute, and so do the answers made of rows that a script may write beside the service, such as models.
+
+
+def constant_token(_: Context) -> object:
+    """Of what is fixed while the service runs."""
+    return ()
+
+
+def prices_token(context: Context) -> object | None:
+    """Of prices, as long as each is fresh: a stale one shows its age."""
+    now, quotes = context.clock.now(), tuple(context.market.quotes().values())
+    return None if any(quote.is_stale(now) for quote in quotes) else (quotes, context.market.troubles())
+
+
+def positions_token(context: Context) -> object:
+    """Of the accounts, valued at the marks."""
+    exchange = context.exchange
+    return exchange.version, context.agents.version, *exchange.marks().items()
+
+
+def trades_token(context: Context) -> object | None:
+    """Of completed trades with the names of their models; None while another process writes them."""
+    if context.exchange.term is None:
+        return None
+    return context.exchange.version, context.agents.version, _minute(context)
+
+
+def histories_token(context: Context) -> object | None:
+    """Of portfolio snapshots; None while another process writes them."""
+    if context.exchange.term is None:
+        return None
+    return context.exchange.term, context.portfolio.version, context.agents.version, _minute(context)
+
+
+def rankings_token(context: Context) -> object | None:
+    """Of portfolio snapshots, trades, and the accounts valued at the marks."""
+    histories = histories_token(context)
+    return None if histories is None else (histories, positions_token(context))
+
+
+def _minute(context: Context) -> datetime:
+    return minute_end(context.clock.now())

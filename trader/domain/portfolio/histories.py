@@ -1,0 +1,80 @@
+"""Equity histories: the windows, buckets of time and resolutions they are shown in, and averages by hour."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, Literal, NamedTuple
+
+from trader.domain.money import ZERO, divide
+
+Window = Literal["24h", "7d", "30d"]
+WINDOWS: Final[Mapping[Window, timedelta]] = {
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
+
+Resolution = Literal["1m", "5m", "15m", "1h", "4h", "1d"]
+RESOLUTIONS: Final[Mapping[Resolution, timedelta]] = {
+    "1m": timedelta(minutes=1),
+    "5m": timedelta(minutes=5),
+    "15m": timedelta(minutes=15),
+    "1h": timedelta(hours=1),
+    "4h": timedelta(hours=4),
+    "1d": timedelta(days=1),
+}
+_SUITED_SPANS: Final[Mapping[Resolution, timedelta]] = {
+    "1m": timedelta(days=1),
+    "5m": timedelta(days=3),
+    "15m": timedelta(days=7),
+    "1h": timedelta(days=30),
+    "4h": timedelta(days=90),
+    "1d": timedelta.max,
+}
+_MINUTE: Final = timedelta(minutes=1)
+_HOUR: Final = timedelta(hours=1)
+_EPOCH: Final = datetime.fromisoformat("2000-01-01T00:00:00Z")
+
+
+class Point(NamedTuple):
+    """One hour of a history and its average value."""
+
+    hour: datetime
+    value: Decimal
+
+
+def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:
+    """Return the start of the bucket that holds the moment; buckets divide a UTC day."""
+    return moment - (moment - _EPOCH) % bucket
+
+
+def minute_end(moment: datetime) -> datetime:
+    """Return the next full minute, or the moment itself when it is one.
+
+    Windows end there, so that they move once a minute, as snapshots are taken: until then a history stays the same,
+    and what it shows is never older than its window.
+    """
+    start = floor_to_bucket(moment, _MINUTE)
+    return start if start == moment else start + _MINUTE
+
+
+def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
+    """Return the plain average of the histories that have a value at each hour, rounded to 8 decimals, ascending."""
+    found: defaultdict[datetime, list[Decimal]] = defaultdict(list)
+    for history in histories:
+        for point in history:
+            found[point.hour].append(point.value)
+    return [
+        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8)) for hour, values in sorted(found.items())
+    ]
+
+
+def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since: datetime) -> Resolution:
+    """Return the finest resolution that suits the range, stays within the points, and for which there are rows."""
+    for resolution, bucket in RESOLUTIONS.items():
+        points = (floor_to_bucket(end, bucket) - floor_to_bucket(start, bucket)) // bucket + 1
+        available = bucket >= _HOUR or start >= raw_since
+        if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
+            return resolution
+    return "1d"
