@@ -343,7 +343,7 @@ async def test_a_book_without_a_word_for_ten_seconds_is_held_back_and_asked_for(
     venue.lag_ms = -11_000
     follower.clock.shift += timedelta(seconds=11)
     await until(lambda: follower.source.trouble("BTC"))
-    assert follower.source.trouble("BTC") == "nothing was heard of its order book for 10 s"
+    assert follower.source.trouble("BTC") == "its order book was silent for 10 s"
     await asyncio.sleep(0.05)  # the question goes unheard
     await venue.say('{"type":"pong"}')
     await asyncio.sleep(0.05)
@@ -358,7 +358,7 @@ async def test_prices_that_come_late_are_stale(venue: FakeVenue, follower: Follo
     venue.lag_ms = 31_000
     await venue.move("BTC", "94100.0")
     await until(lambda: follower.source.trouble("BTC"))
-    assert "its prices are 31 s old when they come" in str(follower.source.trouble("BTC"))
+    assert "its prices are 31 s old when they arrive" in str(follower.source.trouble("BTC"))
     assert follower.mid() == 94000
     venue.lag_ms = 0
     await venue.move("BTC", "94101.0")

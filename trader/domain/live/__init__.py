@@ -1,1 +1,1 @@
-"""Orders at a real venue: their states, their postings, reconciliation with the venue."""
+"""Orders at a real venue: how they are sent and booked, and how the ledger is reconciled with the venue."""

@@ -1,1 +1,1 @@
-"""Lighter: public market data, and the accounts that trade there."""
+"""Lighter: public market data, and orders and records of the accounts that trade there."""

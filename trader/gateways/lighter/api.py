@@ -1,4 +1,4 @@
-"""Lighter's public REST interface: market rules, candles and funding, without credentials.
+"""Client of Lighter's REST interface, and its public calls: market rules, candles and funding.
 
 The shapes are those of the venue's OpenAPI document (https://apidocs.lighter.xyz). Its units differ by call: candles
 are asked for in milliseconds, fundings in seconds; a funding rate is percent of the notional for one hour, without a
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAINNET_URL: Final = "https://mainnet.zklighter.elliot.ai"
 CANDLES_PER_CALL: Final = 500
 FUNDINGS_PER_CALL: Final = 500
-"""The venue gives at most 500 candles and 750 fundings for one call."""
+"""The venue returns at most 500 candles and 750 fundings per call."""
 
 _ANSWER_LIMIT_S: Final = 10.0
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -97,7 +97,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class LighterApi:
-    """The public interface at one address. Raises `MarketDataError` for whatever is wrong with an answer."""
+    """The interface at one address. Every call raises `MarketDataError` for a failed or invalid answer."""
 
     def __init__(self, base_url: str, *, pause_s: float = _PAUSE_S) -> None:
         self.base_url = base_url
@@ -105,7 +105,7 @@ class LighterApi:
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
-        """The session of this interface, made when first asked for within a running loop."""
+        """Return the HTTP session, made on first use within a running loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_LIMIT_S))
         return self._session
@@ -116,7 +116,7 @@ class LighterApi:
             await session.close()
 
     async def listings(self) -> Mapping[str, Listing]:
-        """The perpetual markets by symbol. One whose rules make no sense is left out, and logged."""
+        """Return the perpetual markets by symbol. A market with impossible rules is left out and logged."""
         details = await self.get("/api/v1/orderBookDetails", {"filter": "perp"}, _DETAILS)
         found = {}
         for detail in details.order_book_details:
@@ -130,7 +130,7 @@ class LighterApi:
         return found
 
     async def candles(self, market_id: int, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        """The candles that open in [start, end), ascending; that of now is among them, still forming."""
+        """Return the candles that open in [start, end), ascending, with the one that is still forming."""
         span = INTERVALS[interval]
         found: dict[datetime, Candle] = {}
         while start < end:
@@ -143,14 +143,14 @@ class LighterApi:
                 "count_back": CANDLES_PER_CALL,
             }
             answer = await self.get("/api/v1/candles", parameters, _CANDLES)
-            for candle in map(_closed_form, answer.c or ()):
+            for candle in map(_candle, answer.c or ()):
                 if candle is not None and start <= candle.open_time < stop:
                     found[candle.open_time] = candle
             start = stop
         return [found[open_time] for open_time in sorted(found)]
 
     async def fundings(self, market_id: int, start: datetime, end: datetime) -> dict[datetime, Decimal]:
-        """The hourly rates due at the whole hours in [start, end]; longs pay a positive one."""
+        """Return the hourly rates due at the whole hours in [start, end]; longs pay a positive one."""
         found = {}
         while start <= end:
             stop = min(end, start + FUNDINGS_PER_CALL * _HOUR)
@@ -175,7 +175,7 @@ class LighterApi:
         *,
         authorization: str | None = None,
     ) -> T:
-        """One answer, decoded. What is too much for the venue's rate limit is asked again a little later."""
+        """Send one request and decode its answer; send it again after a pause when over the rate limit."""
         headers = {} if authorization is None else {"Authorization": authorization}
         pause_s = self._pause_s
         for last in (False,) * (_TRIES_MAX - 1) + (True,):
@@ -185,14 +185,14 @@ class LighterApi:
             await asyncio.sleep(min(retry_after or pause_s, _PAUSE_S_MAX))
             pause_s *= 2
         if status != _OK:
-            raise MarketDataError(f"{path}: the venue answered with status {status}: {_shown(body)}")
+            raise MarketDataError(f"{path}: the venue answered with status {status}: {_excerpt(body)}")
         try:
             answer = decoder.decode(body)
         except msgspec.DecodeError as error:
             raise MarketDataError(f"{path}: the venue's answer is not understood: {error}") from error
         code = getattr(answer, "code", _OK)
         if code != _OK:
-            raise MarketDataError(f"{path}: the venue answered with code {code}: {_shown(body)}")
+            raise MarketDataError(f"{path}: the venue answered with code {code}: {_excerpt(body)}")
         return answer
 
     async def _ask(
@@ -212,14 +212,14 @@ class LighterApi:
 
 
 def _market(symbol: str, detail: _Detail) -> Market:
-    """The rules of a market. The venue's smallest quantity counts at the last trade's price."""
+    """Return the rules of a market. The venue's smallest quantity counts at the last trade's price."""
     decimals_fit = all(0 <= places <= _DECIMALS_MAX for places in (detail.size_decimals, detail.price_decimals))
     initial, maintenance = detail.min_initial_margin_fraction, detail.maintenance_margin_fraction
     amounts_fit = all(
         amount.is_finite() and amount >= 0 for amount in (detail.min_base_amount, detail.min_quote_amount)
     )
     if not (decimals_fit and amounts_fit and 0 < maintenance <= initial <= _FRACTION_WHOLE):
-        raise MarketDataError(f"The venue's rules of {symbol} make no sense: {detail}")
+        raise MarketDataError(f"The venue's rules of {symbol} are impossible: {detail}")
     price = Decimal(repr(detail.last_trade_price)) if isfinite(detail.last_trade_price) else Decimal(0)
     return Market(
         symbol=symbol,
@@ -231,8 +231,8 @@ def _market(symbol: str, detail: _Detail) -> Market:
     )
 
 
-def _closed_form(row: _Candle) -> Candle | None:
-    """A candle of ours; None for one without trades or without sense."""
+def _candle(row: _Candle) -> Candle | None:
+    """Return the candle; None for one without trades or with impossible values."""
     prices = (row.o, row.h, row.l, row.c)
     if not all(isfinite(number) for number in (*prices, row.v)) or min(prices) <= 0 or row.v < 0:
         return None
@@ -255,7 +255,7 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdecimal() else None
 
 
-def _shown(body: bytes) -> str:
+def _excerpt(body: bytes) -> str:
     return body[:200].decode(errors="replace")
 
 

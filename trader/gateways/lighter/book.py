@@ -1,8 +1,8 @@
-"""One order book of Lighter's stream: a snapshot, then changes that each say which nonce they follow.
+"""Order book of one market from Lighter's stream: a snapshot, then changes that each name the nonce they follow.
 
 A change whose `begin_nonce` is beyond the nonce of the book means that one was lost. A book patched past a loss is
-wrong in a way that nothing later shows, so it is emptied until the next snapshot. Sizes are absolute: to hear one again
-is harmless.
+wrong in a way that nothing later shows, so it is emptied until the next snapshot. Sizes are absolute: applying a change
+twice is harmless.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ class LevelChange(msgspec.Struct):
 
 
 class BookChange(msgspec.Struct):
-    """The venue's message body: the whole book, or what has changed of it."""
+    """The venue's message body: the whole book, or the levels that changed."""
 
     nonce: int
     begin_nonce: int = 0
@@ -36,7 +36,7 @@ class BookChange(msgspec.Struct):
 
 
 class StreamedBook:
-    """The levels of one market by price. `is_whole` says whether nothing is missing."""
+    """The levels of one market by price. `is_whole` is False while a snapshot or a change is missing."""
 
     def __init__(self) -> None:
         self.is_whole = False
@@ -51,15 +51,15 @@ class StreamedBook:
         self._asks.clear()
 
     def replace(self, snapshot: BookChange) -> None:
-        """Begin anew. Raises `MarketDataError` for a snapshot that cannot be."""
+        """Replace the book. Raise `MarketDataError` for an impossible snapshot."""
         self.clear()
-        self._take(snapshot)
+        self._apply(snapshot)
         self.is_whole = True
 
     def change(self, change: BookChange) -> None:
-        """Apply a change; without effect before the first snapshot, or when it is in the snapshot already.
+        """Apply a change; without effect before the first snapshot, or when the snapshot has it already.
 
-        Raises `MarketDataError` when one before it was lost, or it cannot be.
+        Raise `MarketDataError` when an earlier change was lost, or for an impossible one.
         """
         if not self.is_whole or change.nonce <= self._nonce:
             return
@@ -67,14 +67,14 @@ class StreamedBook:
             lost = f"changes from nonce {self._nonce} to {change.begin_nonce} were lost"
             self.clear()
             raise MarketDataError(lost)
-        self._take(change)
+        self._apply(change)
 
-    def _take(self, change: BookChange) -> None:
+    def _apply(self, change: BookChange) -> None:
         for side, levels in ((self._bids, change.bids), (self._asks, change.asks)):
             for level in levels or ():
                 if not (level.price.is_finite() and level.price > 0 and level.size.is_finite() and level.size >= 0):
                     self.clear()
-                    raise MarketDataError(f"the level {level.price} × {level.size} cannot be")
+                    raise MarketDataError(f"the level {level.price} × {level.size} is impossible")
                 if level.size:
                     side[level.price] = level.size
                 else:
@@ -86,13 +86,13 @@ class StreamedBook:
 
     @property
     def best(self) -> tuple[Decimal, Decimal] | None:
-        """The best bid and ask; None while a side is empty or something is missing."""
+        """The best bid and ask; None while a side is empty or a message is missing."""
         if not (self.is_whole and self._bids and self._asks):
             return None
         return max(self._bids), min(self._asks)
 
     def quote(self, symbol: str, at: datetime, best: tuple[Decimal, Decimal], mark: Decimal) -> Quote:
-        """The quote of this moment, with the book of this moment however it changes later."""
+        """Return the quote of this moment; its book does not change with later messages."""
         make_book: Callable[[], Book] = partial(_book, symbol, at, dict(self._bids), dict(self._asks))
         return Quote(symbol, at, best[0], best[1], mark, make_book)
 

@@ -26,7 +26,7 @@ _PAGES_MAX: Final = 20
 _MILLION: Final = 1_000_000
 _HOUR: Final = timedelta(hours=1)
 _SECONDS_MAX: Final = 100_000_000_000
-"""Times beyond this are in milliseconds: the venue writes both."""
+"""Times above this are in milliseconds: the venue uses both units."""
 
 
 class _Order(msgspec.Struct):

@@ -1,7 +1,7 @@
-"""Signs for one account at Lighter with the venue's own SDK, which is loaded only when somebody trades live.
+"""Signer of one account at Lighter with the venue's own SDK, which is loaded only for live trading.
 
 The SDK calls a native library whose functions have changed their arguments silently between versions. So the version is
-pinned, and before anything is sent a signer proves that what comes out of it is what went in.
+pinned, and before anything is sent a signer verifies that what it signs is what it was given.
 """
 
 import importlib
@@ -20,13 +20,13 @@ _IMMEDIATE, _GOOD_TILL_TIME = 0, 1
 _NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
 _AUTHORIZED_S: Final = 600
 TRANSACTION_EXPIRES_S: Final = 600.0
-"""The SDK signs a transaction so that the venue takes it for ten minutes, less a second, and never after."""
+"""The venue accepts a transaction signed by the SDK for ten minutes less a second, and never after."""
 
 _KEY: Final = re.compile("(0x)?[0-9a-fA-F]{80}")
 
 
 class Signed(NamedTuple):
-    """A signed transaction: the venue's number for its kind, and its text."""
+    """A signed transaction: the venue's number of its kind, and its text."""
 
     kind: int
     text: str
@@ -46,7 +46,7 @@ class OrderTerms(NamedTuple):
 
 
 class Signer(Protocol):
-    """What signs for one account and knows how to send it. `sender` and `status_error` are the SDK's own."""
+    """Signs for one account. `sender` and `status_error` are the SDK's own client and error for sending."""
 
     account_index: int
     key_index: int
@@ -64,7 +64,7 @@ class LighterSigner:
     """The signer of one account with one of its API keys. Needs a running loop; `close` ends its connections."""
 
     def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
-        """Raises `StartError` when the SDK is missing, is another version, or does not take the key."""
+        """Raise `StartError` when the SDK is missing, is another version, or does not accept the key."""
         self.account_index = account_index
         self.key_index = key_index
         if not _KEY.fullmatch(key.reveal()):
@@ -73,7 +73,7 @@ class LighterSigner:
             url=base_url, account_index=account_index, api_private_keys={key_index: key.reveal()}
         )
         self.sender: Any = self._client.tx_api
-        """The SDK's own client for sending what is signed here."""
+        """The SDK's own client for sending transactions."""
 
         self.status_error: type[Exception] = _load_sdk("exceptions").ApiException
         """What the SDK raises for an answer that is not 200, with its `status` and `body`."""
@@ -82,7 +82,7 @@ class LighterSigner:
         await self._client.close()
 
     def check(self) -> None:
-        """Prove on made-up orders that every argument reaches its place. Raises `StartError` if one does not."""
+        """Verify on made-up orders that every argument reaches its place. Raise `StartError` if one does not."""
         order = OrderTerms(11, 281474976710001, 1234567, 654321, True, "stop", True, 765432)
         signed = self.create_order(order, nonce=987654)
         cancel = self.cancel_order(12, 281474976710002, nonce=987653)
@@ -95,7 +95,7 @@ class LighterSigner:
         _compare(cancel, 15, {"MarketIndex": 12, "Index": 281474976710002, "Nonce": 987653})
 
     def create_order(self, order: OrderTerms, *, nonce: int) -> Signed:
-        """A new order. Raises `StartError` for one that the SDK does not sign."""
+        """Sign a new order. Raise `StartError` for one that the SDK does not sign."""
         rests = order.type == "limit"
         return _signed(
             self._client.sign_create_order(
@@ -115,11 +115,11 @@ class LighterSigner:
         )
 
     def cancel_order(self, market_id: int, index: int, *, nonce: int) -> Signed:
-        """The end of an order, by the venue's index or by ours."""
+        """Sign the cancellation of an order, named by the venue's index or by ours."""
         return _signed(self._client.sign_cancel_order(market_id, index, nonce=nonce, api_key_index=self.key_index))
 
     def authorization(self) -> str:
-        """A token for what only the account may read; good for ten minutes."""
+        """Return a token for private reads, valid for ten minutes."""
         token, error = self._client.create_auth_token_with_expiry(_AUTHORIZED_S, api_key_index=self.key_index)
         if error is not None:
             raise StartError(f"the venue's SDK made no token: {error}")

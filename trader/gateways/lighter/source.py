@@ -1,6 +1,6 @@
-"""Lighter's public market data: books and marks as its stream tells them, rules, candles and funding as it is asked.
+"""Market source of Lighter's public data: books and marks from its stream; rules, candles and funding on request.
 
-No credentials are needed. What the venue's stream has not told is not known: nothing is made up while it is away.
+No credentials are needed. While the venue is silent there are no prices: nothing is made up.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CORNERS_S: Final = (0, NEARER_S, FURTHER_S, CLOSE_S)
 
 
 class VenueSource:
-    """The venue's markets. What has changed is pushed every `pulse_s` seconds; rules are read again now and then."""
+    """The venue's markets. Changes are published every `pulse_s` seconds; rules are read again every `rules_every`."""
 
     name = "venue"
     identity = "venue:lighter"
@@ -52,63 +52,63 @@ class VenueSource:
         self._rules = {symbol: MARKETS[symbol] for symbol in symbols if symbol in MARKETS}
         self._listings: Mapping[str, Listing] | None = None
         self._followed: dict[str, LighterMarket] = {}
-        self._learning: asyncio.Task[Mapping[str, Listing]] | None = None
-        self._learn_at: datetime | None = None
+        self._refreshing: asyncio.Task[Mapping[str, Listing]] | None = None
+        self._refresh_at: datetime | None = None
         self.markets: Mapping[str, Market] = MappingProxyType(self._rules)
-        """A view that changes: known of old until the venue has told its rules, and again with each of its changes."""
+        """A live view: the built-in rules until the venue has answered, then the venue's present ones."""
 
     async def open(self) -> None:
-        """Learn the rules, if the venue answers; if not, they are learned when it does."""
+        """Load the rules if the venue answers; if not, they are loaded when it does."""
         try:
-            await self._listed()
+            await self._load_listings()
         except MarketDataError as error:
             logger.warning("the venue does not answer; the service goes on without prices: %s", error)
 
     async def close(self) -> None:
-        """Let go of the connections."""
-        if self._learning is not None:
-            self._learning.cancel()
-            await asyncio.wait([self._learning])
+        """Close the connections."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.wait([self._refreshing])
         await self._api.close()
 
     def clock(self, resume_at: datetime | None) -> Clock:
         return SystemClock()
 
     def trouble(self, symbol: str) -> str | None:
-        """Why a market has no price to trade on now; None when it has, or nothing is known of it."""
+        """Return why a market has no price to trade on now; None when it has, or is not followed."""
         market = self._followed.get(symbol)
         return None if market is None else market.trouble
 
     # The stream
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
-        listings = await self._listed()
+        listings = await self._load_listings()
         followed = [self._followed[symbol] for symbol in self._symbols if _is_followed(listings.get(symbol))]
         if not followed:
             raise MarketDataError(f"the venue trades none of {', '.join(self._symbols)}")
         async with open_stream(self._api.session(), self._api.base_url, followed, clock) as stream:
             while True:
-                await stream.listen(self._pulse_s)
-                if after - clock.now() > SET_BACK_LEAST:  # what was heard, and when, tells nothing any more
-                    raise MarketDataError("the clock of this machine was set back; everything is asked for anew")
+                await stream.receive_for(self._pulse_s)
+                if after - clock.now() > SET_BACK_LEAST:  # the times of earlier messages are in the future now
+                    raise MarketDataError("the clock of this machine was set back; everything is requested again")
                 now = max(clock.now(), after + _INSTANT)
                 quotes = {market.symbol: quote for market in followed if (quote := market.quote(now)) is not None}
                 if quotes:
                     after = now
                     await clock.advance_to(now)
                     yield Tick(now, quotes)
-                self._learn_now_and_then(now)
+                self._refresh_rules_when_due(now)
 
     # The rules
 
-    async def _listed(self) -> Mapping[str, Listing]:
-        """The venue's markets, asked for until it has told them once."""
+    async def _load_listings(self) -> Mapping[str, Listing]:
+        """Return the venue's markets, loaded on the first call that succeeds."""
         if self._listings is None:
-            self._take_rules(await self._api.listings())
+            self._apply_rules(await self._api.listings())
         assert self._listings is not None
         return self._listings
 
-    def _take_rules(self, listings: Mapping[str, Listing]) -> None:
+    def _apply_rules(self, listings: Mapping[str, Listing]) -> None:
         self._listings = listings
         for symbol in self._symbols:
             listing = listings.get(symbol)
@@ -124,46 +124,46 @@ class VenueSource:
             if known is None or known.market_id != listing.market_id:
                 self._followed[symbol] = LighterMarket(symbol, listing.market_id)
 
-    def _learn_now_and_then(self, now: datetime) -> None:
-        """Ask for the rules again when it is time, beside the stream."""
-        if self._learning is not None and self._learning.done():
-            learned, self._learning = self._learning, None
-            error = learned.exception()
+    def _refresh_rules_when_due(self, now: datetime) -> None:
+        """Start reading the rules again when it is time, and apply them once read; the stream goes on meanwhile."""
+        if self._refreshing is not None and self._refreshing.done():
+            refreshed, self._refreshing = self._refreshing, None
+            error = refreshed.exception()
             if error is None:
-                self._take_rules(learned.result())
+                self._apply_rules(refreshed.result())
             else:
                 bug = None if isinstance(error, MarketDataError) else error
                 logger.warning("the venue's rules could not be read again: %s", error, exc_info=bug)
-        if self._learn_at is None:
-            self._learn_at = now + self._rules_every
-        elif interval_elapsed(self._learn_at, self._rules_every, now) and self._learning is None:
-            self._learn_at = now + self._rules_every
-            self._learning = asyncio.create_task(self._api.listings(), name="venue rules")
+        if self._refresh_at is None:
+            self._refresh_at = now + self._rules_every
+        elif interval_elapsed(self._refresh_at, self._rules_every, now) and self._refreshing is None:
+            self._refresh_at = now + self._rules_every
+            self._refreshing = asyncio.create_task(self._api.listings(), name="venue rules")
 
-    # What was
+    # History
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        """The paths of the 1-minute candles: of a minute that began before `after` its close, of that of `until` all.
+        """Yield the paths of the 1-minute candles in (after, until].
 
-        Within the first minute nobody can tell what came before `after`. The candle of `until` is still forming; its
-        path is drawn together to end there.
+        Of a minute that began before `after` only the close is used: what came before `after` within it is not known.
+        The candle of `until` is still forming; its path is compressed to end there.
         """
         start = floor_time(after, _MINUTE)
         if until <= start + _MINUTE:
             return
-        listings = await self._listed()
+        listings = await self._load_listings()
         for symbol in self._symbols:
             if (listing := listings.get(symbol)) is not None:
-                await self._learn_rates(symbol, listing, after, until)
+                await self._load_rates(symbol, listing, after, until)
         while start < until:
             stop = min(until, start + CANDLES_PER_CALL * _MINUTE)
-            minutes = await self._played(listings, start, stop)
+            minutes = await self._minutes(listings, start, stop)
             for minute in sorted(minutes):
                 for at, second in _corners(minute, after, until):
                     yield Tick(at, {played.symbol: played.quote(second, at) for played in minutes[minute]})
             start = stop
 
-    async def _played(
+    async def _minutes(
         self, listings: Mapping[str, Listing], start: datetime, stop: datetime
     ) -> dict[datetime, list[CandlePath]]:
         minutes: dict[datetime, list[CandlePath]] = {}
@@ -176,15 +176,15 @@ class VenueSource:
                 minutes.setdefault(candle.open_time, []).append(CandlePath(grid, row))
         return minutes
 
-    async def _learn_rates(self, symbol: str, listing: Listing, after: datetime, until: datetime) -> None:
-        """Learn the funding rates of the hours in (after, until]."""
+    async def _load_rates(self, symbol: str, listing: Listing, after: datetime, until: datetime) -> None:
+        """Load the funding rates of the hours in (after, until]."""
         first, last = ceil_time(after, _HOUR), floor_time(until, _HOUR)
         if first <= last:
             for at, rate in (await self._api.fundings(listing.market_id, first, last)).items():
-                self._followed[symbol].know_rate(at, rate)
+                self._followed[symbol].record_rate(at, rate)
 
     async def candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
-        listing = (await self._listed()).get(symbol)
+        listing = (await self._load_listings()).get(symbol)
         if listing is None or symbol not in self._symbols:
             raise MarketUnavailable(f"{symbol} is not traded here")
         span = INTERVALS[interval]
@@ -192,11 +192,11 @@ class VenueSource:
         return [candle for candle in found if candle.open_time + span <= end]
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        """The rate that was settled at the hour, if that is known; else the one that was to come."""
+        """Return the rate settled at the hour if it is known, else the venue's estimate of the next one."""
         market = self._followed.get(symbol)
         if market is None:
             return PLAIN_FUNDING_RATE
-        settled = market.rates.get(boundary, market.coming_rate)
+        settled = market.rates.get(boundary, market.next_rate)
         return PLAIN_FUNDING_RATE if settled is None else settled
 
 
@@ -205,7 +205,7 @@ def _is_followed(listing: Listing | None) -> bool:
 
 
 def _corners(minute: datetime, after: datetime, until: datetime) -> list[tuple[datetime, int]]:
-    """The moments at which a minute's path turns, with their places on the path in seconds."""
+    """Return the moments at which a minute's path turns, with their places on the path in seconds."""
     span = min(_MINUTE, until - minute)
     corners = [(minute + span * second / 60, second) for second in _CORNERS_S]
     if minute < after:

@@ -1,4 +1,4 @@
-"""Lighter's WebSocket: subscribes, answers pings, and hands each market what is told of it."""
+"""Lighter's WebSocket: subscribes, answers pings, and hands each message to its market."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ from trader.gateways.lighter.market import LighterMarket
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S: Final = 15.0
-"""A ping of the protocol: a connection that is cut without a word is found out."""
+"""Interval of WebSocket pings, which detect a connection that was cut silently."""
 
 _KEEP_ALIVE: Final = timedelta(seconds=30)
-"""The venue closes a stream from which it hears nothing for two minutes."""
+"""Interval of application pings: the venue closes a stream that sends nothing for two minutes."""
 
 _SILENCE_MAX: Final = timedelta(seconds=20)
 _MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -28,7 +28,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class _Message(msgspec.Struct):
-    """The envelope of every message; the bodies are decoded by the market they belong to."""
+    """The envelope of every message; each body is decoded by its market."""
 
     type: str = ""
     channel: str = ""
@@ -42,23 +42,23 @@ _MESSAGE: Final = msgspec.json.Decoder(_Message)
 
 
 class LighterStream:
-    """One connection, and the markets that are followed on it."""
+    """One connection and the markets followed on it."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, markets: Iterable[LighterMarket], clock: Clock) -> None:
         self._socket = socket
         self._clock = clock
         self._markets = {market.market_id: market for market in markets}
-        self._asked: set[int] = set()
-        self._heard_at = self._spoke_at = clock.now()
+        self._subscribed: set[int] = set()
+        self._received_at = self._sent_at = clock.now()
 
     async def subscribe(self) -> None:
-        """Ask for the summaries of all markets; `listen` asks for the books."""
+        """Subscribe to the summaries of all markets; `receive_for` subscribes to the books."""
         for market_id in self._markets:
             await self._send("subscribe", f"market_stats/{market_id}")
 
-    async def listen(self, seconds: float) -> None:
-        """Hear what the venue says for so long. Raises `MarketDataError` when the connection is of no use any more."""
-        await self._ask_for_books()
+    async def receive_for(self, seconds: float) -> None:
+        """Receive messages for so long. Raise `MarketDataError` when the connection is no longer usable."""
+        await self._subscribe_to_books()
         loop = asyncio.get_running_loop()
         due_s = loop.time() + seconds
         while (left_s := due_s - loop.time()) > 0:
@@ -68,23 +68,23 @@ class LighterStream:
                 break
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise MarketDataError(f"the venue ended the stream ({message.type.name.lower()} {message.data})")
-            await self._hear(message.data)
-        if self._clock.now() - self._heard_at > _SILENCE_MAX:
+            await self._on_message(message.data)
+        if self._clock.now() - self._received_at > _SILENCE_MAX:
             raise MarketDataError(f"the stream was silent for {_SILENCE_MAX.total_seconds():.0f} s")
 
-    async def _ask_for_books(self) -> None:
+    async def _subscribe_to_books(self) -> None:
         now = self._clock.now()
         for market_id, market in self._markets.items():
-            if market.is_to_be_asked_for(now):
-                if market_id in self._asked:  # or the venue says that the subscription stands, and tells nothing new
+            if market.claim_subscription(now):
+                if market_id in self._subscribed:  # or the venue confirms the subscription and sends no snapshot
                     await self._send("unsubscribe", f"order_book/{market_id}")
-                self._asked.add(market_id)
+                self._subscribed.add(market_id)
                 await self._send("subscribe", f"order_book/{market_id}")
-        if now - self._spoke_at >= _KEEP_ALIVE:
+        if now - self._sent_at >= _KEEP_ALIVE:
             await self._send("ping")
 
-    async def _hear(self, text: str) -> None:
-        now = self._heard_at = self._clock.now()
+    async def _on_message(self, text: str) -> None:
+        now = self._received_at = self._clock.now()
         try:
             message = _MESSAGE.decode(text)
         except msgspec.DecodeError as error:
@@ -93,27 +93,29 @@ class LighterStream:
         if message.type == "ping":
             await self._send("pong")
         elif message.type == "error":
-            logger.warning("the venue's stream says of %s: %s", message.channel or "us", message.message)
+            logger.warning(
+                "the venue's stream reports an error (%s): %s", message.channel or "no channel", message.message
+            )
         elif market is not None:
             try:
-                self._tell(market, message, now)
+                self._dispatch(market, message, now)
             except MarketDataError as error:
                 logger.warning("%s: %s", market.symbol, error)
 
-    def _tell(self, market: LighterMarket, message: _Message, now: datetime) -> None:
+    def _dispatch(self, market: LighterMarket, message: _Message, now: datetime) -> None:
         match message.type.partition("/"):
             case "subscribed" | "update" as kind, _, "order_book":
-                sent_at = _moment(message.timestamp)
-                market.hear_book(bytes(message.order_book), now, sent_at, is_snapshot=kind == "subscribed")
+                sent_at = _time(message.timestamp)
+                market.on_book(bytes(message.order_book), now, sent_at, is_snapshot=kind == "subscribed")
             case "subscribed" | "update", _, "market_stats":
-                market.hear_stats(bytes(message.market_stats), now)
+                market.on_stats(bytes(message.market_stats), now)
 
     def _market_of(self, channel: str) -> LighterMarket | None:
         _, _, number = channel.partition(":")
         return self._markets.get(int(number)) if number.isdecimal() else None
 
     async def _send(self, kind: str, channel: str | None = None) -> None:
-        self._spoke_at = self._clock.now()
+        self._sent_at = self._clock.now()
         try:
             await self._socket.send_json({"type": kind} if channel is None else {"type": kind, "channel": channel})
         except (aiohttp.ClientError, OSError) as error:
@@ -124,7 +126,7 @@ class LighterStream:
 async def open_stream(
     session: aiohttp.ClientSession, base_url: str, markets: Iterable[LighterMarket], clock: Clock
 ) -> AsyncIterator[LighterStream]:
-    """A connection for as long as the block runs. Raises `MarketDataError` when there is none to be had."""
+    """Open a connection for as long as the block runs. Raise `MarketDataError` when that fails."""
     followed = list(markets)
     url = f"{base_url.replace('http', 'ws', 1)}/stream?readonly=true"
     try:
@@ -137,12 +139,12 @@ async def open_stream(
         yield stream
     finally:
         for market in followed:
-            market.cut()
+            market.disconnect()
         await socket.close()
 
 
-def _moment(timestamp_ms: int) -> datetime | None:
+def _time(timestamp_ms: int) -> datetime | None:
     try:
         return EPOCH + timestamp_ms * _MILLISECOND if timestamp_ms else None
     except OverflowError as error:
-        raise MarketDataError(f"the time {timestamp_ms} cannot be") from error
+        raise MarketDataError(f"the time {timestamp_ms} is impossible") from error

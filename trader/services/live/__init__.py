@@ -1,1 +1,1 @@
-"""Live trading: accounts at a venue, their outbox and their reconciliation."""
+"""Live trading: accounts at a venue with their ledger, outbox, exits, protective orders and reconciliation."""

@@ -1,4 +1,4 @@
-"""Live trading beside the books: which account of the venue is whose, and what was sent there."""
+"""SQL of live trading beside the ledger: bindings of accounts to the venue's, and the orders sent there."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -18,7 +18,7 @@ INSERT INTO venue_accounts (account_id, account_index, agreed_at) VALUES ($1, $2
 
 
 async def insert_venue_account(conn: Connection, account_id: str, account_index: int, at: datetime) -> None:
-    """Bind an account of ours to one of the venue; without effect when one of them is bound."""
+    """Bind one of our accounts to one of the venue; without effect when either is bound."""
     await conn.execute(INSERT_VENUE_ACCOUNT, account_id, account_index, at)
 
 
@@ -26,7 +26,7 @@ SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_
 
 
 async def select_venue_accounts(conn: Connection) -> dict[str, tuple[int, datetime]]:
-    """By account of ours: the venue's account, and when the two last agreed."""
+    """Return, by our account, the venue's account and when the two last agreed."""
     return {
         record["account_id"]: (record["account_index"], record["agreed_at"])
         for record in await conn.fetch(SELECT_VENUE_ACCOUNTS)
@@ -37,7 +37,7 @@ UPDATE_AGREED_AT = "UPDATE venue_accounts SET agreed_at = $2 WHERE account_id = 
 
 
 async def update_agreed_at(conn: Connection, account_id: str, at: datetime) -> None:
-    """Note that the books of the account and the venue said the same."""
+    """Record when the ledger of the account and the venue last agreed."""
     await conn.execute(UPDATE_AGREED_AT, account_id, at)
 
 
@@ -49,9 +49,9 @@ RETURNING client_index
 
 
 async def insert_venue_order(conn: Connection, sent: SentOrder, term: int) -> bool:
-    """Note an order that is about to be sent. False, and nothing is noted, when `term` is over.
+    """Record an order that is about to be sent. Return False, and record nothing, when `term` is over.
 
-    :raises asyncpg.UniqueViolationError: an order with this client index is there, or an unknown one in its market
+    :raises asyncpg.UniqueViolationError: an order with this client index exists, or an undecided one in its market
     """
     row = msgspec.json.encode(venue_order_row(sent)).decode()
     return await conn.fetchval(INSERT_VENUE_ORDER, row, term) is not None
@@ -63,7 +63,7 @@ UPDATE venue_orders SET nonce = $3, expires_at = $4 WHERE account_id = $1 AND cl
 
 
 async def update_venue_order_nonce(conn: Connection, sent: SentOrder) -> None:
-    """Note which transaction's answer was lost, and until when the venue may still take it."""
+    """Record which transaction's answer was lost, and until when the venue may still accept it."""
     await conn.execute(UPDATE_VENUE_ORDER_NONCE, sent.account_id, sent.client_index, sent.nonce, sent.expires_at)
 
 
@@ -73,7 +73,7 @@ SELECT * FROM venue_orders WHERE account_id = $1 AND status IN ('SENT', 'STANDIN
 
 
 async def select_open_venue_orders(conn: Connection, account_id: str) -> list[SentOrder]:
-    """What is not final, or not wholly booked, in the order in which it was sent."""
+    """Return the orders that are not final, or not wholly booked, in the order in which they were sent."""
     return [_sent(record) for record in await conn.fetch(SELECT_OPEN_VENUE_ORDERS, account_id)]
 
 
@@ -83,7 +83,7 @@ SELECT client_index FROM venue_orders WHERE account_id = $1 AND client_index = A
 
 
 async def select_venue_indexes(conn: Connection, account_id: str, indexes: Iterable[int]) -> set[int]:
-    """Those of the client indexes that are orders of ours."""
+    """Return those of the client indexes that are our orders."""
     return {record["client_index"] for record in await conn.fetch(SELECT_VENUE_INDEXES, account_id, list(indexes))}
 
 
@@ -91,7 +91,7 @@ SELECT_VENUE_TRADES = "SELECT trade_id FROM venue_trades WHERE account_id = $1 A
 
 
 async def select_venue_trades(conn: Connection, account_id: str, trade_ids: Iterable[int]) -> set[int]:
-    """Those of the venue's trades that are booked already."""
+    """Return those of the venue's trades that are booked already."""
     return {record["trade_id"] for record in await conn.fetch(SELECT_VENUE_TRADES, account_id, list(trade_ids))}
 
 
@@ -99,7 +99,7 @@ SELECT_FUNDED_HOURS = "SELECT symbol, boundary FROM funding_payments WHERE run_i
 
 
 async def select_funded_hours(conn: Connection, run_id: UUID, since: datetime) -> set[tuple[str, datetime]]:
-    """The markets and whole hours from `since` on for which funding is booked."""
+    """Return the markets and whole hours from `since` on for which funding is booked."""
     return {(r["symbol"], r["boundary"]) for r in await conn.fetch(SELECT_FUNDED_HOURS, run_id, since)}
 
 
