@@ -8,22 +8,17 @@ environment or of .env), or the one database of the embedded PostgreSQL of this 
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
 
-from report import embedded_dsn
 from report_charts import interval
-from report_page import STYLE
+from report_page import document, minus, table
+from tool_database import add_database_options, reading
 
 from trader.errors import StartError, TraderError
-from trader.settings import read_database_url
-from trader.store.database.pool import place
-from trader.store.database.schema import open_database
 from trader.store.live import drift as store
 from trader.store.live.drift import DriftFigures, Uncompared
 
@@ -35,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/drift", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
-    parser.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
+    add_database_options(parser)
     parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
     parser.add_argument("output", nargs="?", type=Path, default=Path("drift.html"), help="default: drift.html")
     options = parser.parse_args(arguments)
@@ -63,16 +57,12 @@ async def _read(options: argparse.Namespace) -> tuple[str, list[DriftFigures], U
     since = datetime(1970, 1, 1, tzinfo=UTC)
     if options.days is not None:
         since = datetime.now(UTC) - timedelta(days=options.days)
-    async with AsyncExitStack() as stack:
-        dsn = options.database_url or read_database_url(os.environ, Path(".env"))
-        dsn = dsn or await embedded_dsn(stack, options.database)
-        database = await stack.enter_async_context(open_database(dsn))
-        async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
-            figures = await store.select_drift_figures(conn, since)
-            uncompared = await store.select_uncompared(conn, since)
+    async with reading(options) as (conn, place):
+        figures = await store.select_drift_figures(conn, since)
+        uncompared = await store.select_uncompared(conn, since)
     if not figures:
-        raise StartError(f"{place(dsn)} has no fill of a venue that was simulated: there is nothing to compare.")
-    return place(dsn).rpartition("/")[2], figures, uncompared
+        raise StartError(f"{place} has no fill of a venue that was simulated: there is nothing to compare.")
+    return place.rpartition("/")[2], figures, uncompared
 
 
 def _cells(one: DriftFigures) -> tuple[str, ...]:
@@ -92,26 +82,17 @@ def _notes(uncompared: Uncompared) -> list[str]:
 def page(name: str, figures: Sequence[DriftFigures], notes: Sequence[str]) -> str:
     """Return the HTML page: the table, and in each row the middle 90 % of the errors with the median."""
     least, most = min(one.low for one in figures), max(one.high for one in figures)
-    heads = "".join(f'<th class="{"text" if place < 3 else ""}">{title}</th>' for place, title in enumerate(COLUMNS))
-    rows = "".join(
-        f'<tr class="{"" if one.symbol else "sum"}">'
-        + "".join(
-            f'<td class="{"text" if place < 3 else ""}">{escape(text).replace("-", "−")}</td>'
-            for place, text in enumerate(_cells(one))
-        )
-        + f"<td>{interval(one.low, one.median, one.high, least, most)}</td></tr>"
+    rows = [
+        [*(minus(escape(text)) for text in _cells(one)), interval((one.low, one.high), one.median, least, most)]
         for one in figures
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Paper against the venue: {escape(name)}</title><style>{STYLE}</style></head><body><main>"
+    ]
+    body = (
         f"<h1>Paper against the venue</h1><p>{escape(name)}: each fill of the venue, simulated on the book at "
         "which its order was sent. Errors are in basis points of the paper price; right of zero the venue is dearer. "
         "The line spans the middle 90 % of the errors, the dot is their median; p95 is of the errors without sign.</p>"
-        f'<div class="scroll"><table><tr>{heads}<th>{least:+.1f} to {most:+.1f}</th></tr>{rows}</table></div>'
-        f"<p>{'. '.join(notes)}</p></main></body></html>\n"
+        f"{table((*COLUMNS, f'{least:+.1f} to {most:+.1f}'), rows, text_columns=3)}<p>{'. '.join(notes)}</p>"
     )
+    return document(f"Paper against the venue: {name}", body)
 
 
 if __name__ == "__main__":
