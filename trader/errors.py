@@ -58,9 +58,11 @@ class InternalError(TraderError):
 
 
 class ProviderError(TraderError):
-    """An AI provider gave no usable answer. `said` is what it said instead, without secrets, for the record only."""
+    """An AI provider gave no usable answer. `raw` is what it sent instead, without secrets, for the record only."""
 
-    said = ""
+    def __init__(self, message: str, raw: str = "") -> None:
+        super().__init__(message)
+        self.raw = raw
 
 
 class RequestError(TraderError):

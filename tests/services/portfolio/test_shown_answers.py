@@ -53,7 +53,7 @@ async def test_long_ones_are_left_out_and_the_latest_come_first(floor: Floor) ->
 
 async def test_what_could_not_be_used_is_kept_too(floor: Floor) -> None:
     failure = ProviderError("fake answered 200 with text/html instead of JSON; gave up after 4 attempts")
-    failure.said = "<html>Please log in</html>"
+    failure.raw = "<html>Please log in</html>"
     await floor.add("ada")
     floor.provider.scripts["ada"] = [calling(("fetchIndicators", {"symbol": "BTC", "interval": "4h"})), failure]
     await floor.cycle()

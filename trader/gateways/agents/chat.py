@@ -37,7 +37,7 @@ BACKOFF_S = 0.5
 """Before the first retry; doubled for each further one, and spread by half to one and a half times."""
 
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-SAID_BYTES_MAX = 16 * 1024
+RAW_BYTES_MAX = 16 * 1024
 """Bytes of an unusable answer that are kept for the record."""
 
 PARSE_INLINE_MAX: Final = 64 * 1024
@@ -120,18 +120,18 @@ class ChatClient:
         request = self._request(turn)
         body = msgspec.json.encode(request)
         began_s = time.monotonic()
-        failures, said = 0, ""
+        failures, raw = 0, ""
         spent: set[Key] = set()  # a key whose rest is over at once is still not used again for this answer
         failed: set[Key] = set()
         while True:
             key = self._keys.take(spent | failed) or self._keys.take(spent)
             if key is None:
-                raise _with_answer(self._keys.why_none(), said)
+                raise ProviderError(self._keys.why_none(), raw)
             try:
                 reply = await self._attempt(key, body)
             except _KeyUnusable as error:
                 spent.add(key)
-                said = error.said
+                raw = error.raw
             except _FieldRefused as error:
                 if error.field not in request:
                     raise
@@ -143,7 +143,7 @@ class ChatClient:
                 failed.add(key)
                 failures += 1
                 if failures > RETRIES_MAX:
-                    raise _with_answer(f"{error}; gave up after {failures} attempts", error.said) from error
+                    raise ProviderError(f"{error}; gave up after {failures} attempts", error.raw) from error
                 _log.info("%s (attempt %d, key %s)", error, failures, key.number)
                 await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
@@ -199,7 +199,7 @@ class ChatClient:
                 return await self._decode(key, response, content)
             raise self._failure(key, response.status, _retry_after_s(response.headers), content)
         except ProviderError as error:
-            error.said = content[:SAID_BYTES_MAX].decode(errors="replace")
+            error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
             raise
 
     def _client(self) -> aiohttp.ClientSession:
@@ -252,12 +252,6 @@ async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
 async def _read(read: Callable[[bytes], T], content: bytes) -> T:
     """Apply `read` to an answer, in a thread when it is long."""
     return read(content) if len(content) <= PARSE_INLINE_MAX else await asyncio.to_thread(read, content)
-
-
-def _with_answer(message: str, said: str) -> ProviderError:
-    error = ProviderError(message)
-    error.said = said
-    return error
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -159,7 +159,7 @@ class Workflow:
         try:
             answer = await provider.answer(turn)
         except ProviderError as error:
-            self._record.add_answer(error.said)
+            self._record.add_answer(error.raw)
             raise
         if answer.text:
             self._texts.append(answer.text)
