@@ -20,8 +20,7 @@ from typing import Any, Final, cast
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from trader.api.body import GIVEN_UP
-from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, Handler, RequestLog
+from trader.api.requests import BEGUN, GIVEN_UP, REQUEST_ID, REQUESTS, Handler, RequestLog
 from trader.api.routes import refusal
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal

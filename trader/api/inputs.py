@@ -1,20 +1,30 @@
-"""An input made of its JSON text.
+"""Decode request bodies into input structs, or report every field that does not fit.
 
-To JSON `100` and `100.0` are one number, and some writers know no other than floating-point ones, so a whole number
-may be written with a fraction of zero. The decoder takes it for a float; such a text is put right and read again,
-which only those pay for who write it so, or whose input is refused.
+msgspec stops at the first mistake and shows neither the value nor the choices, so a refused input is checked again
+here, field by field. That is slow, but only refused requests pay for it.
+
+To JSON `100` and `100.0` are one number, and some writers only have floating-point ones, so a whole number may be
+written with a fraction of zero. msgspec takes it for a float; such a text is rewritten and decoded again.
 """
 
 import json
-from typing import Any, Final
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, get_type_hints
 
 import msgspec
+from msgspec import inspect
 
-from trader.api.issues import find_issues
-from trader.errors import InvalidInput
+from trader.errors import InvalidInput, Issue
 
+ISSUES_MAX: Final = 20
+"""No answer lists more mistakes than this."""
+
+_VALUE_LENGTH_MAX: Final = 60
 _WHOLE_MAX: Final = 2**53
-"""Beyond it floats have gaps, so what was meant is not known."""
+"""Beyond it floats have gaps, so the intended number is unknown."""
 
 
 def decode_input(decoder: msgspec.json.Decoder[Any], input_type: type[Any], text: bytes | msgspec.Raw) -> Any:
@@ -49,3 +59,145 @@ def _with_whole_numbers(text: bytes | msgspec.Raw) -> bytes | None:
         return json.dumps(value, allow_nan=False).encode() if found else None
     except ValueError:  # an infinite number, or one of thousands of digits
         return None
+
+
+def find_issues(input_type: type[Any], text: bytes | msgspec.Raw, error: msgspec.ValidationError) -> tuple[Issue, ...]:
+    """The issues of a JSON text that `input_type` refused with `error`; at least one."""
+    value = json.loads(bytes(text), parse_int=_number, parse_float=_number)
+    found = tuple(islice(_issues(input_type, value, ()), ISSUES_MAX))
+    return found or (Issue((), str(error)),)
+
+
+@dataclass(frozen=True, slots=True)
+class _OutOfRange:
+    """A number that no type of number holds, as it was written."""
+
+    written: str
+
+
+def _number(written: str) -> int | float | _OutOfRange:
+    try:
+        return int(written)
+    except ValueError:  # no whole number, or one of thousands of digits
+        value = float(written)
+        return value if math.isfinite(value) else _OutOfRange(written)
+
+
+def _issues(annotation: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[Issue]:
+    schema = inspect.type_info(annotation)
+    struct = _struct_of(schema)
+    if struct is None or not isinstance(value, dict):
+        yield from _leaf_issues(annotation, schema, value, path)
+        return
+    hints = get_type_hints(struct.cls, include_extras=True)
+    fields = {field.encode_name: field for field in struct.fields}
+    for name in value:
+        if name not in fields:
+            yield Issue((*path, name[:100]), f"unknown field; known are {', '.join(fields) or 'none'}")
+    for name, field in fields.items():
+        if name in value:
+            yield from _issues(hints[field.name], value[name], (*path, name))
+        elif field.required:
+            yield Issue((*path, name), f"required: expected {describe(field.type)}")
+
+
+def _leaf_issues(annotation: Any, schema: inspect.Type, value: Any, path: tuple[str | int, ...]) -> Iterator[Issue]:
+    """Yield at most one issue of a value that is no struct: of itself, or of its first wrong item when it is a list."""
+    if _fits(annotation, value):
+        return
+    if isinstance(schema, inspect.ListType) and isinstance(value, list):
+        wrong = next((index for index, item in enumerate(value) if not _fits(annotation, [item])), None)
+        if wrong is not None:
+            schema, value, path = schema.item_type, value[wrong], (*path, wrong)
+    yield Issue(path, f"expected {describe(schema)}, got {_shown(value)}")
+
+
+def _fits(annotation: Any, value: Any) -> bool:
+    try:
+        msgspec.convert(value, annotation)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _struct_of(schema: inspect.Type) -> inspect.StructType | None:
+    match schema:
+        case inspect.StructType():
+            return schema
+        case inspect.Metadata():
+            return _struct_of(schema.type)
+        case inspect.UnionType():
+            return next((one for one in schema.types if isinstance(one, inspect.StructType)), None)
+        case _:
+            return None
+
+
+def describe(schema: inspect.Type) -> str:
+    """What a field takes, in words: `one of 24h, 7d, 30d`, `a number above 0`."""
+    words = "an object"
+    match schema:
+        case inspect.Metadata():
+            told = (schema.extra_json_schema or {}).get("description")
+            words = str(told) if told else describe(schema.type)
+        case inspect.UnionType():
+            words = _one_of(schema.types)
+        case inspect.LiteralType() | inspect.EnumType():
+            words = f"one of {', '.join(_choices(schema))}"
+        case inspect.IntType():
+            words = f"a whole number{_bounds(schema)}"
+        case inspect.FloatType():
+            words = f"a number{_bounds(schema)}"
+        case inspect.StrType():
+            words = f"text{_lengths(schema)}"
+        case inspect.DateTimeType():
+            words = "an ISO 8601 time with its zone, such as 2025-01-31T12:00:00.000Z"
+        case inspect.BoolType():
+            words = "true or false"
+        case inspect.NoneType():
+            words = "null"
+        case inspect.ListType():
+            most = "" if schema.max_length is None else f" of at most {schema.max_length}"
+            words = f"a list{most}, each {describe(schema.item_type)}"
+    return words
+
+
+def _choices(schema: inspect.LiteralType | inspect.EnumType) -> list[str]:
+    if isinstance(schema, inspect.LiteralType):
+        return [str(value) for value in schema.values]
+    return [str(member.value) for member in schema.cls]
+
+
+def _one_of(types: Sequence[inspect.Type]) -> str:
+    numbers = [one for one in types if isinstance(one, inspect.FloatType)]
+    choices: list[str] = []
+    others: list[str] = []
+    for one in types:
+        if isinstance(one, inspect.LiteralType | inspect.EnumType):
+            choices += _choices(one)
+        elif not (numbers and isinstance(one, inspect.IntType)):  # `int | float` is one thing to people: a number
+            others.append(describe(one))
+    if choices:
+        others.insert(0, f"one of {', '.join(choices)}")
+    return " or ".join(others)
+
+
+def _bounds(schema: inspect.IntType | inspect.FloatType) -> str:
+    lowest = f"above {schema.gt:g}" if schema.gt is not None else "" if schema.ge is None else f"from {schema.ge:g}"
+    highest = f"below {schema.lt:g}" if schema.lt is not None else "" if schema.le is None else f"up to {schema.le:g}"
+    return "".join(f" {bound}" for bound in (lowest, highest) if bound)
+
+
+def _lengths(schema: inspect.StrType) -> str:
+    if schema.max_length is None:
+        return "" if not schema.min_length else f" of at least {schema.min_length} characters"
+    return f" of {schema.min_length or 0} to {schema.max_length} characters"
+
+
+def _shown(value: Any) -> str:
+    """The value as it was written, shortened."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    text = value.written if isinstance(value, _OutOfRange) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _VALUE_LENGTH_MAX else f"{text[:_VALUE_LENGTH_MAX]}…"

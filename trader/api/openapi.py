@@ -15,10 +15,10 @@ from aiohttp import hdrs, web
 
 from trader import __version__, errors
 from trader.api import batch, broadcast, health, metrics, rpc, streams
-from trader.api.body import BODY_SIZE_MAX
 from trader.api.context import Context
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
+from trader.api.requests import BODY_SIZE_MAX
 from trader.api.routes import JSON, Route
 from trader.api.schemas.failures import ErrorBody
 from trader.settings import Settings

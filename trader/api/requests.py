@@ -1,5 +1,6 @@
-"""Every request passes here twice: to get its id, and at its end for its line in the log and for the metrics."""
+"""Requests: their ids, their bodies within bounds of size and time, and how each ended for the log and the metrics."""
 
+import asyncio
 import secrets
 import time
 from bisect import bisect_left
@@ -10,7 +11,9 @@ from itertools import count
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
+from trader.errors import InvalidInput, Issue, PayloadTooLarge
 from trader.logs import note_request
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -20,6 +23,12 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 
 BEGUN: Final = web.RequestKey("begun", bool)
 """Set when the response to a request has begun."""
+
+BODY_SIZE_MAX: Final = 2**20
+"""Bytes of a request body, after decompression."""
+
+GIVEN_UP: Final = web.RequestKey("given_up", bool)
+"""Set when the rest of the body must not be waited for: the connection closes after the answer."""
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the latency histogram, in seconds."""
@@ -80,3 +89,47 @@ def noted(name: str, handler: Handler) -> Handler:
 
 
 REQUESTS: Final = web.AppKey("requests", RequestLog)
+
+
+class BodyTimeout(Exception):
+    """The caller took too long to send its body."""
+
+
+async def read_body(request: web.Request, wait_s: float) -> bytes:
+    """The request's body, decompressed, waited for at most `wait_s` seconds.
+
+    A body that says its size is refused before it is read; any other, a compressed one too, as soon as it is over.
+
+    :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
+    :raises InvalidInput: its compression is broken, or it ends early
+    :raises BodyTimeout: it did not arrive in time
+    """
+    content = request.content
+    if content.is_eof() and content.exception() is None:  # it came with the head: nothing to wait for
+        whole = content.read_nowait()
+        _check_size(len(whole))
+        return whole
+    if request.content_length is not None:
+        _check_size(request.content_length)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(wait_s):
+            while chunk := await content.readany():
+                body += chunk
+                _check_size(len(body))
+    except TimeoutError:
+        request[GIVEN_UP] = True
+        raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
+    except (ContentEncodingError, web.RequestPayloadError, ConnectionError):  # the last: the caller has left
+        request[GIVEN_UP] = True
+        raise InvalidInput(Issue((), "the body cannot be read: it is cut off, or its encoding is broken")) from None
+    except PayloadTooLarge:
+        if "Content-Encoding" in request.headers:  # aiohttp would go on to inflate the rest, to reuse the connection
+            request[GIVEN_UP] = True
+        raise
+    return bytes(body)
+
+
+def _check_size(size: int) -> None:
+    if size > BODY_SIZE_MAX:
+        raise PayloadTooLarge(f"the body is over {BODY_SIZE_MAX} bytes")

@@ -18,11 +18,10 @@ import msgspec
 from aiohttp import web
 
 from trader.api import batch, envelope
-from trader.api.body import BodyTimeout, read_body
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
-from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, UNKNOWN, RequestLog, noted
+from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, noted, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expect
 from trader.api.schemas.common import ENCODER, LongOutput

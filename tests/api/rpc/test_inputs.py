@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader.api import rpc
-from trader.api.issues import ISSUES_MAX, describe, find_issues
+from trader.api.inputs import ISSUES_MAX, describe, find_issues
 from trader.api.schemas.simulator import PlaceOrderInput
 
 rpc.load_procedures()
