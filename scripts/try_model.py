@@ -50,7 +50,7 @@ from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import PROVIDERS, Settings
-from trader.store.agents.invocations import select_payload, select_steps, select_tool_calls, upsert_model
+from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls, upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
@@ -159,10 +159,10 @@ async def _first_quotes(market: MarketFeed, clock: Clock) -> None:
 async def _print(database: Database, invocation: Invocation) -> None:
     """Print the messages, calls, steps and response of an invocation, as they are recorded."""
     async with database.connection() as conn:
-        content = await select_payload(conn, invocation.id)
+        payloads = await select_payloads(conn, [invocation])
         steps = (await select_steps(conn, [invocation.id])).get(invocation.id, [])
         calls = (await select_tool_calls(conn, [invocation.id])).get(invocation.id, [])
-    for message in unpacked(content).messages if content else []:
+    for message in [message for content in payloads.values() for message in unpacked(content).messages]:
         print(f"\n=== {message['role']}\n{message.get('content') or ''}")
     for call in calls:
         print(f"\n=== call {call.number}: {call.metadata['raw']['name']} → {call.status}")

@@ -23,7 +23,7 @@ from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import PROVIDERS
 from trader.services.events import ConversationsChanged
 from trader.setting_forms import Secret
-from trader.store.agents.invocations import select_payload, select_steps
+from trader.store.agents.invocations import select_payloads, select_steps
 from trader.store.database.pool import Database
 from trader.variants import VARIANTS
 
@@ -307,8 +307,7 @@ async def run_one_of_many(floor: Floor, *script: Any) -> None:
 async def test_messages_and_raw_answers_are_kept(floor: Floor) -> None:
     record = await run_one(floor, calling(opening(leverage=11), text="a\x00b"), hold())
     async with floor.database.connection() as conn:
-        packed = await select_payload(conn, record.invocation.id)
-    assert packed is not None
+        (packed,) = (await select_payloads(conn, [record.invocation])).values()
     kept = orjson.loads(zlib.decompress(packed))
     assert [message["role"] for message in kept["messages"]] == [
         "system",
@@ -371,8 +370,7 @@ async def test_no_key_in_anything_a_failing_run_produces(database: Database, cap
                 for table in ("invocations", "invocation_steps", "tool_calls", "models")
                 for row in await conn.fetch(f"SELECT * FROM {table}")
             ]
-            packed = await select_payload(conn, record.invocation.id)
-    assert packed is not None
+            (packed,) = (await select_payloads(conn, [record.invocation])).values()
     produced = [
         caplog.text,
         *rows,

@@ -29,7 +29,7 @@ from trader.store.agents.invocations import (
     select_invocations,
     select_model_activity,
     select_models,
-    select_payload,
+    select_payloads,
     select_steps,
     select_tool_calls,
     update_interrupted,
@@ -163,8 +163,8 @@ async def test_payloads_are_kept(database: Database) -> None:
         await ensure_partitions(conn, AT)
         await insert_payload(conn, SPACE, b"\x00packed", AT)
         await insert_payload(conn, SPACE, b"again", AT)
-        assert await select_payload(conn, SPACE) == b"\x00packed"
-        assert await select_payload(conn, uuid5(SPACE, "other")) is None
+        found = [Invocation(id=key, model_id="ada", status="completed", started_at=AT) for key in (SPACE, RUN)]
+        assert await select_payloads(conn, found) == {SPACE: b"\x00packed"}
 
 
 RUN = uuid5(SPACE, "run")

@@ -96,7 +96,7 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "activity of models": (agents.SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
     "tool calls": (agents.SELECT_TOOL_CALLS, (RUNS,), "tool_calls_pkey"),
     "steps": (agents.SELECT_STEPS, (RUNS,), "invocation_steps_pkey"),
-    "payloads": (analytics.SELECT_PAYLOADS, (RUNS, RECENT), "invocation_payloads_"),
+    "payloads": (agents.SELECT_PAYLOADS, (RUNS, RECENT), "invocation_payloads_"),
     "failures": (analytics.SELECT_FAILURES, (50,), "invocations_failed"),
     "failures of models": (analytics.SELECT_MODEL_FAILURES, (MODELS[:5], 50), "invocations_failed_by_model"),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from trader.clock import cut_to_ms, iso
+from trader.domain.agents.invocations import client_order_id
 from trader.domain.agents.tools import Change, ClosePosition, CreatePosition, UpdateExitPlan
 from trader.domain.agents.view import VariantLimits
 from trader.domain.exchange.account import Account, Marks, equity
@@ -49,7 +50,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     confidence: Decimal | None = None
 
     def order(self, account_id: str, invocation_id: UUID, number: int) -> Order:
-        """Return the order of call `number` of an invocation; its client order id ensures that it is placed once."""
+        """Return the order of call `number` of an invocation."""
         return Order(
             account_id=account_id,
             symbol=self.symbol,
@@ -59,7 +60,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
             reduce_only=self.reduce_only,
             exit_plan=self.exit_plan,
             confidence=self.confidence,
-            client_order_id=f"{invocation_id}:{number}",
+            client_order_id=client_order_id(invocation_id, number),
             invocation_id=invocation_id,
         )
 

@@ -73,6 +73,11 @@ def invocation_id(model: Model, started_at: datetime) -> UUID:
     return uuid5(_NAMESPACE, f"{model.id}:{iso(started_at)}")
 
 
+def client_order_id(invocation: UUID, number: int) -> str:
+    """Return the client order id of the n-th tool call of an invocation; it ensures that an order is placed once."""
+    return f"{invocation}:{number}"
+
+
 def tool_call_id(invocation: UUID, number: int) -> UUID:
     """Return the id of the n-th tool call of an invocation."""
     return uuid5(invocation, str(number))

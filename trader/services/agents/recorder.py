@@ -18,6 +18,7 @@ from trader.domain.agents.invocations import (
     Step,
     ToolCall,
     ToolCallStatus,
+    client_order_id,
     invocation_id,
     tool_call_id,
 )
@@ -62,10 +63,6 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[CallInputs] = msgspec.field(name="meetings", default_factory=list)
 
 
-def packed(payload: Payload) -> bytes:
-    return zlib.compress(msgspec.json.encode(payload))
-
-
 class Packer:
     """Compresses payloads in a thread, one at a time.
 
@@ -77,7 +74,7 @@ class Packer:
 
     async def pack(self, payload: Payload) -> bytes:
         async with self._turn:
-            return await asyncio.to_thread(packed, payload)
+            return await asyncio.to_thread(lambda: zlib.compress(msgspec.json.encode(payload)))
 
 
 def unpacked(content: bytes) -> Payload:
@@ -116,7 +113,6 @@ class PendingOrder(msgspec.Struct, frozen=True):
     number: int
     request: ToolRequest
     decision: Decision
-    client_order_id: str
     at: datetime
 
 
@@ -139,7 +135,7 @@ class InvocationRecorder:
         self._answers: list[str] = []
         self._messages: list[Message] = []
         self._inputs: list[CallInputs] = []
-        self._call_count = 0
+        self.call_count = 0
         self._is_saved = False
 
     @property
@@ -159,10 +155,6 @@ class InvocationRecorder:
     def has_pending_order(self) -> bool:
         """Whether an order was sent whose answer is not known."""
         return self._pending is not None
-
-    @property
-    def call_count(self) -> int:
-        return self._call_count
 
     async def open(self) -> bool:
         """Insert the invocation row. Return False when it exists already, as after the restart of a replay.
@@ -219,8 +211,8 @@ class InvocationRecorder:
 
     def next_call(self) -> int:
         """Return the number of the next tool call."""
-        self._call_count += 1
-        return self._call_count
+        self.call_count += 1
+        return self.call_count
 
     def add_call(
         self,
@@ -290,7 +282,7 @@ class InvocationRecorder:
 
     async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
         """Record the outcome of an order that was under way when the invocation broke off, as the books hold it."""
-        answer = await select_answer_of_client(conn, self.model.id, pending.client_order_id)
+        answer = await select_answer_of_client(conn, self.model.id, client_order_id(self.id, pending.number))
         self._pending = None
         status, result = order_outcome(answer)
         self.add_call(pending.number, pending.request, pending.decision, status, result, pending.at)

@@ -15,8 +15,8 @@ from trader.domain.agents.tools import ARGUMENTS_MAX, BadCall, Change, decode
 from trader.domain.exchange.halts import is_of_halt
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import NotFound
-from trader.services.agents.recorder import Payload, unpacked
-from trader.store.agents.invocations import select_fills, select_invocation, select_payload, select_tool_calls
+from trader.services.agents.recorder import unpacked
+from trader.store.agents.invocations import select_fills, select_invocation, select_payloads, select_tool_calls
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer
 from trader.store.exchange.audit import select_is_live
@@ -51,9 +51,8 @@ async def reproduce_invocation(database: Database, invocation_id: UUID) -> Invoc
         if invocation is None:
             raise NotFound(f"there is no invocation {invocation_id}")
         calls = (await select_tool_calls(conn, [invocation_id])).get(invocation_id, [])
-        content = await select_payload(conn, invocation_id)
-        payload = Payload() if content is None else unpacked(content)
-        inputs = {each.number: each for each in payload.inputs}
+        payloads = await select_payloads(conn, [invocation])
+        inputs = {each.number: each for content in payloads.values() for each in unpacked(content).inputs}
         is_live = await select_is_live(conn)
         found = [
             (call, await _compare(conn, invocation, call, inputs.get(call.number), is_live=is_live)) for call in calls

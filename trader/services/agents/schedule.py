@@ -31,6 +31,7 @@ from trader.store.agents.invocations import (
     select_invocations,
     select_model_activity,
     select_models,
+    select_payloads,
     select_tool_calls,
     select_unrecorded_orders,
     update_interrupted,
@@ -38,7 +39,6 @@ from trader.store.agents.invocations import (
 )
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
-from trader.store.portfolio.analytics import select_payloads
 
 CLOSE_S: Final = 2.0
 """How long `close` waits for cancelled invocations to write their records."""

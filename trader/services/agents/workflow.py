@@ -193,7 +193,7 @@ class Workflow:
 
     async def _execute(self, number: int, request: ToolRequest, decision: Decision) -> dict[str, Any]:
         """Execute one call and record it. Return the result that the model sees."""
-        pending = PendingOrder(number, request, decision, f"{self._record.id}:{number}", self._clock.now())
+        pending = PendingOrder(number, request, decision, self._clock.now())
         try:
             status, result = await self._outcome(decision, pending)
         except (InvalidInput, OrderUndecided) as error:

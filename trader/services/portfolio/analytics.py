@@ -222,7 +222,7 @@ class Analytics:
             ids = [invocation.id for invocation in found]
             tool_calls = await agents_store.select_tool_calls(conn, ids)
             steps = await agents_store.select_steps(conn, ids)
-            payloads = await store.select_payloads(conn, found)
+            payloads = await agents_store.select_payloads(conn, found)
         counts = [_counts(model, runs.get(model.id)) for model in models.values()]
         answers = await asyncio.to_thread(answers_of, found, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
         return Failures(found, tool_calls, steps, answers, models, counts)

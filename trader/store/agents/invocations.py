@@ -192,15 +192,18 @@ async def insert_payload(conn: Connection, invocation_id: UUID, payload: bytes, 
     await conn.execute(INSERT_PAYLOAD, invocation_id, payload, at)
 
 
-SELECT_PAYLOAD = """
-SELECT payload FROM invocation_payloads WHERE invocation_id = $1
+SELECT_PAYLOADS = """
+SELECT p.invocation_id, p.payload
+FROM unnest($1::uuid[], $2::timestamptz[]) AS w (id, at)
+JOIN invocation_payloads p ON p.invocation_id = w.id AND p.created_at = w.at
 """
 
 
-async def select_payload(conn: Connection, invocation_id: UUID) -> bytes | None:
-    """Return the compressed payload of an invocation; None when none was kept or it has been dropped."""
-    payload: bytes | None = await conn.fetchval(SELECT_PAYLOAD, invocation_id)
-    return payload
+async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -> dict[UUID, bytes]:
+    """Return the compressed payloads of these invocations, as far as they are kept."""
+    ids, times = [one.id for one in invocations], [one.started_at for one in invocations]
+    rows = await conn.fetch(SELECT_PAYLOADS, ids, times)
+    return {row["invocation_id"]: row["payload"] for row in rows}
 
 
 SELECT_INVOCATION = """

@@ -77,17 +77,3 @@ LIMIT $2
 async def select_model_failures(conn: Connection, model_ids: Sequence[str], limit: int) -> list[Invocation]:
     """The same for these models only."""
     return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, limit)]
-
-
-SELECT_PAYLOADS = """
-SELECT p.invocation_id, p.payload
-FROM unnest($1::uuid[], $2::timestamptz[]) AS w (id, at)
-JOIN invocation_payloads p ON p.invocation_id = w.id AND p.created_at = w.at
-"""
-
-
-async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -> dict[UUID, bytes]:
-    """The compressed messages and raw answers of these invocations, where they are still kept."""
-    ids, times = [one.id for one in invocations], [one.started_at for one in invocations]
-    rows = await conn.fetch(SELECT_PAYLOADS, ids, times)
-    return {row["invocation_id"]: row["payload"] for row in rows}
