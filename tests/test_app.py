@@ -10,7 +10,7 @@ from trader import leadership
 from trader.app import serve
 from trader.leadership import Leadership
 from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import Operations
+from trader.services.operations.operator_commands import OperatorCommands
 
 
 async def broken(*_: object) -> None:
@@ -22,7 +22,7 @@ def market_feed(patch: pytest.MonkeyPatch) -> None:
 
 
 def operators(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Operations, "poll", broken)
+    patch.setattr(OperatorCommands, "poll", broken)
 
 
 def role(patch: pytest.MonkeyPatch) -> None:

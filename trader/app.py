@@ -35,7 +35,7 @@ from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import Operations
+from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
 from trader.services.portfolio.trades import TradingRecords
@@ -44,7 +44,7 @@ from trader.store.database.leadership import SILENCE_S, LeaderLock
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_processed_until
-from trader.store.operations.safety import select_halts
+from trader.store.operations.halts import select_halts
 
 log = logging.getLogger("trader")
 
@@ -199,7 +199,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
             database, market, clock, events, settings, external.venue_accounts, accounts, halts, drift
         )
     limits = LossLimits(database, exchange, halts, settings)
-    controls = TradingControls(halts, limits, Operations(database, exchange, halts, limits))
+    controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
     providers = make_providers(settings)
     stack.push_async_callback(providers.close)
     supplier = make_supplier(settings, clock)

@@ -24,7 +24,8 @@ from trader.errors import StartError, Unavailable
 from trader.settings import read_database_url
 from trader.store.database.pool import Database
 from trader.store.database.schema import open_database
-from trader.store.operations import safety as store
+from trader.store.operations import halts as store
+from trader.store.operations.loss_baselines import update_baselines_reset
 
 _LOOK_S: Final = 0.2
 _GRACE_S: Final = 5.0
@@ -143,7 +144,7 @@ async def _ask(database: Database, verb: Verb, account_id: str | None, reason: s
         if verb is Verb.RESUME:
             lifted = await store.update_halts_lifted(conn, account_id, by)
             if LIMITS.intersection(lifted):
-                await store.update_marks_renewed(conn, account_id)
+                await update_baselines_reset(conn, account_id)
         else:
             at = await store.select_now(conn)
             halt = Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=by, at=at)
@@ -228,7 +229,7 @@ async def _say_unserved(database: Database, command: Command) -> bool:
         print("No service runs; it trades again from its next start on.")
         return True
     async with database.connection() as conn:
-        holdings = await store.select_holdings(conn, command.account_id)
+        holdings = await store.select_exposures(conn, command.account_id)
     positions = [one for one in holdings if one.limit_price is None]
     print("No service runs. The halt holds from its next start on; resting orders that could open are cancelled then.")
     for one in holdings[:_LINES_MAX]:

@@ -15,7 +15,7 @@ from trader.services.events import EventBus, MarketChecked
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import Operations
+from trader.services.operations.operator_commands import OperatorCommands
 from trader.store.database.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.store.database.pool import Database
 
@@ -33,7 +33,7 @@ class TradingControls(NamedTuple):
 
     halts: Halts
     limits: LossLimits
-    operations: Operations
+    operations: OperatorCommands
 
 
 class Leadership:

@@ -10,9 +10,10 @@ from support.venue import Venue, running
 from trader.domain.exchange.halts import Command, Halt, HaltCause, Outcome, Verb
 from trader.domain.market.markets import Tick
 from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import Operations
+from trader.services.operations.operator_commands import OperatorCommands
 from trader.store.database.pool import Database
-from trader.store.operations import safety as store
+from trader.store.operations import halts as store
+from trader.store.operations.loss_baselines import update_baselines_reset
 
 
 class Guarded:
@@ -22,7 +23,7 @@ class Guarded:
         self.venue = venue
         self.halts = venue.halts
         self.limits = LossLimits(venue.database, venue.exchange, venue.halts, venue.settings)
-        self.operations = Operations(venue.database, venue.exchange, venue.halts, self.limits)
+        self.operations = OperatorCommands(venue.database, venue.exchange, venue.halts, self.limits)
 
     async def start(self) -> None:
         await self.halts.load()
@@ -40,7 +41,7 @@ class Guarded:
         async with self.venue.database.transaction() as conn:
             if verb is Verb.RESUME:
                 await store.update_halts_lifted(conn, account_id, "someone")
-                await store.update_marks_renewed(conn, account_id)
+                await update_baselines_reset(conn, account_id)
             else:
                 halt = Halt(
                     account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by="someone",

@@ -12,15 +12,15 @@ from trader.domain.exchange.halts import HaltCause
 from trader.domain.operations.loss_limits import (
     LossBaseline,
     LossThresholds,
-    Worth,
+    RunEquity,
     advance,
     begin,
     breach,
-    flow,
-    follow,
-    recall,
-    renew,
+    net_deposits,
+    reset,
+    restore,
     shift,
+    update,
 )
 
 D = Decimal
@@ -42,29 +42,29 @@ def steps(curve: list[tuple[int, Decimal]]) -> list[tuple[date, Decimal]]:
 def test_a_limit_is_hit_exactly_when_the_loss_reaches_it(
     curve: list[tuple[int, Decimal]], daily: Decimal, drawdown: Decimal
 ) -> None:
-    mark = begin(RUN, CAPITAL, CAPITAL, DAY)
+    baseline = begin(RUN, CAPITAL, CAPITAL, DAY)
     seen = [(DAY, CAPITAL)]
     for day, equity in steps(curve):
-        mark = advance(mark, equity, day)
+        baseline = advance(baseline, equity, day)
         seen.append((day, equity))
         start = next(worth for when, worth in seen if when == day)
         peak = max(worth for _, worth in seen)
         lost_today = start > 0 and (start - equity) / start * 100 >= daily
         fell = (peak - equity) / peak * 100 >= drawdown
-        hit = breach(mark, LossThresholds(daily, drawdown))
-        assert (hit is not None) == (lost_today or fell), (mark, hit)
+        hit = breach(baseline, LossThresholds(daily, drawdown))
+        assert (hit is not None) == (lost_today or fell), (baseline, hit)
         if hit is not None:
             assert hit.cause is (HaltCause.DAILY_LOSS if lost_today else HaltCause.DRAWDOWN)
-        assert breach(mark, LossThresholds()) is None
+        assert breach(baseline, LossThresholds()) is None
 
 
 @given(st.lists(st.tuples(days, money), min_size=1))
 def test_a_gain_never_hits_a_limit(curve: list[tuple[int, Decimal]]) -> None:
-    mark = begin(RUN, CAPITAL, CAPITAL, DAY)
+    baseline = begin(RUN, CAPITAL, CAPITAL, DAY)
     for day, equity in sorted(steps(curve), key=lambda step: (step[0], step[1])):
-        rising = max(mark.last, equity)
-        mark = advance(mark, rising, day)
-        assert breach(mark, LossThresholds(D("0.01"), D("0.01"))) is None
+        rising = max(baseline.last, equity)
+        baseline = advance(baseline, rising, day)
+        assert breach(baseline, LossThresholds(D("0.01"), D("0.01"))) is None
 
 
 @given(st.lists(st.tuples(days, money), min_size=1), st.integers(min_value=0))
@@ -73,70 +73,70 @@ def test_a_stop_in_between_changes_nothing(curve: list[tuple[int, Decimal]], cut
     straight = stopped = begin(RUN, CAPITAL, CAPITAL, DAY)
     for number, (day, equity) in enumerate(steps(curve)):
         if number == cut % len(curve):
-            found = recall(stopped, RUN, CAPITAL, stopped.day, peak_since=stopped.last, first_today=None)
-            assert found is not None
-            stopped = found
+            stopped = restore(stopped, RUN, CAPITAL, stopped.day, peak_since=stopped.last, first_today=None)
         straight, stopped = advance(straight, equity, day), advance(stopped, equity, day)
     assert stopped == straight
 
 
 def test_what_happened_during_the_stop_comes_from_snapshots() -> None:
-    mark = LossBaseline(run_id=RUN, day=DAY, day_start=D(9_000), peak=D(11_000), last=D(10_000))
+    baseline = LossBaseline(run_id=RUN, day=DAY, day_start=D(9_000), peak=D(11_000), last=D(10_000))
     later = DAY + timedelta(days=1)
-    found = recall(mark, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500))
+    found = restore(baseline, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500))
     assert found == LossBaseline(run_id=RUN, day=later, day_start=D(11_500), peak=D(12_000), last=D(10_000))
-    assert recall(None, RUN, CAPITAL, DAY, peak_since=D(9_500), first_today=D(9_100)) == LossBaseline(
+    assert restore(None, RUN, CAPITAL, DAY, peak_since=D(9_500), first_today=D(9_100)) == LossBaseline(
         run_id=RUN, day=DAY, day_start=D(9_100), peak=CAPITAL, last=D(9_500)
     )
-    assert recall(None, RUN, CAPITAL, DAY, peak_since=None, first_today=None) is None
-    renewed = renew(mark)
-    assert recall(renewed, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500)) == renewed
+    assert restore(None, RUN, CAPITAL, DAY, peak_since=None, first_today=None) == begin(RUN, CAPITAL, CAPITAL, DAY)
+    renewed = reset(baseline)
+    assert restore(renewed, RUN, CAPITAL, later, peak_since=D(12_000), first_today=D(11_500)) == renewed
 
 
 @given(money, money, percents)
 def test_after_a_lifted_halt_losses_count_from_the_next_equity(before: Decimal, after: Decimal, limit: Decimal) -> None:
-    mark = advance(begin(RUN, CAPITAL, CAPITAL, DAY), before, DAY)
-    mark = advance(renew(mark), after, DAY)
-    assert breach(mark, LossThresholds(limit, limit)) is None
-    assert (mark.day_start, mark.peak) == (after, after)
+    baseline = advance(begin(RUN, CAPITAL, CAPITAL, DAY), before, DAY)
+    baseline = advance(reset(baseline), after, DAY)
+    assert breach(baseline, LossThresholds(limit, limit)) is None
+    assert (baseline.day_start, baseline.peak) == (after, after)
     if after > 0:
-        fallen = advance(mark, after * (1 - limit / 100), DAY)
+        fallen = advance(baseline, after * (1 - limit / 100), DAY)
         assert breach(fallen, LossThresholds(limit, None)) is not None
 
 
 @given(st.lists(money, min_size=1, max_size=5), st.lists(money, max_size=5), percents)
-def test_capital_that_comes_or_goes_is_no_loss(equities: list[Decimal], new: list[Decimal], limit: Decimal) -> None:
+def test_capital_that_is_added_or_withdrawn_is_no_loss(
+    before: list[Decimal], new: list[Decimal], limit: Decimal
+) -> None:
     """Accounts open, and every old one starts a new run: together nothing was lost by that."""
-    marks = {f"a{n}": begin(RUN, CAPITAL, equity, DAY) for n, equity in enumerate(equities)}
-    together = sum(equities, D(0))
+    baselines = {f"a{n}": begin(RUN, CAPITAL, equity, DAY) for n, equity in enumerate(before)}
+    together = sum(before, D(0))
     total = LossBaseline(run_id=None, day=DAY, day_start=together, peak=together, last=together)
-    worths = {account_id: Worth(NEXT_RUN, CAPITAL, CAPITAL) for account_id in marks}
-    worths |= {f"b{n}": Worth(RUN, capital, capital) for n, capital in enumerate(new)}
-    after = advance(shift(total, flow(marks, worths)), sum((worth.equity for worth in worths.values()), D(0)), DAY)
+    equities = {account_id: RunEquity(NEXT_RUN, CAPITAL, CAPITAL) for account_id in baselines}
+    equities |= {f"b{n}": RunEquity(RUN, capital, capital) for n, capital in enumerate(new)}
+    after = advance(
+        shift(total, net_deposits(baselines, equities)), sum((one.equity for one in equities.values()), D(0)), DAY
+    )
     assert breach(after, LossThresholds(limit, limit)) is None
     assert after.day_start == after.peak == after.last
-    followed = {account_id: follow(marks.get(account_id), worth, DAY) for account_id, worth in worths.items()}
-    assert flow(followed, worths) == 0
+    updated = {account_id: update(baselines.get(account_id), current, DAY) for account_id, current in equities.items()}
+    assert net_deposits(updated, equities) == 0
 
 
 def test_the_words_of_a_breach_have_the_figures() -> None:
-    mark = advance(begin(RUN, CAPITAL, CAPITAL, DAY), D(9_450), DAY)
-    hit = breach(mark, LossThresholds(D(5), D(50)))
+    baseline = advance(begin(RUN, CAPITAL, CAPITAL, DAY), D(9_450), DAY)
+    hit = breach(baseline, LossThresholds(D(5), D(50)))
     assert hit is not None
-    assert hit.reason == (
-        "equity 9450.00 is 5.50 % below the 10000.00 it began 2025-01-01 (UTC) with; the limit is 5 %"
-    )
-    hit = breach(mark, LossThresholds(None, D("5.5")))
+    assert hit.reason == ("equity 9450.00 is 5.50 % below 10000.00, the first of 2025-01-01 (UTC); the limit is 5 %")
+    hit = breach(baseline, LossThresholds(None, D("5.5")))
     assert hit is not None
-    assert hit.reason == "equity 9450.00 is 5.50 % below the 10000.00 it had at its peak; the limit is 5.5 %"
+    assert hit.reason == "equity 9450.00 is 5.50 % below 10000.00, its peak; the limit is 5.5 %"
 
 
 @pytest.mark.parametrize("start", [D(0), D(-5)])
 def test_an_account_that_has_nothing_left_loses_no_percentage(start: Decimal) -> None:
-    mark = LossBaseline(run_id=RUN, day=DAY, day_start=start, peak=None, last=D(-10))
-    assert breach(mark, LossThresholds(D(5), D(5))) is None
+    baseline = LossBaseline(run_id=RUN, day=DAY, day_start=start, peak=None, last=D(-10))
+    assert breach(baseline, LossThresholds(D(5), D(5))) is None
 
 
 def test_a_clock_that_goes_back_begins_no_day() -> None:
-    mark = advance(begin(RUN, CAPITAL, CAPITAL, DAY + timedelta(days=1)), D(9_000), DAY)
-    assert (mark.day, mark.day_start) == (DAY + timedelta(days=1), CAPITAL)
+    baseline = advance(begin(RUN, CAPITAL, CAPITAL, DAY + timedelta(days=1)), D(9_000), DAY)
+    assert (baseline.day, baseline.day_start) == (DAY + timedelta(days=1), CAPITAL)

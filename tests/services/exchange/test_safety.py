@@ -19,7 +19,7 @@ from trader.errors import Unavailable
 from trader.services.events import HaltsChanged
 from trader.services.operations import operator_commands as operations
 from trader.store.database.pool import Database
-from trader.store.operations import safety as store
+from trader.store.operations import halts as store
 
 D = Decimal
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -28,7 +28,7 @@ QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow each other at once; how long they go on is a second."""
-    monkeypatch.setattr(operations, "_ROUND_S", 0.01)
+    monkeypatch.setattr(operations, "_RETRY_S", 0.01)
     monkeypatch.setattr(operations, "_FLATTEN_S", 1.0)
 
 
@@ -256,7 +256,7 @@ async def test_a_command_that_nobody_carried_out_in_time_is_not_carried_out_late
     async with database.connection() as conn:
         await conn.execute("UPDATE commands SET asked_at = now() - interval '11 minutes'")
     outcome = await guarded.outcome(command)
-    assert outcome.note == "no service carried it out in time; ask again"
+    assert outcome.note == "no service carried it out in time; give the command again"
     assert guarded.venue.exchange.accounts["a"].positions
 
 

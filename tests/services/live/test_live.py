@@ -25,7 +25,7 @@ from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import Operations
+from trader.services.operations.operator_commands import OperatorCommands
 from trader.store.database.pool import Database
 
 D = Decimal
@@ -681,7 +681,7 @@ async def test_an_operator_flattens_through_the_venue(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     await bench.buy("1", symbol="ETH", type=OrderType.LIMIT, limit_price=D(3000), leverage=D(5))
     limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
-    operations = Operations(bench.database, bench.exchange, bench.halts, limits)
+    operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
     operations.start()
     await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
     async with asyncio.timeout(30):

@@ -18,7 +18,7 @@ from trader.gateways.lighter.records import LighterRecords
 from trader.services.events import VenueDiffers
 from trader.services.live.account import LiveAccount
 from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import Operations
+from trader.services.operations.operator_commands import OperatorCommands
 from trader.store.database.pool import Database
 
 D = Decimal
@@ -156,7 +156,7 @@ async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: 
 
 async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trader.services.operations.operator_commands._FLATTEN_S", 0.1)
-    monkeypatch.setattr("trader.services.operations.operator_commands._ROUND_S", 0.01)
+    monkeypatch.setattr("trader.services.operations.operator_commands._RETRY_S", 0.01)
     async with flattening_an_order_on_its_way(bench) as operations:
         while not await commands(bench, "finished_at IS NOT NULL"):
             await operations.poll()
@@ -164,14 +164,14 @@ async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monke
 
 
 @asynccontextmanager
-async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[Operations]:
+async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[OperatorCommands]:
     """A flatten of everything, ordered while an order is undecided; half a minute for what is done with it."""
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 50_000]
     with pytest.raises(OrderUndecided):
         await bench.buy("0.1", leverage=D(5))
     limits = LossLimits(bench.database, bench.exchange, bench.halts, live_settings(bench.venue.url))
-    operations = Operations(bench.database, bench.exchange, bench.halts, limits)
+    operations = OperatorCommands(bench.database, bench.exchange, bench.halts, limits)
     operations.start()
     await bench.halts.halt(None, HaltCause.OPERATOR, "enough", "somebody", Verb.FLATTEN)
     async with asyncio.timeout(30):

@@ -1,7 +1,7 @@
-"""Limits of losses: what an account, or all together, may lose in a day and from its peak. Pure.
+"""Loss limits: what an account, or all together, may lose within a day and from the peak of its equity.
 
-A day is one of UTC. The daily loss is measured against the first equity seen in it, the drawdown against the highest
-seen in the run. After a halt was lifted both are measured anew, from the equity of that moment.
+Days are UTC days. The daily loss is measured against the first equity of the day, the drawdown against the highest
+equity of the run. After a halt is lifted both are measured anew, from the equity of that moment on.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from trader.domain.money import ZERO, divide
 
 
 class LossThresholds(msgspec.Struct, frozen=True):
-    """In percent; None is no limit."""
+    """Limits in percent; None is no limit."""
 
     daily_loss: Decimal | None = None
     drawdown: Decimal | None = None
@@ -27,8 +27,8 @@ class LossThresholds(msgspec.Struct, frozen=True):
         return self.daily_loss is not None or self.drawdown is not None
 
 
-class Worth(NamedTuple):
-    """What an account is worth at one moment, in the run that it is in."""
+class RunEquity(NamedTuple):
+    """Equity of an account at one moment, with the run that it is in."""
 
     run_id: UUID
     initial_capital: Decimal
@@ -36,7 +36,7 @@ class Worth(NamedTuple):
 
 
 class LossBaseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What losses are measured against. None is taken from the next equity seen; `run_id` None is of all accounts."""
+    """What losses are measured against. `run_id` is None for all accounts; other None are set by the next equity."""
 
     run_id: UUID | None
     day: date
@@ -46,106 +46,104 @@ class LossBaseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breach(NamedTuple):
-    """A limit that was hit, with its figures in words."""
+    """A limit that was hit, with its figures as a sentence."""
 
     cause: HaltCause
     reason: str
 
 
 def begin(run_id: UUID | None, initial_capital: Decimal, equity: Decimal, day: date) -> LossBaseline:
-    """The mark of a run that begins on this day, with its capital."""
+    """Return the baseline of a run that begins on this day, with its capital."""
     return LossBaseline(
         run_id=run_id, day=day, day_start=initial_capital, peak=max(initial_capital, equity), last=equity
     )
 
 
-def advance(mark: LossBaseline, equity: Decimal, day: date) -> LossBaseline:
-    """The mark after an equity was seen. A clock that goes back to the day before does not begin a day."""
-    begins = day > mark.day or mark.day_start is None
+def advance(baseline: LossBaseline, equity: Decimal, day: date) -> LossBaseline:
+    """Return the baseline after a new equity. A clock that is set back to the day before begins no new day."""
+    begins = day > baseline.day or baseline.day_start is None
     return LossBaseline(
-        run_id=mark.run_id,
-        day=max(day, mark.day),
-        day_start=equity if begins else mark.day_start,
-        peak=equity if mark.peak is None else max(mark.peak, equity),
+        run_id=baseline.run_id,
+        day=max(day, baseline.day),
+        day_start=equity if begins else baseline.day_start,
+        peak=equity if baseline.peak is None else max(baseline.peak, equity),
         last=equity,
     )
 
 
-def follow(mark: LossBaseline | None, worth: Worth, day: date) -> LossBaseline:
-    """The mark of an account after it was seen; a run without one has just begun."""
-    if mark is None or mark.run_id != worth.run_id:
-        return begin(worth.run_id, worth.initial_capital, worth.equity, day)
-    return advance(mark, worth.equity, day)
+def update(baseline: LossBaseline | None, current: RunEquity, day: date) -> LossBaseline:
+    """Return the baseline of an account after a new equity; a run without a baseline has just begun."""
+    if baseline is None or baseline.run_id != current.run_id:
+        return begin(current.run_id, current.initial_capital, current.equity, day)
+    return advance(baseline, current.equity, day)
 
 
-def recall(
-    mark: LossBaseline | None,
+def restore(
+    baseline: LossBaseline | None,
     run_id: UUID,
     initial_capital: Decimal,
     day: date,
     *,
     peak_since: Decimal | None,
     first_today: Decimal | None,
-) -> LossBaseline | None:
-    """The mark with which to go on after a stop: as it was recorded, and what snapshots say of the time since.
+) -> LossBaseline:
+    """Return the baseline after a restart: the recorded one, updated by the snapshots since.
 
-    `peak_since` is the highest equity after the mark (or in the whole run without one), `first_today` the first of
-    this day; None where there is no snapshot.
+    `peak_since` is the highest equity since the baseline (or of the whole run without one), `first_today` the first
+    equity of this day; None where there is no snapshot.
     """
-    if mark is None or mark.run_id != run_id:
+    if baseline is None or baseline.run_id != run_id:
         if peak_since is None:
-            return mark
+            return begin(run_id, initial_capital, initial_capital, day)
         peak = max(initial_capital, peak_since)
         return LossBaseline(run_id=run_id, day=day, day_start=first_today, peak=peak, last=peak_since)
-    if mark.peak is None:  # renewed: what was before does not count
-        return mark
+    if baseline.peak is None:  # reset: earlier equity does not count
+        return baseline
     if peak_since is not None:
-        mark = msgspec.structs.replace(mark, peak=max(mark.peak, peak_since))
-    if mark.day < day and first_today is not None:
-        mark = msgspec.structs.replace(mark, day=day, day_start=first_today)
-    return mark
+        baseline = msgspec.structs.replace(baseline, peak=max(baseline.peak, peak_since))
+    if baseline.day < day and first_today is not None:
+        baseline = msgspec.structs.replace(baseline, day=day, day_start=first_today)
+    return baseline
 
 
-def renew(mark: LossBaseline) -> LossBaseline:
-    """The mark after a halt was lifted: losses are measured from the next equity on."""
-    return msgspec.structs.replace(mark, day_start=None, peak=None)
+def reset(baseline: LossBaseline) -> LossBaseline:
+    """Return the baseline after a halt was lifted: losses are measured from the next equity on."""
+    return msgspec.structs.replace(baseline, day_start=None, peak=None)
 
 
-def flow(before: Mapping[str, LossBaseline], worths: Mapping[str, Worth]) -> Decimal:
-    """The capital that came (or went, negative) since the marks: accounts that were opened, or started a new run."""
+def net_deposits(before: Mapping[str, LossBaseline], equities: Mapping[str, RunEquity]) -> Decimal:
+    """Return the capital added (negative: withdrawn) since the baselines by accounts opened and runs restarted."""
     total = ZERO
-    for account_id, worth in worths.items():
-        mark = before.get(account_id)
-        if mark is None:
-            total += worth.initial_capital
-        elif mark.run_id != worth.run_id:
-            total += worth.initial_capital - mark.last
+    for account_id, current in equities.items():
+        baseline = before.get(account_id)
+        if baseline is None:
+            total += current.initial_capital
+        elif baseline.run_id != current.run_id:
+            total += current.initial_capital - baseline.last
     return total
 
 
-def shift(mark: LossBaseline, amount: Decimal) -> LossBaseline:
-    """The mark after capital came or went: that is neither a profit nor a loss."""
+def shift(baseline: LossBaseline, amount: Decimal) -> LossBaseline:
+    """Return the baseline after capital was added or withdrawn, which is neither a profit nor a loss."""
     return msgspec.structs.replace(
-        mark,
-        day_start=None if mark.day_start is None else mark.day_start + amount,
-        peak=None if mark.peak is None else mark.peak + amount,
-        last=mark.last + amount,
+        baseline,
+        day_start=None if baseline.day_start is None else baseline.day_start + amount,
+        peak=None if baseline.peak is None else baseline.peak + amount,
+        last=baseline.last + amount,
     )
 
 
-def breach(mark: LossBaseline, limits: LossThresholds) -> Breach | None:
-    """The limit that the last equity hits, the daily one first; None when it keeps both."""
-    for cause, limit, start, words in (
-        (HaltCause.DAILY_LOSS, limits.daily_loss, mark.day_start, f"began {mark.day} (UTC) with"),
-        (HaltCause.DRAWDOWN, limits.drawdown, mark.peak, "had at its peak"),
+def breach(baseline: LossBaseline, limits: LossThresholds) -> Breach | None:
+    """Return the limit that the last equity hits, the daily one first; None when it hits neither."""
+    for cause, limit, start, name in (
+        (HaltCause.DAILY_LOSS, limits.daily_loss, baseline.day_start, f"the first of {baseline.day} (UTC)"),
+        (HaltCause.DRAWDOWN, limits.drawdown, baseline.peak, "its peak"),
     ):
         if limit is None or start is None or start <= 0:
             continue
-        lost = start - mark.last
+        lost = start - baseline.last
         if 100 * lost >= limit * start:
             percent = divide(100 * lost, start)
-            return Breach(
-                cause,
-                f"equity {mark.last:.2f} is {percent:.2f} % below the {start:.2f} it {words}; the limit is {limit:f} %",
-            )
+            fall = f"equity {baseline.last:.2f} is {percent:.2f} % below {start:.2f}, {name}"
+            return Breach(cause, f"{fall}; the limit is {limit:f} %")
     return None

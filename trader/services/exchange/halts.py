@@ -14,7 +14,7 @@ from trader.domain.exchange.halts import Command, Halt, HaltCause, Verb
 from trader.errors import Unavailable
 from trader.services.events import EventBus, HaltsChanged
 from trader.store.database.pool import Database
-from trader.store.operations import safety as store
+from trader.store.operations import halts as store
 
 log = logging.getLogger("trader.safety")
 

@@ -1,4 +1,4 @@
-"""The watch over losses: what accounts are worth is measured with the markets, and whoever hits a limit is halted."""
+"""Watch over losses: measures the equity of the accounts with every tick, and halts those that hit a limit."""
 
 import logging
 from collections.abc import Iterable
@@ -12,23 +12,23 @@ from trader.domain.exchange.halts import LIMITS, Halt, Verb, scope
 from trader.domain.market.markets import Tick
 from trader.domain.money import ZERO
 from trader.domain.operations import loss_limits as rules
-from trader.domain.operations.loss_limits import LossBaseline, LossThresholds, Worth
+from trader.domain.operations.loss_limits import LossBaseline, LossThresholds, RunEquity
 from trader.errors import Unavailable
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.protocol import Exchange
 from trader.settings import Settings
 from trader.store.database.pool import Database
-from trader.store.operations import safety as store
+from trader.store.operations import loss_baselines as store
 
 log = logging.getLogger("trader.safety")
 
 _CHECK_EVERY: Final = timedelta(seconds=1)
 _SAVE_EVERY: Final = timedelta(seconds=10)
-"""Of the service's time: between two looks at the accounts, and between two recordings of what they are measured by."""
+"""Intervals in the service's time, of measuring the accounts and of recording their baselines."""
 
 
 class LossLimits:
-    """Daily loss and drawdown, of each account and of all together. Without a limit set it does nothing."""
+    """Watches the daily loss and the drawdown of each account and of all together. Without limits it does nothing."""
 
     def __init__(self, database: Database, exchange: Exchange, halts: Halts, settings: Settings) -> None:
         self._database = database
@@ -37,123 +37,123 @@ class LossLimits:
         self._each = LossThresholds(settings.max_daily_loss_percent, settings.max_drawdown_percent)
         self._together = LossThresholds(settings.max_total_daily_loss_percent, settings.max_total_drawdown_percent)
         self._verb = Verb.FLATTEN if settings.flatten_on_limit == "on" else Verb.HALT
-        self._marks: dict[str, LossBaseline] = {}
+        self._baselines: dict[str, LossBaseline] = {}
         self._total: LossBaseline | None = None
         self._saved: dict[str | None, LossBaseline] = {}
         self._due: datetime | None = None
         self._save_due: datetime | None = None
 
     async def load(self, now: datetime) -> None:
-        """Take what losses are measured against from the rows, and from the snapshots since; then the watch begins.
+        """Load the baselines from their rows and the snapshots since, and begin to watch.
 
         :raises Unavailable: the database cannot answer now
         """
         if not (self._each.are_set or self._together.are_set):
             return
-        day = now.date()
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         async with self._database.connection() as conn:
-            recalled = await store.select_recalled(conn, now.replace(hour=0, minute=0, second=0, microsecond=0))
-            total = await store.select_total_mark(conn)
-        noted = {one.account_id: one.mark for one in recalled if one.mark is not None}
-        begun = {one.account_id: Worth(one.run_id, one.initial_capital, ZERO) for one in recalled}
-        self._total = None if total is None else rules.shift(total, rules.flow(noted, begun))
-        self._marks = {}
-        for one in recalled:
-            mark = rules.recall(
-                one.mark,
+            recorded = await store.select_recorded_equity(conn, midnight)
+            total = await store.select_total_baseline(conn)
+        baselines = {one.account_id: one.baseline for one in recorded if one.baseline is not None}
+        starts = {one.account_id: RunEquity(one.run_id, one.initial_capital, ZERO) for one in recorded}
+        self._total = None if total is None else rules.shift(total, rules.net_deposits(baselines, starts))
+        self._baselines = {
+            one.account_id: rules.restore(
+                one.baseline,
                 one.run_id,
                 one.initial_capital,
-                day,
+                now.date(),
                 peak_since=one.peak_since,
                 first_today=one.first_today,
             )
-            if mark is None or mark.run_id != one.run_id:
-                mark = rules.begin(one.run_id, one.initial_capital, one.initial_capital, day)
-            self._marks[one.account_id] = mark
+            for one in recorded
+        }
         self._saved = {}
         self._due = self._save_due = now
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._due = None
 
-    def renew(self, lifted: Iterable[Halt]) -> None:
-        """After a limit's halt was lifted its losses are measured from the next equity on."""
+    def reset(self, lifted: Iterable[Halt]) -> None:
+        """Measure losses from the next equity on where the halt of a limit was lifted."""
         for halt in lifted:
             if halt.cause not in LIMITS:
                 continue
             if halt.account_id is None:
-                self._total = None if self._total is None else rules.renew(self._total)
-            elif halt.account_id in self._marks:
-                self._marks[halt.account_id] = rules.renew(self._marks[halt.account_id])
+                self._total = None if self._total is None else rules.reset(self._total)
+            elif halt.account_id in self._baselines:
+                self._baselines[halt.account_id] = rules.reset(self._baselines[halt.account_id])
 
     async def on_tick(self, tick: Tick) -> None:
-        """Look at the accounts when it is time to, after the tick has been applied to them."""
+        """Check the limits when it is time, after the tick has been applied to the accounts."""
         is_due = self._due is not None and interval_elapsed(self._due, _CHECK_EVERY, tick.at)
         if is_due and self._exchange.term is not None:
             self._due = tick.at + _CHECK_EVERY
             await self.check(tick.at)
 
     async def check(self, now: datetime) -> None:
-        """Measure every account, and halt whoever has hit a limit."""
+        """Measure every account, and halt those that have hit a limit."""
         day_before = None if self._total is None else self._total.day
         self._measure(now)
         assert self._total is not None
-        for account_id, mark in list(self._marks.items()):
-            await self._halt_when_hit(account_id, mark, self._each)
+        for account_id, baseline in list(self._baselines.items()):
+            await self._halt_when_hit(account_id, baseline, self._each)
         await self._halt_when_hit(None, self._total, self._together)
-        if (
-            self._save_due is None
-            or interval_elapsed(self._save_due, _SAVE_EVERY, now)
-            or day_before != self._total.day
-        ):
+        is_new_day = day_before != self._total.day
+        if is_new_day or self._save_due is None or interval_elapsed(self._save_due, _SAVE_EVERY, now):
             self._save_due = now + _SAVE_EVERY
             await self._save(now)
 
     def _measure(self, now: datetime) -> None:
         marks, day = self._exchange.marks(), now.date()
-        worths = {
-            account.id: Worth(account.run.id, account.run.initial_capital, equity(account, marks))
+        equities = {
+            account.id: RunEquity(account.run.id, account.run.initial_capital, equity(account, marks))
             for account in self._exchange.accounts.values()
-            if account.positions.keys() <= marks.keys()  # what has no price yet is not measured, and counts as it was
+            if account.positions.keys() <= marks.keys()  # one without a price yet keeps its last equity
         }
-        came = rules.flow(self._marks, worths)
-        for account_id, worth in worths.items():
-            self._marks[account_id] = rules.follow(self._marks.get(account_id), worth, day)
-        together = sum((mark.last for mark in self._marks.values()), ZERO)
+        deposits = rules.net_deposits(self._baselines, equities)
+        for account_id, current in equities.items():
+            self._baselines[account_id] = rules.update(self._baselines.get(account_id), current, day)
+        together = sum((baseline.last for baseline in self._baselines.values()), ZERO)
         if self._total is None:
             self._total = self._first_total(together, now)
         else:
-            self._total = rules.advance(rules.shift(self._total, came), together, day)
+            self._total = rules.advance(rules.shift(self._total, deposits), together, day)
 
     def _first_total(self, together: Decimal, now: datetime) -> LossBaseline:
-        """All accounts together, from now on: their peak before is not known, but was no less than their capital."""
-        accounts = self._exchange.accounts.values()
-        capital = sum((account.run.initial_capital for account in accounts), ZERO)
-        begun = sum((mark.last if mark.day_start is None else mark.day_start for mark in self._marks.values()), ZERO)
-        return LossBaseline(run_id=None, day=now.date(), day_start=begun, peak=max(capital, together), last=together)
+        """Return the first baseline of all accounts: their peak before is unknown, but was at least their capital."""
+        capital = sum((account.run.initial_capital for account in self._exchange.accounts.values()), ZERO)
+        day_starts = (one.last if one.day_start is None else one.day_start for one in self._baselines.values())
+        return LossBaseline(
+            run_id=None,
+            day=now.date(),
+            day_start=sum(day_starts, ZERO),
+            peak=max(capital, together),
+            last=together,
+        )
 
-    async def _halt_when_hit(self, account_id: str | None, mark: LossBaseline, limits: LossThresholds) -> None:
-        hit = rules.breach(mark, limits)
+    async def _halt_when_hit(self, account_id: str | None, baseline: LossBaseline, limits: LossThresholds) -> None:
+        hit = rules.breach(baseline, limits)
         if hit is None or self._halts.is_limited(account_id):
             return
         log.error("%s: %s limit: %s", scope(account_id), hit.cause, hit.reason)
         await self._halts.halt(account_id, hit.cause, hit.reason, "limit", self._verb)
 
     async def _save(self, now: datetime) -> None:
-        """Record what has changed; of who is halted by a limit nothing, since lifting the halt renews that row."""
+        """Record the baselines that changed, except where a limit halted: lifting the halt resets that row."""
         assert self._total is not None
         changed = [
-            (account_id, mark)
-            for account_id, mark in ((None, self._total), *self._marks.items())
-            if self._saved.get(account_id) != mark and not self._halts.is_limited(account_id)
+            (account_id, baseline)
+            for account_id, baseline in ((None, self._total), *self._baselines.items())
+            if self._saved.get(account_id) != baseline and not self._halts.is_limited(account_id)
         ]
         if not changed:
             return
         try:
             async with self._database.connection() as conn:
-                await store.upsert_marks(conn, changed, now)
+                await store.upsert_baselines(conn, changed, now)
         except Unavailable as error:
-            log.warning("what losses are measured against is not recorded yet: %s", error)
+            log.warning("the baselines of the loss limits are not recorded yet: %s", error)
             return
         self._saved.update(changed)

@@ -1,6 +1,6 @@
-"""What operators ask of the running service, carried out through the exchange as everybody trades.
+"""Operator commands: halt, resume and flatten, carried out through the exchange like any other orders.
 
-Every process sees the halts; the one that leads carries the commands out, and goes on with those that another began.
+Every process follows the halts; the leader carries out the commands, and continues those that an earlier leader began.
 """
 
 import asyncio
@@ -20,25 +20,27 @@ from trader.services.exchange.halts import Halts
 from trader.services.exchange.protocol import Exchange
 from trader.services.operations.loss_limits import LossLimits
 from trader.store.database.pool import Database
-from trader.store.operations import safety as store
+from trader.store.operations import halts as store
 
 log = logging.getLogger("trader.safety")
 
 POLL_S: Final = 0.5
-"""Of real time: how soon a command is seen."""
+"""Interval at which commands and halts are read, in real time."""
 
 _GOOD_FOR: Final = timedelta(minutes=10)
-"""How long after it was asked a command may still be carried out: later it would surprise."""
+"""A command that is older is not begun any more: so late it would surprise."""
 
-_AT_ONCE_MAX: Final = 8
-_ACCOUNTS_AT_ONCE_MAX: Final = 32
+_COMMANDS_MAX: Final = 8
+_ACCOUNTS_MAX: Final = 32
+"""How many commands, and accounts of each, are worked on at the same time."""
+
 _FLATTEN_S: Final = 60.0
-_ROUND_S: Final = 1.0
-"""How long closing a position is tried, and the pause before the next try."""
+_RETRY_S: Final = 1.0
+"""How long the positions of an account are tried to be closed, and the pause before the next attempt."""
 
 
-class Operations:
-    """Sees commands and halts within `POLL_S`, and carries them out as the leader."""
+class OperatorCommands:
+    """Follows commands and halts within `POLL_S`, and carries them out as the leader."""
 
     def __init__(self, database: Database, exchange: Exchange, halts: Halts, limits: LossLimits) -> None:
         self._database = database
@@ -46,24 +48,24 @@ class Operations:
         self._halts = halts
         self._limits = limits
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
-        self._works: dict[UUID, _Work] = {}
+        self._progress: dict[UUID, _Progress] = {}
         self._is_open = False
 
     async def run(self) -> None:
-        """Mind the operators, for ever."""
+        """Follow commands and halts, for ever."""
         while True:
             try:
                 await self.poll()
             except Unavailable as error:
-                log.warning("commands of operators cannot be seen now: %s", error)
+                log.warning("operator commands cannot be read now: %s", error)
             await asyncio.sleep(POLL_S)
 
     def start(self) -> None:
-        """Carry commands out from here on, as the leader."""
+        """Begin to carry out commands, as the leader."""
         self._is_open = True
 
     async def close(self) -> None:
-        """Stop what is under way, and begin with nothing more; the next leader goes on with it."""
+        """Stop carrying out commands; the next leader continues them."""
         self._is_open = False
         for task in self._tasks.values():
             task.cancel()
@@ -72,13 +74,13 @@ class Operations:
         self._tasks.clear()
 
     async def poll(self) -> None:
-        """See what is halted and asked; begin with what is new, and end what has ended.
+        """Read halts and commands, begin new commands and record those that have failed.
 
         :raises Unavailable: the database cannot answer now
         """
         async with self._database.connection() as conn:  # before the halts, which are written with their commands
-            commands = await store.select_open_commands(conn, _GOOD_FOR, _AT_ONCE_MAX)
-        self._limits.renew(await self._halts.load())
+            commands = await store.select_open_commands(conn, _GOOD_FOR, _COMMANDS_MAX)
+        self._limits.reset(await self._halts.load())
         if not self._is_open or self._exchange.term is None:
             return
         await self._reap()
@@ -88,7 +90,7 @@ class Operations:
             if command.id in self._tasks:
                 continue
             if is_expired:
-                await self._finish(command, Outcome(note="no service carried it out in time; ask again"))
+                await self._finish(command, Outcome(note="no service carried it out in time; give the command again"))
             else:
                 run = self._carry_out(command)
                 self._tasks[command.id] = asyncio.create_task(run, name=f"{command.verb} {command.id}")
@@ -103,47 +105,45 @@ class Operations:
             if not task.cancelled() and (error := task.exception()) is not None:
                 log.error("command %s failed: %s", command_id, error, exc_info=error)
                 async with self._database.connection() as conn:
-                    note = f"internal error ({type(error).__name__}); the log has its cause"
+                    note = f"internal error ({type(error).__name__}); see the log"
                     left = Left(account_id="", what="the command", reason=note)
                     await store.update_command_finished(conn, command_id, Outcome(left=(left,)))
 
     async def sweep(self) -> None:
-        """What rests and could open goes, however its halt came about.
+        """Cancel the resting orders that could open positions of halted accounts.
 
-        :raises Unavailable: something could not be cancelled now
+        :raises Unavailable: an order could not be cancelled now
         """
 
         async def sweep(account: Account) -> None:
-            work = _Work()
+            progress = _Progress()
             try:
-                await self._cancel(account.id, opening_orders(account), work)
+                await self._cancel(account.id, opening_orders(account), progress)
             finally:
-                for order in work.cancelled:
+                for order in progress.cancelled:
                     log.warning("%s is halted: its resting %s order was cancelled", account.id, order.symbol)
 
         accounts = [account for account in self._exchange.accounts.values() if account.resting]
         await _for_each((one for one in accounts if self._halts.refusal_to_open(one.id) is not None), sweep)
 
     async def _carry_out(self, command: Command) -> None:
-        """Do it all and record the outcome. What the database's absence has interrupted is begun again by `poll`."""
+        """Carry out a command and record its outcome. `poll` begins it again when the database was unavailable."""
+        progress = self._progress.setdefault(command.id, _Progress())
+        progress.begin()
+        subject = scope(command.account_id)
         try:
-            work = self._works.setdefault(command.id, _Work())
-            work.begin()
-            if not await self._tell(command, "begun"):
-                return  # withdrawn meanwhile
-            log.warning(
-                "%s of %s, asked by %s: %s", command.verb, scope(command.account_id), command.asked_by, command.reason
-            )
-            if command.verb is Verb.FLATTEN:
-                await self._flatten(command, work)
-            elif command.verb is Verb.HALT:
-                await self._cancel_openings(command, work)
-            await self._finish(command, work.outcome())
-            del self._works[command.id]
+            if await self._record_progress(command, "begun"):  # else it was withdrawn
+                log.warning("%s of %s, asked by %s: %s", command.verb, subject, command.asked_by, command.reason)
+                if command.verb is Verb.FLATTEN:
+                    await self._flatten(command, progress)
+                elif command.verb is Verb.HALT:
+                    await self._cancel_openings(command, progress)
+                await self._finish(command, progress.outcome())
+            del self._progress[command.id]
         except Unavailable as error:
-            log.warning("%s of %s is interrupted: %s", command.verb, scope(command.account_id), error)
+            log.warning("%s of %s is interrupted: %s", command.verb, subject, error)
 
-    async def _tell(self, command: Command, progress: str) -> bool:
+    async def _record_progress(self, command: Command, progress: str) -> bool:
         async with self._database.connection() as conn:
             return await store.update_command_taken(conn, command.id, progress)
 
@@ -162,14 +162,14 @@ class Operations:
 
     # --- cancelling ---------------------------------------------------------------------------------------------------
 
-    async def _cancel_openings(self, command: Command, work: "_Work") -> None:
+    async def _cancel_openings(self, command: Command, progress: "_Progress") -> None:
         async def cancel(account: Account) -> None:
-            await self._cancel(account.id, opening_orders(account), work)
+            await self._cancel(account.id, opening_orders(account), progress)
 
         await _for_each((one for one in self._exchange.accounts.values() if command.covers(one.id)), cancel)
 
-    async def _cancel(self, account_id: str, orders: Iterable[RestingOrder], work: "_Work") -> None:
-        """Cancel what can be cancelled now; raises `Unavailable` at the end when something could not be."""
+    async def _cancel(self, account_id: str, orders: Iterable[RestingOrder], progress: "_Progress") -> None:
+        """Cancel the orders; raise `Unavailable` at the end when one could not be cancelled now."""
         undecided: Unavailable | None = None
         for order in orders:
             try:
@@ -178,10 +178,10 @@ class Operations:
                 undecided = error
                 continue
             except TraderError as error:
-                work.leave(account_id, f"resting {order.symbol} order", str(error))
+                progress.leave(account_id, f"resting {order.symbol} order", str(error))
                 continue
             if answer.status is OrderStatus.CANCELLED:
-                work.cancelled.append(
+                progress.cancelled.append(
                     Cancelled(
                         account_id=account_id,
                         symbol=order.symbol,
@@ -195,7 +195,7 @@ class Operations:
 
     # --- flattening ---------------------------------------------------------------------------------------------------
 
-    async def _flatten(self, command: Command, work: "_Work") -> None:
+    async def _flatten(self, command: Command, progress: "_Progress") -> None:
         accounts = [
             account
             for account in self._exchange.accounts.values()
@@ -206,20 +206,20 @@ class Operations:
         async def flatten(account: Account) -> None:
             undecided: Unavailable | None = None
             try:
-                await self._cancel(account.id, account.resting, work)
+                await self._cancel(account.id, account.resting, progress)
             except Unavailable as error:
                 undecided = error  # an order that cannot be cancelled now keeps no position open
-            await self._close_all(command, account.id, work)
+            await self._close_all(command, account.id, progress)
             if undecided is not None:
                 raise undecided
 
         async def report() -> None:
             while True:
                 open_now = sum(len(self._exchange.accounts[account.id].positions) for account in accounts)
-                told = f"{positions - open_now} of {positions} positions closed, {len(work.cancelled)} orders cancelled"
+                closed = f"{positions - open_now} of {positions} positions closed"
                 with suppress(Unavailable):
-                    await self._tell(command, told)
-                await asyncio.sleep(_ROUND_S)
+                    await self._record_progress(command, f"{closed}, {len(progress.cancelled)} orders cancelled")
+                await asyncio.sleep(_RETRY_S)
 
         reporting = asyncio.create_task(report())
         try:
@@ -228,14 +228,14 @@ class Operations:
             reporting.cancel()
             await asyncio.wait([reporting])
 
-    async def _close_all(self, command: Command, account_id: str, work: "_Work") -> None:
-        """Close every position at market, again and again while the books cannot take it all, for a minute.
+    async def _close_all(self, command: Command, account_id: str, progress: "_Progress") -> None:
+        """Close every position at market, repeatedly for a minute while the order books cannot fill it all.
 
-        What an order fills that was on its way when the halt came is waited for, and closed too.
+        Orders that were on their way when the halt came are waited for, and what they fill is closed too.
         """
         loop = asyncio.get_running_loop()
         deadline_s, reasons = loop.time() + _FLATTEN_S, dict[str, str]()
-        first = attempt = work.tried.get(account_id, 0)
+        first = attempt = progress.attempts.get(account_id, 0)
         while (positions := self._held(account_id)) or self._exchange.undecided(account_id):
             if attempt > first and loop.time() >= deadline_s:
                 break
@@ -243,25 +243,26 @@ class Operations:
                 reasons = {position.symbol: "trading was resumed meanwhile" for position in positions}
                 break
             if attempt > first:
-                await asyncio.sleep(_ROUND_S)
+                await asyncio.sleep(_RETRY_S)
             attempt += 1
-            tries = [self._close(command, account_id, position, attempt, work) for position in positions]
+            tries = [self._close(command, account_id, position, attempt, progress) for position in positions]
             for position, reason in zip(positions, await asyncio.gather(*tries), strict=True):
-                reasons[position.symbol] = reason or "the book could not take the rest in time"
-            work.tried[account_id] = attempt
+                reasons[position.symbol] = reason or "the order book could not fill the rest in time"
+            progress.attempts[account_id] = attempt
         for position in positions:
             what = f"{position.side} {format_decimal(position.quantity)} {position.symbol}"
-            work.leave(account_id, what, reasons.get(position.symbol, "it was opened meanwhile"))
+            progress.leave(account_id, what, reasons.get(position.symbol, "it was opened meanwhile"))
         for symbol in sorted(self._exchange.undecided(account_id)):
-            work.leave(account_id, f"an order of {symbol}", "what it fills is not known yet; ask again when it is")
+            reason = "its outcome is not known yet; flatten again when it is"
+            progress.leave(account_id, f"an order of {symbol}", reason)
 
     def _held(self, account_id: str) -> list[Position]:
         return list(self._exchange.accounts[account_id].positions.values())
 
     async def _close(
-        self, command: Command, account_id: str, position: Position, attempt: int, work: "_Work"
+        self, command: Command, account_id: str, position: Position, attempt: int, progress: "_Progress"
     ) -> str | None:
-        """Ask once to close a position; the reason when it was refused. The same try is never placed twice."""
+        """Try once to close a position; return the reason of a refusal. The same attempt is never placed twice."""
         order = Order(
             account_id=account_id,
             symbol=position.symbol,
@@ -278,7 +279,7 @@ class Operations:
         except TraderError as error:
             return str(error)
         if answer.average_price is not None:
-            work.closed[account_id, position.symbol, attempt] = Closed(
+            progress.closed[account_id, position.symbol, attempt] = Closed(
                 account_id=account_id,
                 symbol=position.symbol,
                 side=position.side,
@@ -290,32 +291,33 @@ class Operations:
 
 
 async def _for_each(accounts: Iterable[Account], act: Callable[[Account], Awaitable[None]]) -> None:
-    """Act for accounts, some at once. What one meets keeps no other from its turn; the first error is raised."""
-    seats = asyncio.Semaphore(_ACCOUNTS_AT_ONCE_MAX)
+    """Act on the accounts, some at the same time. An error of one stops no other; the first is raised at the end."""
+    slots = asyncio.Semaphore(_ACCOUNTS_MAX)
 
-    async def take_turn(account: Account) -> None:
-        async with seats:
+    async def act_in_slot(account: Account) -> None:
+        async with slots:
             await act(account)
 
-    done = await asyncio.gather(*(take_turn(account) for account in accounts), return_exceptions=True)
+    done = await asyncio.gather(*(act_in_slot(account) for account in accounts), return_exceptions=True)
     for error in filter(None, done):
         raise error
 
 
-class _Work:
-    """What was done of a command so far, kept while it is begun again. A fill is named by the try that made it.
+class _Progress:
+    """What has been done of a command, kept when it is begun again.
 
-    `tried` is how many tries an account had that were answered: asked again, those would give the same answers.
+    `closed` has the fills by account, symbol and attempt; `attempts` counts those of an account that were answered,
+    which would only get the same answers again.
     """
 
     def __init__(self) -> None:
         self.cancelled: list[Cancelled] = []
         self.closed: dict[tuple[str, str, int], Closed] = {}
-        self.tried: dict[str, int] = {}
+        self.attempts: dict[str, int] = {}
         self._left: dict[tuple[str, str], Left] = {}
 
     def begin(self) -> None:
-        """What was left at the last try is tried again."""
+        """Forget what was left, since it is tried again."""
         self._left.clear()
 
     def leave(self, account_id: str, what: str, reason: str) -> None:

@@ -1,0 +1,107 @@
+"""SQL of the baselines that losses are measured against."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from trader.domain.operations.loss_limits import LossBaseline
+from trader.store.database.pool import Connection
+
+
+class RecordedEquity(NamedTuple):
+    """Recorded equity of an account: its baseline, and the equity in its snapshots since then.
+
+    `peak_since` and `first_today` come from snapshots, and are None where there is none.
+    """
+
+    account_id: str
+    run_id: UUID
+    initial_capital: Decimal
+    baseline: LossBaseline | None
+    peak_since: Decimal | None
+    first_today: Decimal | None
+
+
+# Of the raw snapshots only the last day is read; the hourly rollup has the rest.
+SELECT_RECORDED_EQUITY = """
+SELECT r.account_id, r.id AS run_id, r.initial_capital, m.run_id AS baseline_run_id, m.day, m.day_start, m.peak, m.last,
+       greatest(
+           (SELECT max(h.last) FROM portfolio_hourly h
+            WHERE h.account_id = r.account_id AND h.run_id = r.id
+                AND (m.run_id IS DISTINCT FROM r.id OR h.last_at > m.updated_at)),
+           (SELECT max(s.net_portfolio) FROM portfolio_snapshots s
+            WHERE s.account_id = r.account_id AND s.run_id = r.id AND s.created_at >= $1
+                AND (m.run_id IS DISTINCT FROM r.id OR s.created_at > m.updated_at))
+       ) AS peak_since,
+       (SELECT s.net_portfolio FROM portfolio_snapshots s
+        WHERE s.account_id = r.account_id AND s.run_id = r.id AND s.created_at >= $1
+        ORDER BY s.created_at LIMIT 1) AS first_today
+FROM runs r
+LEFT JOIN equity_marks m ON m.account_id = r.account_id
+WHERE r.ended_at IS NULL
+"""
+
+
+async def select_recorded_equity(conn: Connection, midnight: datetime) -> list[RecordedEquity]:
+    """Return the recorded equity of every account in its current run."""
+    rows = await conn.fetch(SELECT_RECORDED_EQUITY, midnight)
+    return [
+        RecordedEquity(
+            account_id=row["account_id"],
+            run_id=row["run_id"],
+            initial_capital=row["initial_capital"],
+            baseline=_baseline(row),
+            peak_since=row["peak_since"],
+            first_today=row["first_today"],
+        )
+        for row in rows
+    ]
+
+
+def _baseline(row: asyncpg.Record) -> LossBaseline | None:
+    if row["baseline_run_id"] is None:
+        return None
+    return LossBaseline(
+        run_id=row["baseline_run_id"], day=row["day"], day_start=row["day_start"], peak=row["peak"], last=row["last"]
+    )
+
+
+SELECT_TOTAL_BASELINE = "SELECT day, day_start, peak, last FROM equity_marks WHERE account_id IS NULL"
+
+
+async def select_total_baseline(conn: Connection) -> LossBaseline | None:
+    """Return the baseline of all accounts together."""
+    row = await conn.fetchrow(SELECT_TOTAL_BASELINE)
+    return None if row is None else LossBaseline(run_id=None, **row)
+
+
+UPSERT_BASELINES = """
+INSERT INTO equity_marks (account_id, run_id, day, day_start, peak, last, updated_at)
+SELECT *, $7 FROM unnest($1::text[], $2::uuid[], $3::date[], $4::numeric[], $5::numeric[], $6::numeric[])
+ON CONFLICT (account_id) DO UPDATE
+SET run_id = excluded.run_id, day = excluded.day, day_start = excluded.day_start, peak = excluded.peak,
+    last = excluded.last, updated_at = excluded.updated_at
+"""
+
+
+async def upsert_baselines(
+    conn: Connection, baselines: Sequence[tuple[str | None, LossBaseline]], at: datetime
+) -> None:
+    """Record baselines, by account or of all together (None), as of a moment of the service's time."""
+    rows = [(account_id, *msgspec.structs.astuple(baseline)) for account_id, baseline in baselines]
+    await conn.execute(UPSERT_BASELINES, *(list(column) for column in zip(*rows, strict=True)), at)
+
+
+UPDATE_BASELINES_RESET = """
+UPDATE equity_marks SET day_start = NULL, peak = NULL WHERE account_id IS NOT DISTINCT FROM $1
+"""
+
+
+async def update_baselines_reset(conn: Connection, account_id: str | None) -> None:
+    """Have the losses of an account, or of all together (None), measured from the next equity on."""
+    await conn.execute(UPDATE_BASELINES_RESET, account_id)
