@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
+from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import Market
 from trader.domain.money import ONE, ZERO, divide
 
@@ -77,6 +77,14 @@ class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     confidence: Decimal | None = None
     client_order_id: str | None = None
     invocation_id: UUID | None = None
+
+    @classmethod
+    def of(
+        cls, order: Order, order_id: UUID, quantity: Decimal, remaining: Decimal, limit_price: Decimal, at: datetime
+    ) -> "RestingOrder":
+        """Return what rests of a placed order."""
+        own = {"id": order_id, "quantity": quantity, "remaining": remaining, "limit_price": limit_price}
+        return msgspec.convert(msgspec.structs.asdict(order) | own | {"created_at": at}, cls)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

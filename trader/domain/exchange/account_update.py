@@ -34,13 +34,16 @@ from trader.domain.exchange.ledger import (
 )
 from trader.domain.exchange.matching import Execution, fees_of, rate_of, split, taken_of, totals, walk
 from trader.domain.exchange.orders import (
+    AnswerFill,
     Cause,
     ExitPlan,
     Fill,
     FundingPayment,
     InsurancePayment,
+    Order,
     OrderAnswer,
     OrderSide,
+    OrderStatus,
 )
 from trader.domain.market.markets import Quote
 from trader.domain.money import ONE, ZERO, divide, share
@@ -109,6 +112,25 @@ class AccountUpdate:
             insurance=self.insurance_payments,
             resting=list(self.resting_changes.values()),
             answer=answer,
+        )
+
+    def answer(
+        self,
+        order: Order,
+        order_id: UUID,
+        executions: Sequence[Execution],
+        status: OrderStatus,
+        reason: str | None = None,
+    ) -> OrderAnswer:
+        """Return the answer to an order with its executions, which are all fills of this update."""
+        filled, notional = totals(executions)
+        return msgspec.structs.replace(
+            OrderAnswer.of(order, order_id, status, self.at, reason),
+            total_quantity=filled,
+            average_price=divide(notional, filled) if filled else None,
+            total_fees=self.fees - self.before.fees,
+            realized_pnl=self.realized - self.before.realized,
+            fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in self.fills]),
         )
 
     @property
@@ -337,14 +359,7 @@ class AccountUpdate:
         else:
             del self.resting[order.id]
             self._note_resting(after, "FILLED")
-        terms = Terms(
-            request_id=order.id,
-            leverage=order.leverage,
-            exit_plan=order.exit_plan,
-            confidence=order.confidence,
-            invocation_id=order.invocation_id,
-        )
-        self.execute(order.symbol, order.side, executions, Cause.LIMIT, terms, maker=maker)
+        self.execute(order.symbol, order.side, executions, Cause.LIMIT, Terms.of(order, order.id), maker=maker)
 
     def cancel(self, order: RestingOrder, reason: str) -> None:
         """Take a resting order out of the book."""

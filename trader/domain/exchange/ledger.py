@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.exchange.account import Account, Position, RestingOrder, Run
-from trader.domain.exchange.orders import Cause, ExitPlan, Fill, FundingPayment, InsurancePayment, OrderAnswer
+from trader.domain.exchange.orders import Cause, ExitPlan, Fill, FundingPayment, InsurancePayment, Order, OrderAnswer
 from trader.domain.exchange.venue_orders import SentOrder, VenueFill
 from trader.domain.market.markets import Market
 from trader.domain.money import ZERO
@@ -95,6 +95,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exit_plan: ExitPlan | None = None
     confidence: Decimal | None = None
     invocation_id: UUID | None = None
+
+    @classmethod
+    def of(cls, order: Order | RestingOrder, request_id: UUID) -> "Terms":
+        return msgspec.structs.replace(msgspec.convert(order, cls, from_attributes=True), request_id=request_id)
 
 
 NO_TERMS: Final = Terms()

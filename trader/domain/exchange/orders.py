@@ -181,6 +181,24 @@ class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     realized_pnl: Decimal = ZERO
     fills: tuple[AnswerFill, ...] = ()
 
+    @classmethod
+    def of(
+        cls, order: Order, order_id: UUID, status: OrderStatus, at: datetime, reason: str | None = None
+    ) -> "OrderAnswer":
+        """Return the answer to an order without any fill."""
+        return cls(
+            id=order_id,
+            account_id=order.account_id,
+            symbol=order.symbol,
+            side=order.side,
+            type=order.type,
+            status=status,
+            requested_quantity=order.quantity,
+            at=at,
+            client_order_id=order.client_order_id,
+            reason=reason,
+        )
+
 
 class Trade(msgspec.Struct, frozen=True, kw_only=True):
     """A completed trade: a row of `orders` with status CLOSED. `net_pnl = gross_pnl − fees + funding`.

@@ -32,7 +32,6 @@ from trader.domain.exchange.order_validation import (
 )
 from trader.domain.exchange.orders import (
     CLOSING_SIDE,
-    AnswerFill,
     Cause,
     ExitPlan,
     Order,
@@ -41,180 +40,113 @@ from trader.domain.exchange.orders import (
     OrderType,
 )
 from trader.domain.exchange.tick_rules import Moment, liquidate
-from trader.domain.money import ZERO, divide, format_decimal
+from trader.domain.money import ZERO, format_decimal
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
 def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting:
-    """Meet an order with the book of the moment. The booking always holds the answer, a refusal included."""
-    draft = AccountUpdate(account, rules, moment.marks, moment.at)
-    draft.fund_held(rate_of_hour)  # it is due on what was held, not on what this order makes of it
-    draft.last_order_at = draft.at
-    request_id = draft.next_id()
+    """Match an order with the book of the moment. The posting always holds the answer, a refusal included."""
+    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    update.fund_held(rate_of_hour)  # it is due on what was held, not on what this order makes of it
+    update.last_order_at = update.at
+    request_id = update.next_id()
     market = rules.markets[order.symbol]
     quantity = quantity_of(account, order, market)
     quote = moment.quotes[order.symbol]
     limit = passive_limit(order, market)
     refusal = refusal_of_size(account, order, quantity, quote.mark if limit is None else limit, market) or (
-        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), draft.at)
+        refusal_of_plan(order.exit_plan, order.side.opens, entry_mark(order.side, quote.mark, limit), update.at)
     )
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
-    executions = draft.take(quote, order.side, quantity, limit)
+    executions = update.take(quote, order.side, quantity, limit)
     if executions:
-        draft.execute(order.symbol, order.side, executions, order.cause, _terms(order, request_id))
-    filled, notional = totals(executions)
-    unfilled = quantity - filled
+        update.execute(order.symbol, order.side, executions, order.cause, Terms.of(order, request_id))
+    unfilled = quantity - totals(executions)[0]
+    status, reason = OrderStatus.FILLED, None
+    if unfilled:
+        status, reason = OrderStatus.PARTIAL, "the book could not fill the rest"
     if unfilled and order.type is OrderType.LIMIT:
-        rest = _resting(order, request_id, quantity, unfilled, limit or ZERO, draft.at)
-        if not order.reduce_only or opposing(draft.account(), order.symbol, order.side):
-            draft.rest(rest)
+        if not order.reduce_only or opposing(update.account(), order.symbol, order.side):
+            update.rest(RestingOrder.of(order, request_id, quantity, unfilled, limit or ZERO, update.at))
+            status, reason = OrderStatus.RESTING, None
     elif not executions:
         return refuse(account, order, f"the {order.symbol} book shows nothing to {order.side}", moment.at)
-    refusal = _refusal_of_margin(account, draft, order, quantity, request_id)
+    refusal = _refusal_of_margin(account, update, order, quantity, request_id)
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
-    average = divide(notional, filled) if filled else None
-    answer = _answer(order, request_id, draft, filled, average, unfilled=unfilled)
-    liquidate(draft, moment, rate_of_hour)
-    draft.write_off_when_flat()
-    return draft.posting(answer)
+    answer = update.answer(order, request_id, executions, status, reason)
+    liquidate(update, moment, rate_of_hour)
+    update.write_off_when_flat()
+    return update.posting(answer)
 
 
 def refuse(account: Account, order: Order, reason: str, at: datetime) -> Posting:
-    """The booking of a refusal: nothing but its answer.
+    """Return the posting of a refusal, which holds nothing but its answer.
 
-    It does not date the account: that would hide from it what the market did while it was refused for want of a price.
+    It leaves `changed_at` as it is: a later time would hide from the account the ticks that it has not seen.
     """
     at = max(at, account.changed_at)
     sequence = account.sequence + 1
-    answer = OrderAnswer(
-        id=row_id(account.id, sequence),
-        client_order_id=order.client_order_id,
-        account_id=account.id,
-        symbol=order.symbol,
-        side=order.side,
-        type=order.type,
-        status=OrderStatus.REJECTED,
-        reason=reason,
-        requested_quantity=order.quantity,
-        at=at,
-    )
+    answer = OrderAnswer.of(order, row_id(account.id, sequence), OrderStatus.REJECTED, at, reason)
     after = msgspec.structs.replace(account, sequence=sequence, last_order_at=at)
     return Posting(account=after, sequence_before=account.sequence, run=account.run, answer=answer)
 
 
 def cancel(account: Account, order_id: UUID, at: datetime) -> Posting | None:
-    """Take a resting order out of the book; None when it does not rest."""
+    """Cancel a resting order; None when it does not rest."""
     order = next((order for order in account.resting if order.id == order_id), None)
     if order is None:
         return None
-    draft = AccountUpdate(account, Rules({}, ZERO, ZERO), {}, at)
-    draft.cancel(order, "cancelled by the caller")
-    return draft.posting()
+    update = AccountUpdate(account, Rules({}, ZERO, ZERO), {}, at)
+    update.cancel(order, "cancelled by the caller")
+    return update.posting()
 
 
 def _refusal_of_margin(
-    account: Account, draft: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID
+    account: Account, update: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID
 ) -> str | None:
-    if _only_reduces(account, draft, order, quantity, request_id):
+    if _only_reduces(account, update, order, quantity, request_id):
         return None
-    missing = -free_margin(draft.account(), draft.marks)
+    missing = -free_margin(update.account(), update.marks)
     if missing <= 0:
         return None
-    available = max(ZERO, free_margin(account, draft.marks))
+    available = max(ZERO, free_margin(account, update.marks))
     return (
         f"insufficient margin: with its fees the order needs {format_decimal(round(available + missing, 8))}, "
         f"available is {format_decimal(round(available, 8))}"
     )
 
 
-def _only_reduces(account: Account, draft: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID) -> bool:
-    """Whether nothing of an order opens, what rests of it included: what it would reduce may be promised to others."""
+def _only_reduces(account: Account, update: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID) -> bool:
+    """Whether no part of an order opens, not even what rests of it: other orders may reduce the position before it."""
     if order.reduce_only:
         return True
     if quantity > opposing(account, order.symbol, order.side):
         return False
-    if request_id not in draft.resting:
+    if request_id not in update.resting:
         return True
-    after = draft.account()
+    after = update.account()
     others = tuple(one for one in after.resting if one.id != request_id)
     return reserved(after) == reserved(msgspec.structs.replace(after, resting=others))
-
-
-def _terms(order: Order, request_id: UUID) -> Terms:
-    return Terms(
-        request_id=request_id,
-        leverage=order.leverage,
-        exit_plan=order.exit_plan,
-        confidence=order.confidence,
-        invocation_id=order.invocation_id,
-    )
-
-
-def _resting(
-    order: Order, request_id: UUID, quantity: Decimal, remaining: Decimal, limit: Decimal, at: datetime
-) -> RestingOrder:
-    return RestingOrder(
-        id=request_id,
-        symbol=order.symbol,
-        side=order.side,
-        quantity=quantity,
-        remaining=remaining,
-        limit_price=limit,
-        created_at=at,
-        leverage=order.leverage,
-        reduce_only=order.reduce_only,
-        exit_plan=order.exit_plan,
-        confidence=order.confidence,
-        client_order_id=order.client_order_id,
-        invocation_id=order.invocation_id,
-    )
-
-
-def _answer(
-    order: Order, request_id: UUID, draft: AccountUpdate, filled: Decimal, average: Decimal | None, *, unfilled: Decimal
-) -> OrderAnswer:
-    status = OrderStatus.FILLED
-    if request_id in draft.resting:
-        status = OrderStatus.RESTING
-    elif unfilled:
-        status = OrderStatus.PARTIAL
-    return OrderAnswer(
-        id=request_id,
-        client_order_id=order.client_order_id,
-        account_id=draft.before.id,
-        symbol=order.symbol,
-        side=order.side,
-        type=order.type,
-        status=status,
-        reason="the book could not fill the rest" if status is OrderStatus.PARTIAL else None,
-        requested_quantity=order.quantity,
-        total_quantity=filled,
-        average_price=average,
-        total_fees=draft.fees - draft.before.fees,
-        realized_pnl=draft.realized - draft.before.realized,
-        fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in draft.fills]),
-        at=draft.at,
-    )
 
 
 # --- exit plans and runs ----------------------------------------------------------------------------------------------
 
 
 def set_exit_plan(account: Account, symbol: str, plan: ExitPlan, moment: Moment, rules: Rules) -> Posting | str:
-    """Replace the exit plan of a position. A string says why it is refused."""
+    """Replace the exit plan of a position, or return the reason why it is refused."""
     position = account.positions.get(symbol)
     if position is None:
         return f"there is no {symbol} position"
-    draft = AccountUpdate(account, rules, moment.marks, moment.at)
-    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], draft.at)
+    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    refusal = refusal_of_plan(plan, position.side, moment.marks[symbol], update.at)
     if refusal is not None:
         return refusal
-    draft.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
-    draft.next_sequence()
-    return draft.posting()
+    update.positions[symbol] = msgspec.structs.replace(position, exit_plan=plan)
+    update.next_sequence()
+    return update.posting()
 
 
 def reset(
@@ -222,19 +154,19 @@ def reset(
     rate_of_hour: RateOfHour,
 ) -> Posting:  # fmt: skip
     """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
-    draft = AccountUpdate(account, rules, moment.marks, moment.at)
-    draft.fund_held(rate_of_hour)
+    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    update.fund_held(rate_of_hour)
     for order in account.resting:
-        draft.cancel(order, "the account was reset")
-    for symbol, position in sorted(draft.positions.items()):
+        update.cancel(order, "the account was reset")
+    for symbol, position in sorted(update.positions.items()):
         executions = [Execution(moment.marks[symbol], position.quantity)]
-        draft.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
-    draft.write_off()
+        update.execute(symbol, CLOSING_SIDE[position.side], executions, Cause.RESET)
+    update.write_off()
     run = Run(
-        id=draft.next_id(),
+        id=update.next_id(),
         number=account.run.number + 1,
         initial_capital=initial_capital,
         quote_currency=quote_currency,
-        started_at=draft.at,
+        started_at=update.at,
     )
-    return draft.posting(next_run=run)
+    return update.posting(next_run=run)

@@ -45,15 +45,15 @@ def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: Rat
     """What an update of the markets does to an account; None when nothing."""
     if not is_affected(account, moment, rules):
         return None
-    draft = AccountUpdate(account, rules, moment.marks, moment.at)
-    draft.fund_held(rate_of_hour, moment.updated)
-    _fill_resting(draft, moment)
-    liquidate(draft, moment, rate_of_hour)
-    for symbol, position in sorted(draft.positions.items()):
+    update = AccountUpdate(account, rules, moment.marks, moment.at)
+    update.fund_held(rate_of_hour, moment.updated)
+    _fill_resting(update, moment)
+    liquidate(update, moment, rate_of_hour)
+    for symbol, position in sorted(update.positions.items()):
         if symbol in moment.updated:
-            _exit_when_triggered(draft, position, moment)
-    draft.write_off_when_flat()
-    return draft.posting() if draft.has_changes else None
+            _exit_when_triggered(update, position, moment)
+    update.write_off_when_flat()
+    return update.posting() if update.has_changes else None
 
 
 def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
@@ -79,39 +79,39 @@ def _trades_through(order: RestingOrder, quote: Quote) -> bool:
     return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
 
 
-def _fill_resting(draft: AccountUpdate, moment: Moment) -> None:
+def _fill_resting(update: AccountUpdate, moment: Moment) -> None:
     """Fill what the books trade through, best price first, then oldest first, up to the quantity shown there."""
-    for order in sorted(draft.resting.values(), key=_priority):
-        if order.id not in draft.resting or order.symbol not in moment.updated:
+    for order in sorted(update.resting.values(), key=_priority):
+        if order.id not in update.resting or order.symbol not in moment.updated:
             continue
         quote = moment.quotes[order.symbol]
         if not _trades_through(order, quote):
             continue
-        account = draft.account()
+        account = update.account()
         reducible = opposing(account, order.symbol, order.side)
         wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
-        taken_before = draft.taken.get(order.symbol)
-        met = draft.take(quote, order.side, wanted, order.limit_price)
+        taken_before = update.taken.get(order.symbol)
+        met = update.take(quote, order.side, wanted, order.limit_price)
         quantity, _ = totals(met)
         if not quantity:
             continue
-        if quantity > reducible and not _affords(draft, order, quantity):
+        if quantity > reducible and not _affords(update, order, quantity):
             if taken_before is None:
-                del draft.taken[order.symbol]
+                del update.taken[order.symbol]
             else:
-                draft.taken[order.symbol] = taken_before
-            draft.cancel(order, "insufficient margin when the book reached it")
+                update.taken[order.symbol] = taken_before
+            update.cancel(order, "insufficient margin when the book reached it")
             continue
-        draft.fill_resting(order, [Execution(order.limit_price, quantity)])
+        update.fill_resting(order, [Execution(order.limit_price, quantity)])
 
 
 def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
     return (-order.limit_price if order.side is OrderSide.BUY else order.limit_price), order.created_at
 
 
-def _affords(draft: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
+def _affords(update: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
     """Whether available cash stays at or above zero when the resting order fills. Tried on a copy."""
-    trial = AccountUpdate(draft.account(), draft.rules, draft.marks, draft.at)
+    trial = AccountUpdate(update.account(), update.rules, update.marks, update.at)
     trial.fill_resting(order, [Execution(order.limit_price, quantity)])
     return free_margin(trial.account(), trial.marks) >= 0
 
@@ -134,44 +134,44 @@ def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | No
     return None
 
 
-def _exit_when_triggered(draft: AccountUpdate, position: Position, moment: Moment) -> None:
+def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Moment) -> None:
     """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
     symbol = position.symbol
-    cause = fired_trigger(position, moment.marks[symbol], draft.at)
+    cause = fired_trigger(position, moment.marks[symbol], update.at)
     if cause is None:
         return
     side = CLOSING_SIDE[position.side]
-    executions = draft.take(moment.quotes[symbol], side, position.quantity)
+    executions = update.take(moment.quotes[symbol], side, position.quantity)
     if executions:
-        draft.execute(symbol, side, executions, cause)
-    rest = draft.positions.get(symbol)
+        update.execute(symbol, side, executions, cause)
+    rest = update.positions.get(symbol)
     if rest is not None and rest.closing is None:
-        draft.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value)
-        draft.next_sequence()
+        update.positions[symbol] = msgspec.structs.replace(rest, closing=cause.value)
+        update.next_sequence()
 
 
-def liquidate(draft: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
+def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
     """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
-    if not draft.positions or not draft.is_liquidable:
+    if not update.positions or not update.is_liquidable:
         return
-    draft.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
-    if not draft.is_liquidable:
+    update.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
+    if not update.is_liquidable:
         return
-    for order in list(draft.resting.values()):
-        draft.cancel(order, "liquidation")
-    trades_before = len(draft.trades)
-    for position in sorted(draft.positions.values(), key=lambda p: (p.unrealized(draft.marks[p.symbol]), p.symbol)):
+    for order in list(update.resting.values()):
+        update.cancel(order, "liquidation")
+    trades_before = len(update.trades)
+    for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
         if quote is None or quote.is_stale(moment.at):
             continue  # a price that is not there cannot be traded on; the next update of this market comes back here
         side = CLOSING_SIDE[position.side]
-        executions = draft.take(quote, side, position.quantity)
+        executions = update.take(quote, side, position.quantity)
         if executions:
-            draft.execute(position.symbol, side, executions, Cause.LIQUIDATION)
-        if not draft.is_liquidable:
+            update.execute(position.symbol, side, executions, Cause.LIQUIDATION)
+        if not update.is_liquidable:
             break
-    if len(draft.trades) > trades_before:  # a loss is written off on the trade that made it
-        draft.write_off()
+    if len(update.trades) > trades_before:  # a loss is written off on the trade that made it
+        update.write_off()
 
 
 # --- many ticks at once, when catching up ----------------------------------------------------------------------------

@@ -7,7 +7,6 @@ written together.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
 from itertools import groupby
 from operator import attrgetter
 
@@ -17,11 +16,10 @@ from trader.domain.exchange.account import Account, Marks, Position, RestingOrde
 from trader.domain.exchange.account_update import AccountUpdate
 from trader.domain.exchange.ledger import NO_TERMS, Posting, Rules, Terms
 from trader.domain.exchange.matching import Execution, totals
-from trader.domain.exchange.orders import AnswerFill, Cause, Order, OrderAnswer, OrderSide, OrderStatus, OrderType
+from trader.domain.exchange.orders import Cause, Order, OrderAnswer, OrderSide, OrderStatus
 from trader.domain.exchange.rules import refuse
 from trader.domain.exchange.venue_orders import OrderEvent, SentOrder, SentStatus, VenueFill, advance
 from trader.domain.live.orders import VenueFunding, VenueOrderState
-from trader.domain.money import divide
 
 
 def settle(
@@ -29,22 +27,22 @@ def settle(
     now: datetime,
 ) -> Posting:  # fmt: skip
     """Book the new fills of an order and its state at the venue. The first posting of a request carries its answer."""
-    draft = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
-    draft.next_sequence()
-    known = _known(sent, state, fills, draft.at)
+    update = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
+    update.next_sequence()
+    known = _known(sent, state, fills, update.at)
     answer = None
     if sent.request is not None and sent.status is SentStatus.SENT:
-        draft.last_order_at = draft.at
-        answer = _answer_first(draft, sent, sent.request, state, fills)
+        update.last_order_at = update.at
+        answer = _answer_first(update, sent, sent.request, state, fills)
         if answer is None:
             return _refused(account, known, sent.request, f"the venue ended the order: {state.status}", now)
     elif sent.request is not None:
-        _book_resting(draft, sent, state, fills)
+        _book_resting(update, sent, state, fills)
     else:
-        _execute(draft, sent.order.side, fills, sent.cause, NO_TERMS)
+        _execute(update, sent.order.side, fills, sent.cause, NO_TERMS)
         if state.is_final and known.filled:  # in this look or in one before
-            _keep_closing(draft, sent)
-    return msgspec.structs.replace(draft.posting(answer), sent=[known], venue_fills=list(fills))
+            _keep_closing(update, sent)
+    return msgspec.structs.replace(update.posting(answer), sent=[known], venue_fills=list(fills))
 
 
 def refuse_sent(account: Account, sent: SentOrder, reason: str, now: datetime) -> Posting:
@@ -64,22 +62,22 @@ def book_foreign_trades(
 
     `payments` are the funding of that time; a payment on a position that these trades held is booked with them.
     """
-    draft = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
+    update = AccountUpdate(account, rules, {**_prices(fills), **marks}, _at(fills, now))
     due = sorted(payments, key=attrgetter("boundary"))
     for fill in fills:
-        due = [payment for payment in due if not _receive(draft, payment, before=fill.at)]
+        due = [payment for payment in due if not _receive(update, payment, before=fill.at)]
         cause = Cause.LIQUIDATION if fill.is_forced else Cause.ORDER
-        _execute(draft, fill.side, [fill], cause, NO_TERMS)
+        _execute(update, fill.side, [fill], cause, NO_TERMS)
     unnamed = [msgspec.structs.replace(fill, client_index=None) for fill in fills]
-    return msgspec.structs.replace(draft.posting(), venue_fills=unnamed)
+    return msgspec.structs.replace(update.posting(), venue_fills=unnamed)
 
 
-def _receive(draft: AccountUpdate, payment: VenueFunding, *, before: datetime) -> bool:
+def _receive(update: AccountUpdate, payment: VenueFunding, *, before: datetime) -> bool:
     """Book a payment on an open position. Return whether there was such a position."""
-    position = draft.positions.get(payment.symbol)
+    position = update.positions.get(payment.symbol)
     if position is None or not position.funded_until < payment.boundary <= before:
         return False
-    draft.book_funding(position, payment.boundary, payment.rate, payment.amount)
+    update.book_funding(position, payment.boundary, payment.rate, payment.amount)
     return True
 
 
@@ -91,91 +89,77 @@ def book_payments(
 
     An hour for which the venue shows no payment had none.
     """
-    draft = AccountUpdate(account, rules, marks, now)
+    update = AccountUpdate(account, rules, marks, now)
     for symbol, held in account.positions.items():
         position, last = held, until.get(symbol, held.funded_until)
         for payment in sorted(payments, key=attrgetter("boundary")):
             if payment.symbol == symbol and position.funded_until < payment.boundary <= last:
-                position = draft.book_funding(position, payment.boundary, payment.rate, payment.amount)
+                position = update.book_funding(position, payment.boundary, payment.rate, payment.amount)
         if position.funded_until < last:
-            draft.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
-            draft.next_sequence()
-    return draft.posting() if draft.has_changes else None
+            update.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
+            update.next_sequence()
+    return update.posting() if update.has_changes else None
 
 
 def _answer_first(
-    draft: AccountUpdate, sent: SentOrder, order: Order, state: VenueOrderState, fills: Sequence[VenueFill]
+    update: AccountUpdate, sent: SentOrder, order: Order, state: VenueOrderState, fills: Sequence[VenueFill]
 ) -> OrderAnswer | None:
     """Book the first known state of a placed order and return its answer; None when it ended without any fill."""
     assert sent.request_id is not None
-    filled, notional = totals(_executions(fills))
+    executions = _executions(fills)
+    filled, _ = totals(executions)
     if state.is_final and not filled:
         return None
-    _execute(draft, order.side, fills, order.cause, _terms(sent, order))
+    _execute(update, order.side, fills, order.cause, Terms.of(order, sent.request_id))
     status, reason = OrderStatus.FILLED, None
     if filled < sent.order.quantity:
         status, reason = OrderStatus.PARTIAL, f"the venue ended the rest: {state.status}"
         if not state.is_final:
             status, reason = OrderStatus.RESTING, None
-            draft.rest(_resting(sent, order, sent.order.quantity - filled, draft.at))
-    return OrderAnswer(
-        id=sent.request_id,
-        client_order_id=order.client_order_id,
-        account_id=draft.before.id,
-        symbol=order.symbol,
-        side=order.side,
-        type=order.type,
-        status=status,
-        reason=reason,
-        requested_quantity=order.quantity,
-        total_quantity=filled,
-        average_price=divide(notional, filled) if filled else None,
-        total_fees=draft.fees - draft.before.fees,
-        realized_pnl=draft.realized - draft.before.realized,
-        fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in draft.fills]),
-        at=draft.at,
-    )
+            remaining, limit = sent.order.quantity - filled, sent.order.price
+            update.rest(RestingOrder.of(order, sent.request_id, sent.order.quantity, remaining, limit, update.at))
+    return update.answer(order, sent.request_id, executions, status, reason)
 
 
-def _book_resting(draft: AccountUpdate, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill]) -> None:
+def _book_resting(update: AccountUpdate, sent: SentOrder, state: VenueOrderState, fills: Sequence[VenueFill]) -> None:
     """Book the fills or the end of a resting order."""
     assert sent.request_id is not None
     assert sent.request is not None
-    held = draft.positions.get(sent.symbol)
+    held = update.positions.get(sent.symbol)
     for maker, group in groupby(fills, key=attrgetter("maker")):
         executions = _executions(list(group))
-        resting = draft.resting.get(sent.request_id)
+        resting = update.resting.get(sent.request_id)
         if resting is not None:
-            draft.fill_resting(resting, executions, maker=maker)
+            update.fill_resting(resting, executions, maker=maker)
         else:
-            terms = _terms(sent, sent.request)
-            draft.execute(sent.symbol, sent.order.side, executions, Cause.LIMIT, terms, maker=maker)
-    _fund_from_opening(draft, held, fills)
-    resting = draft.resting.get(sent.request_id)
+            terms = Terms.of(sent.request, sent.request_id)
+            update.execute(sent.symbol, sent.order.side, executions, Cause.LIMIT, terms, maker=maker)
+    _fund_from_opening(update, held, fills)
+    resting = update.resting.get(sent.request_id)
     if state.is_final and resting is not None:
-        draft.cancel(resting, sent.reason or f"the venue ended it: {state.status}")
+        update.cancel(resting, sent.reason or f"the venue ended it: {state.status}")
 
 
-def _keep_closing(draft: AccountUpdate, sent: SentOrder) -> None:
+def _keep_closing(update: AccountUpdate, sent: SentOrder) -> None:
     """Keep closing the position of a trigger that fired: what the venue could not fill is left to the next orders."""
-    position = draft.positions.get(sent.symbol)
+    position = update.positions.get(sent.symbol)
     if position is not None and position.side is not sent.order.side.opens and position.closing is None:
-        draft.positions[sent.symbol] = msgspec.structs.replace(position, closing=sent.cause.value)
+        update.positions[sent.symbol] = msgspec.structs.replace(position, closing=sent.cause.value)
 
 
-def _execute(draft: AccountUpdate, side: OrderSide, fills: Sequence[VenueFill], cause: Cause, terms: Terms) -> None:
+def _execute(update: AccountUpdate, side: OrderSide, fills: Sequence[VenueFill], cause: Cause, terms: Terms) -> None:
     for (symbol, maker), group in groupby(fills, key=attrgetter("symbol", "maker")):
-        some, held = list(group), draft.positions.get(symbol)
-        draft.execute(symbol, side, _executions(some), cause, terms, maker=maker)
-        _fund_from_opening(draft, held, some)
+        some, held = list(group), update.positions.get(symbol)
+        update.execute(symbol, side, _executions(some), cause, terms, maker=maker)
+        _fund_from_opening(update, held, some)
 
 
-def _fund_from_opening(draft: AccountUpdate, held: Position | None, fills: Sequence[VenueFill]) -> None:
+def _fund_from_opening(update: AccountUpdate, held: Position | None, fills: Sequence[VenueFill]) -> None:
     """Date a position that is booked late from its fill on, so that its funding since then is booked."""
-    position = draft.positions.get(fills[0].symbol) if fills else None
+    position = update.positions.get(fills[0].symbol) if fills else None
     if position is not None and (held is None or held.id != position.id):
         since = min(position.funded_until, *(fill.at for fill in fills))
-        draft.positions[position.symbol] = msgspec.structs.replace(position, funded_until=since)
+        update.positions[position.symbol] = msgspec.structs.replace(position, funded_until=since)
 
 
 def _executions(fills: Sequence[VenueFill]) -> list[Execution]:
@@ -199,18 +183,6 @@ def _refused(account: Account, known: SentOrder, order: Order, reason: str, now:
     assert posting.answer is not None
     answer = msgspec.structs.replace(posting.answer, id=known.request_id)
     return msgspec.structs.replace(posting, answer=answer, sent=[known])
-
-
-def _terms(sent: SentOrder, order: Order) -> Terms:
-    return msgspec.structs.replace(msgspec.convert(order, Terms, from_attributes=True), request_id=sent.request_id)
-
-
-def _resting(sent: SentOrder, order: Order, remaining: Decimal, at: datetime) -> RestingOrder:
-    assert order.type is OrderType.LIMIT
-    quantities = {"quantity": sent.order.quantity, "remaining": remaining, "limit_price": sent.order.price}
-    return msgspec.convert(
-        msgspec.structs.asdict(order) | quantities | {"id": sent.request_id, "created_at": at}, RestingOrder
-    )
 
 
 def _prices(fills: Sequence[VenueFill]) -> Marks:
