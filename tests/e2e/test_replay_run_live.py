@@ -1,4 +1,4 @@
-"""Runs of a running service, executed again from outside: on the market as it moved, with the latency of orders."""
+"""Invocations of a running service, reproduced by the script: with a moving market and the latency of orders."""
 
 import asyncio
 import os

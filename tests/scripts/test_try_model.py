@@ -63,7 +63,7 @@ async def provider() -> AsyncIterator[FakeProvider]:
 
 
 async def run(folder: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
-    """Exit code, what it printed, what it complained about."""
+    """Return the exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(SCRIPT), *arguments, cwd=folder,
         env={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
@@ -105,7 +105,7 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
     assert list(tmp_path.iterdir()) == [], "nothing stays behind"
 
 
-async def test_a_failing_provider_is_told(tmp_path: Path, provider: FakeProvider) -> None:
+async def test_a_failing_provider_is_reported(tmp_path: Path, provider: FakeProvider) -> None:
     provider.status = 404
     code, said, complained = await run(tmp_path, *OPENAI, OPENAI_BASE_URL=provider.url, OPENAI_API_KEY=KEY)
     assert code == 1

@@ -1,4 +1,4 @@
-"""A server of the chat-completions protocol that answers as the test says, and what clients of it share."""
+"""A scripted server of the chat-completions protocol, and fixtures of its clients."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -72,7 +72,7 @@ OK = answering(200, completion(held()))
 
 
 class FakeServer:
-    """Gives the scripted replies in their order, the last one for ever; remembers the keys and bodies that came."""
+    """Sends the scripted replies in order, the last one repeatedly; records the keys and bodies of requests."""
 
     def __init__(self) -> None:
         self.script: list[Reply] = [OK]
@@ -91,7 +91,7 @@ class FakeServer:
 
 
 class Timer:
-    """Seconds in a test's hand."""
+    """A monotonic clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -30,7 +30,7 @@ Script = Callable[[Turn], Awaitable[ModelAnswer] | ModelAnswer]
 
 
 def calling(*calls: tuple[str, Any], text: str | None = None, tokens: int = 100) -> ModelAnswer:
-    """An answer with these tool calls, given as (name, arguments); arguments that are text go as they are."""
+    """An answer with these tool calls, each (name, arguments); arguments given as text are sent unchanged."""
     requests = tuple(
         ToolRequest(f"call_{n}", name, given if isinstance(given, str) else orjson.dumps(given).decode())
         for n, (name, given) in enumerate(calls, 1)
@@ -55,7 +55,7 @@ def opening(**changes: Any) -> tuple[str, Any]:
 
 
 class ScriptedProvider:
-    """Answers by the script of the model, turn by turn; a script may be a function of the turn, or raise."""
+    """Answers by the script of the model; each step is an answer, a function of the turn, or an error."""
 
     name = "fake"
     is_remote = True
@@ -92,7 +92,7 @@ class ScriptedProvider:
 
 
 class Floor:
-    """The parts, and what the tests do with them."""
+    """The parts of a trading floor, and the steps of tests."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Floor:
         )
 
     async def see(self, mids: Mapping[str, str] = MIDS, *, after_s: float = 1) -> None:
-        """Move time and the markets."""
+        """Advance time and the markets."""
         tick = make_tick(self.clock.now() + timedelta(seconds=after_s), mids)
         self.source.script.append(tick)
         await self.clock.advance(timedelta(seconds=after_s))
@@ -154,7 +154,7 @@ class Floor:
             await asyncio.sleep(0.001)
 
     async def cycle(self) -> list[FinishedInvocation]:
-        """One whole cycle, a second later than the last; its records, by model."""
+        """Run one cycle, a second after the last; return its records, by model."""
         await self.see()
         await self.start_batch()
         await self.idle()
@@ -168,8 +168,13 @@ class Floor:
         return [event for event in self.events if isinstance(event, WorkflowProgress)]
 
 
+def results_seen(turn: Turn) -> list[dict[str, Any]]:
+    """Return the results of calls that the model sees."""
+    return [orjson.loads(message["content"]) for message in turn.messages if message["role"] == "tool"]
+
+
 async def run_one(floor: Floor, *script: Any) -> FinishedInvocation:
-    """One cycle of one model with this script; its record."""
+    """Run one cycle of one model with this script; return its record."""
     await floor.add("ada")
     floor.provider.scripts["ada"] = list(script)
     (record,) = await floor.cycle()

@@ -1,4 +1,4 @@
-"""A provider of the chat-completions protocol that takes its time, as a process of its own: `slow_provider SECONDS`.
+"""A slow provider of the chat-completions protocol, as a separate process: `slow_provider SECONDS`.
 
 In the first step of a run it reads indicators and opens a position, in the second it holds.
 """
@@ -57,7 +57,7 @@ async def _serve(step_s: float) -> None:
 
 @asynccontextmanager
 async def slow_provider(step_s: float) -> AsyncIterator[str]:
-    """Its base address, as long as it runs."""
+    """Start the provider and return its base address."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(Path(__file__)),

@@ -229,7 +229,7 @@ def test_no_reversal_within_three_cycles(age_s: float, passes: bool) -> None:
     ("traded_s", "judged_s", "cycles"),
     [(5, 8, 0), (5, 59, 0), (59.9, 60, 1), (5, 70, 1), (5, 190, 3), (5, 239.9, 3), (59.9, 240, 4)],
 )
-def test_slow_runs_let_no_more_cycles_pass(traded_s: float, judged_s: float, cycles: int) -> None:
+def test_slow_invocations_do_not_change_the_count_of_cycles(traded_s: float, judged_s: float, cycles: int) -> None:
     last = {"BTC": LastTrade(Side.SHORT, NOW + timedelta(seconds=traded_s))}
     now = msgspec.structs.replace(context(last_trades=last), now=NOW + timedelta(seconds=judged_s))
     fresh = msgspec.structs.replace(now, quoted_at=dict.fromkeys(MARKS, now.now))
@@ -338,7 +338,7 @@ fields = st.sampled_from(["symbol", "side", "quantity", "stop", "fraction", "int
     st.sampled_from([*TOOLS, "nothing", ""]),
     st.text() | st.dictionaries(fields, json_values).map(lambda value: msgspec.json.encode(value).decode()),
 )
-def test_any_call_is_a_decision_or_words(name: str, arguments: str) -> None:
+def test_any_call_is_a_decision_or_an_explained_error(name: str, arguments: str) -> None:
     answer = decode(ToolRequest("1", name, arguments))
     assert isinstance(answer, (BadCall, *TOOLS.values()))
     assert call_type(ToolRequest("1", name, arguments))
@@ -352,14 +352,14 @@ def test_any_call_is_a_decision_or_words(name: str, arguments: str) -> None:
         '{"symbol": "BTC", "leverage": 3}', '{"symbol": "BTC", "fraction": "0.5"}', '{"symbol": "BTC", "fraction": 0}',
     ],
 )  # fmt: skip
-def test_bad_arguments_are_told(arguments: str) -> None:
+def test_bad_arguments_are_explained(arguments: str) -> None:
     answer = decode(ToolRequest("1", "closePosition", arguments))
     assert isinstance(answer, BadCall)
     assert answer.error
 
 
 @pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
-def test_a_time_without_a_date_in_utc_is_told(moment: str) -> None:
+def test_a_time_without_a_date_in_utc_is_refused(moment: str) -> None:
     arguments = msgspec.json.decode(msgspec.json.encode(opening())) | {"timeExit": moment}
     answer = decode(ToolRequest("1", "createPosition", msgspec.json.encode(arguments).decode()))
     assert isinstance(answer, BadCall)

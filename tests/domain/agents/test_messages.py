@@ -1,4 +1,4 @@
-"""The words of a run: every figure is the books' own, in plain digits, and what is absent says so."""
+"""Messages to models: figures have the digits of the books, and absent values are null."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

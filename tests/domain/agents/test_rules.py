@@ -1,4 +1,4 @@
-"""The rule agents by example: what each enters, how it cares for what it holds, and when it keeps its hands still."""
+"""Rule agents by example: entries, reviews of positions, and cycles without a trade."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Whatever the market and the account look like, the rule agents stay within every bound, and the guard agrees."""
+"""Rule agents on drawn markets and accounts: every decision is within all bounds and passes the guard."""
 
 import csv
 import gzip
@@ -48,7 +48,7 @@ RISK_MAX = {
 
 
 def reading(rng: Random, price: float) -> Indicators:
-    """Indicators around a price, any of them absent now and then."""
+    """Indicators around a price, any of them possibly absent."""
 
     def maybe(value: float) -> float | None:
         return None if rng.random() < 0.04 else value
@@ -98,7 +98,7 @@ def priced(rng: Random, symbol: str) -> ObservedMarket:
 
 
 def position(rng: Random, market: ObservedMarket, worth: Decimal) -> Position:
-    """A position that lost or won up to 3 %, with a stop that the exchange would have taken."""
+    """A position that lost or won up to 3 %, with a stop that the exchange accepts."""
     side = rng.choice(list(Side))
     entry = market.price * from_number(rng.uniform(0.97, 1.03))
     quantity = max(market.lot, worth * from_number(rng.uniform(0.01, 0.6)) / market.price // market.lot * market.lot)
@@ -118,7 +118,7 @@ def position(rng: Random, market: ObservedMarket, worth: Decimal) -> Position:
 
 
 def account_of(rng: Random, shown: Mapping[str, ObservedMarket]) -> Account:
-    """From tiny to large, holding nothing, something or everything."""
+    """An account from tiny to large, with positions in none, some or all markets."""
     capital = from_number(round(10 ** rng.uniform(0.5, 6.5), 2))
     held = rng.sample(sorted(shown), rng.choice([0, 0, 1, 2, 3]))
     run = Run(id=UUID(int=2), number=1, initial_capital=capital, quote_currency="USDT", started_at=NOW)
@@ -180,7 +180,7 @@ def _position(held: Position, mark: Decimal) -> ObservedPosition:
 
 
 def record(rng: Random) -> ObservedStats:
-    """A past of any kind."""
+    """Statistics of any past."""
     return ObservedStats(
         trade_count=rng.choice([0, 5, 30, 500]),
         win_rate_percent=rng.choice([None, 0.0, 45.0, 60.0, 100.0]),
@@ -190,7 +190,7 @@ def record(rng: Random) -> ObservedStats:
 
 
 def judged(decision: Decision, account: Account, shown: View, variant: VariantId) -> object:
-    """What the guard says."""
+    """Return the verdict of the guard."""
     context = RiskContext(
         now=NOW,
         account=account,
@@ -218,7 +218,7 @@ def test_every_decision_is_within_every_bound(seed: int) -> None:
     check(seed)
 
 
-def test_the_drawn_situations_lead_to_every_kind_of_decision() -> None:
+def test_the_drawn_contexts_lead_to_every_kind_of_decision() -> None:
     kinds = sum((check(seed) for seed in range(200)), Counter())
     opening = {(variant, CreatePosition) for variant in VariantId}
     caring = {(variant, ClosePosition) for variant in (VariantId.TRENDSURFER, VariantId.SOVEREIGN)}
@@ -226,7 +226,7 @@ def test_the_drawn_situations_lead_to_every_kind_of_decision() -> None:
 
 
 def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
-    """What the agents decide in a drawn context, each decision checked."""
+    """Return what the agents decide in a drawn context, each decision checked."""
     kinds: Counter[tuple[VariantId, type[Decision]]] = Counter()
     rng = Random(seed)
     markets = {symbol: priced(rng, symbol) for symbol in MARKETS}
@@ -255,7 +255,7 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
 def _opened(
     order: CreatePosition, shown: View, variant: VariantId, exposure: Decimal, cash: Decimal
 ) -> tuple[Decimal, Decimal]:
-    """Check an entry; what it makes of exposure and free cash."""
+    """Check an entry, and return exposure and free cash after it."""
     market, limits = shown.markets[order.symbol], VARIANTS[variant].limits
     assert shown.position(order.symbol) is None
     quantity, leverage, stop = (from_number(value) for value in (order.quantity, order.leverage, order.stop))
@@ -283,7 +283,7 @@ def _tightened(change: UpdateExitPlan, shown: View) -> None:
 
 
 def test_every_agent_finds_trades_in_real_markets() -> None:
-    """Asked every two hours over five real days, an agent with an empty account sees entries, and not everywhere."""
+    """Over five real days, asked every two hours, an agent with an empty account finds entries, but not everywhere."""
     history = {symbol: _real(symbol, 10_000) for symbol in MARKETS}
     intervals: tuple[Interval, ...] = ("5m", "15m", "1h")
     candles = {symbol: {size: _merged(history[symbol], size) for size in intervals} for symbol in MARKETS}
@@ -341,6 +341,6 @@ def _shown(symbol: str, candles: Mapping[Interval, list[Candle]], at: datetime) 
 
 
 def _closed(candles: list[Candle], interval: Interval, at: datetime) -> list[Candle]:
-    """The closed ones of the last 300."""
+    """The closed candles among the last 300."""
     count = (at - candles[0].open_time) // INTERVALS[interval]
     return candles[max(0, count - 300) : count]

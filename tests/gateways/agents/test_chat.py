@@ -169,7 +169,7 @@ async def test_server_failures_are_tried_on_another_key(
     assert server.keys == [KEYS[0], KEYS[1], KEYS[2], KEYS[0]]
 
 
-async def test_another_key_is_tried_whatever_others_ask_meanwhile(
+async def test_another_key_is_tried_despite_concurrent_requests(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
     fake[0].by_key[KEYS[0]] = answering(500)
@@ -186,7 +186,7 @@ async def test_gives_up_after_three_retries(fake: tuple[FakeServer, str], client
     assert len(fake[0].keys) == 4
 
 
-async def test_slow_answers_time_out_and_are_tried_again(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_slow_answers_time_out_and_are_retried(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     async def drip(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -200,7 +200,7 @@ async def test_slow_answers_time_out_and_are_tried_again(fake: tuple[FakeServer,
     assert len(fake[0].keys) == 2
 
 
-async def test_cut_answers_are_tried_again(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_truncated_answers_are_retried(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "5000"})
         await response.prepare(request)
@@ -215,7 +215,7 @@ async def test_cut_answers_are_tried_again(fake: tuple[FakeServer, str], client_
 
 
 def broken_off(code: int) -> dict[str, Any]:
-    """A choice that ended in an error while the model spoke, as gateways tell it."""
+    """A choice that an error ended, in the form of gateways."""
     message = {"role": "assistant", "content": "BTC looks"}
     return {"finish_reason": "error", "message": message, "error": {"code": code, "message": "upstream"}}
 
@@ -283,7 +283,7 @@ async def test_rate_limit_inside_a_200_rests_the_key(
         (answering(200, {"choices": [broken_off(403)]}), "answered 403: .*upstream"),
     ],
 )
-async def test_what_is_refused_and_is_not_the_key_leaves_the_key_in_use(
+async def test_a_refusal_that_is_not_about_the_key_leaves_it_in_use(
     fake: tuple[FakeServer, str], client_of: MakeClient, reply: Reply, reason: str
 ) -> None:
     client = client_of(*KEYS)
@@ -294,7 +294,7 @@ async def test_what_is_refused_and_is_not_the_key_leaves_the_key_in_use(
     assert len({(await client.answer(TURN)).key_number for _ in KEYS}) == len(KEYS)
 
 
-async def test_client_errors_are_told_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_client_errors_are_reported_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     fake[0].script = [answering(400, {"error": {"message": f"bad model, key {KEYS[0]}"}})]
     with pytest.raises(ProviderError, match=r"fake answered 400: .*bad model") as caught:
         await client_of(KEYS[0]).answer(TURN)
@@ -313,9 +313,7 @@ def refusing(field: str) -> Reply:
     return reply
 
 
-async def test_a_model_is_asked_without_the_field_it_does_not_take(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
+async def test_a_field_that_a_model_refuses_is_left_out(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     server, client = fake[0], client_of(KEYS[0])
     server.script = [refusing("temperature")]
     assert (await client.answer(TURN)).calls
@@ -331,7 +329,7 @@ async def test_a_model_is_asked_without_the_field_it_does_not_take(
     assert {"temperature", "max_tokens"} <= server.bodies[-1].keys(), "another model takes them"
 
 
-async def test_models_of_one_name_that_are_asked_at_once_are_all_asked_again(
+async def test_concurrent_requests_are_all_retried_without_a_refused_field(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
     fake[0].script = [refusing("temperature")]
@@ -341,7 +339,7 @@ async def test_models_of_one_name_that_are_asked_at_once_are_all_asked_again(
     assert len(fake[0].bodies) == 8, "each was told, and asked again without it"
 
 
-async def test_a_field_that_must_be_or_that_was_left_out_already_fails(
+async def test_refusal_of_a_mandatory_or_left_out_field_fails(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
     for field, asked in (("messages", 1), ("temperature", 2)):
@@ -353,9 +351,7 @@ async def test_a_field_that_must_be_or_that_was_left_out_already_fails(
         assert len(fake[0].keys) == asked
 
 
-async def test_what_could_not_be_used_is_told_without_the_key(
-    fake: tuple[FakeServer, str], client_of: MakeClient
-) -> None:
+async def test_unusable_answers_are_kept_without_the_key(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     html = f"<html>{KEYS[0]}{'x' * 20_000}".encode()
     for reply, said in (
         (raw_answer(html, "text/html"), "<html>***" + "x" * 16_375),

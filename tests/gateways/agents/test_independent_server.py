@@ -1,4 +1,4 @@
-"""Whole runs against a chat-completions server that others have written: `@copilotkit/aimock` of npm."""
+"""Invocations against an independent chat-completions server: `@copilotkit/aimock` from npm."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ GOOD, REFUSED = "sk-independent-good-0001", "sk-independent-refused-0002"
 
 
 class Server:
-    """The running server, and what it can be asked beside the protocol."""
+    """The running server and its control interface."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -81,7 +81,7 @@ async def run(floor: Floor, model: str) -> FinishedInvocation:
     return record
 
 
-async def test_a_run_of_two_steps_with_a_refused_key_first(database: Database, server: Server) -> None:
+async def test_an_invocation_of_two_steps_with_a_refused_key_first(database: Database, server: Server) -> None:
     async with floor_on(database, server, REFUSED, GOOD) as floor:
         record = await run(floor, "lab/trader")
         async with database.connection() as conn:
@@ -119,7 +119,7 @@ async def test_its_rate_limit_rests_the_key(database: Database, server: Server) 
         ({"disconnectRate": 1}, "openai could not be reached or broke off"),
     ],
 )
-async def test_its_failures_are_tried_again_and_told(
+async def test_its_failures_are_retried_and_reported(
     database: Database, server: Server, rates: dict[str, float], reason: str
 ) -> None:
     async with floor_on(database, server, GOOD) as floor:
@@ -133,7 +133,7 @@ async def test_its_failures_are_tried_again_and_told(
         assert (await run(floor, "lab/trader")).invocation.status == "completed"
 
 
-async def test_an_unknown_model_is_told(database: Database, server: Server) -> None:
+async def test_an_unknown_model_is_reported(database: Database, server: Server) -> None:
     async with floor_on(database, server, GOOD) as floor:
         record = await run(floor, "lab/none")
     assert record.invocation.status == "failed"

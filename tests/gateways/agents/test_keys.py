@@ -1,4 +1,4 @@
-"""What a provider says is kept without the value of a key, however it repeats one."""
+"""Keys of a provider: rests, and scrubbing of key values from everything that is kept."""
 
 import orjson
 import pytest
@@ -19,7 +19,7 @@ def escaped(text: str) -> str:
     return "".join(f"\\u{ord(letter):04x}" for letter in text)
 
 
-def test_no_key_is_shown_by_what_holds_it() -> None:
+def test_no_repr_shows_a_key() -> None:
     keys = ring(KEY)
     assert KEY not in repr(keys)
     assert repr(keys.take()) == "Key(1)"
@@ -80,7 +80,7 @@ def test_words_that_are_no_secrets_stay() -> None:
     assert ring("1", "ollama", "x").scrub(said) == said
 
 
-def test_a_nest_is_unusable() -> None:
+def test_deeply_nested_json_is_unusable() -> None:
     assert ring(KEY).scrub(b"[" * 1000 + b'"\\u0041"' + b"]" * 1000) == b"***"
 
 
@@ -90,6 +90,6 @@ def test_a_nest_is_unusable() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_what_holds_no_key_stays_as_it_is(value: object) -> None:
+def test_an_answer_without_a_key_is_unchanged(value: object) -> None:
     said = orjson.dumps(value)
     assert ring(KEY).scrub(said) is said

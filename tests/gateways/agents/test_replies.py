@@ -1,4 +1,4 @@
-"""What the client reads from responses of the chat-completions protocol, regular and odd ones."""
+"""Parsing of chat-completions responses, regular and odd ones."""
 
 import threading
 from decimal import Decimal
@@ -36,7 +36,7 @@ async def test_several_calls_and_odd_ones(fake: tuple[FakeServer, str], client_o
     assert echoed[0] == "{}", "text that is no JSON would make the provider refuse its own call"
 
 
-async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_calls_are_sent_back_in_valid_form(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     names = ("holding", "multi_tool_use.parallel", "", "x" * 300)
     calls: list[dict[str, Any]] = [{"id": "same", "function": {"name": name, "arguments": "{}"}} for name in names]
     calls += [{"id": 7, "function": {"name": "holding", "arguments": "{}"}}, {"function": {"name": None}}]
@@ -50,7 +50,7 @@ async def test_calls_go_back_as_the_protocol_allows(fake: tuple[FakeServer, str]
     assert answer.model == "lab/one", "what is no name is none"
 
 
-async def test_an_answer_that_is_cut_or_refuses_says_so(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_a_truncated_or_refusing_answer_is_marked(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client = client_of(KEYS[0])
     for reason, cut_by in (
         ("length", "length"), ("content_filter", "content_filter"), ("stop", None), (None, None), (["odd"], None),
@@ -61,7 +61,7 @@ async def test_an_answer_that_is_cut_or_refuses_says_so(fake: tuple[FakeServer, 
         assert (answer.cut_by, answer.text) == (cut_by, "I cannot help with that.")
 
 
-async def test_a_long_answer_is_read_beside_the_loop(
+async def test_a_long_answer_is_parsed_in_a_thread(
     fake: tuple[FakeServer, str], client_of: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers: list[bool] = []
@@ -78,7 +78,7 @@ async def test_a_long_answer_is_read_beside_the_loop(
     assert readers == [True, False]
 
 
-async def test_what_is_odd_goes_back_as_it_came(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_reasoning_fields_are_sent_back_unchanged(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
     details = [{"index": huge}, msgspec.json.decode(deep)]
     call = {"function": {"name": "holding", "arguments": {"reason": huge}}}

@@ -96,7 +96,7 @@ async def fetched(taapi: Taapi, symbol: str = "BTC") -> Supplementary | None:
     return taapi.latest(symbol)
 
 
-async def test_values_are_fetched_for_those_who_ask_later(server: FakeTaapi, taapi: Taapi) -> None:
+async def test_values_are_fetched_in_the_background(server: FakeTaapi, taapi: Taapi) -> None:
     assert taapi.latest("BTC") is None, "nobody waits"
     await taapi.settled()
     assert taapi.latest("BTC") == Supplementary(
@@ -126,9 +126,7 @@ async def test_one_request_in_fifteen_seconds_and_each_value_once_in_five_minute
         await clock.advance(timedelta(seconds=1))
 
 
-async def test_a_market_they_do_not_know_keeps_no_other_from_its_values(
-    server: FakeTaapi, taapi: Taapi, clock: ShiftedClock
-) -> None:
+async def test_an_unknown_market_does_not_block_others(server: FakeTaapi, taapi: Taapi, clock: ShiftedClock) -> None:
     async def reply(request: web.Request) -> web.StreamResponse:
         is_known = orjson.loads(await request.read())["construct"]["symbol"] != "HYPE/USDT"
         return web.json_response(GOOD if is_known else {"error": "no such symbol"}, status=200 if is_known else 400)
@@ -220,7 +218,7 @@ async def test_a_refused_key_is_out_of_use(
     assert KEY not in caplog.text + repr(taapi) + repr(vars(taapi))
 
 
-async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
+async def test_a_bug_in_a_request_is_logged_and_it_is_repeated(
     taapi: Taapi, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(self: Taapi, symbol: str) -> dict[str, float]:
@@ -234,7 +232,7 @@ async def test_a_bug_in_a_request_is_told_and_it_is_asked_again(
     assert await fetched(taapi) is not None
 
 
-async def test_a_clock_set_back_puts_no_request_off_and_keeps_nothing_old(
+async def test_a_clock_set_back_delays_no_request_and_returns_nothing_old(
     server: FakeTaapi, taapi: Taapi, clock: ShiftedClock
 ) -> None:
     assert await fetched(taapi) is not None

@@ -1,4 +1,4 @@
-"""Twenty models at once on a slow provider, over real sockets: nobody else waits for them."""
+"""Twenty models at once on a slow provider, over real sockets, do not delay anything else."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ HOLD_MS_MAX = 50
 
 @asynccontextmanager
 async def slow_floor(database: Database, step_s: float, **settings: str) -> AsyncIterator[Floor]:
-    """A floor of twenty models of all variants, on a provider of that pace in another process."""
+    """A trading floor of twenty models of all variants, with a slow provider in another process."""
     async with (
         slow_provider(step_s) as url,
         open_floor(database, OPENAI_BASE_URL=url, MAX_PARALLEL_MODELS=str(MODELS), **settings) as floor,

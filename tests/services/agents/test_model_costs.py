@@ -1,4 +1,4 @@
-"""What the models cost: tokens and money of the current run, and the gain that is left after it."""
+"""Costs of models: tokens and money in the current run, and the gain net of them."""
 
 from decimal import Decimal
 
@@ -67,7 +67,7 @@ async def test_tokens_and_cost_are_summed_and_taken_from_the_gain(bench: Bench) 
     assert stats.net_after_cost == D("49.625")
 
 
-async def test_an_untold_cost_is_not_zero(bench: Bench) -> None:
+async def test_an_unreported_cost_is_not_zero(bench: Bench) -> None:
     await bench.invoke(1, (1000, 20), None)
     stats = await bench.stats()
     assert stats.run_statistics.run.input_tokens == 1000

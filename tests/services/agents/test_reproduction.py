@@ -1,4 +1,4 @@
-"""Recorded runs executed again: on the market they met they come to the same books, and a changed book is noticed."""
+"""Reproduction of invocations: on the recorded market they give the same books, and a changed row is noticed."""
 
 import asyncio
 import importlib.util
@@ -43,7 +43,7 @@ async def again(floor: Floor, record: FinishedInvocation) -> InvocationReproduct
     return await reproduce_invocation(floor.database, record.invocation.id)
 
 
-async def test_the_whole_life_of_a_position_comes_out_the_same(floor: Floor) -> None:
+async def test_the_whole_life_of_a_position_is_reproduced(floor: Floor) -> None:
     runs = [
         [calling(opening(), ("holding", {"reason": "in"}))],
         [calling(opening(quantity=0.25, leverage=10), ("holding", {"reason": "more"}))],
@@ -67,7 +67,7 @@ async def test_the_whole_life_of_a_position_comes_out_the_same(floor: Floor) -> 
     ]
 
 
-async def test_calls_that_change_nothing_come_out_the_same(floor: Floor) -> None:
+async def test_calls_that_change_nothing_are_reproduced(floor: Floor) -> None:
     await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     record = await run_one(
         floor,
@@ -92,7 +92,7 @@ async def test_calls_that_change_nothing_come_out_the_same(floor: Floor) -> None
     assert "insufficient margin" in reproduction.calls[6][1].detail
 
 
-async def test_a_call_that_a_halt_refused_comes_out_the_same(floor: Floor) -> None:
+async def test_a_call_that_a_halt_refused_is_reproduced(floor: Floor) -> None:
     await floor.halts.halt("ada", HaltCause.OPERATOR, "venue maintenance", "someone")
     reproduction = await again(floor, await run_one(floor, calling(opening()), hold()))
     assert (reproduction.is_same, reproduction.calls[0][1].detail) == (
@@ -101,7 +101,7 @@ async def test_a_call_that_a_halt_refused_comes_out_the_same(floor: Floor) -> No
     )
 
 
-async def test_what_the_market_did_while_the_order_waited_is_done_again(database: Database) -> None:
+async def test_updates_while_the_order_waited_are_reproduced(database: Database) -> None:
     """The update that the order waits for brings funding and fires a stop before the order meets its book."""
     async with open_floor(database, SIM_LATENCY_MS="200") as floor:
         await floor.add("ada")
@@ -130,7 +130,7 @@ async def test_what_the_market_did_while_the_order_waited_is_done_again(database
         assert reproduction.is_same, reproduction
 
 
-async def test_an_order_that_met_no_book_comes_out_the_same(database: Database) -> None:
+async def test_an_order_that_met_no_book_is_reproduced(database: Database) -> None:
     async with open_floor(database, SIM_LATENCY_MS="200") as floor:
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening()), hold()]
@@ -146,7 +146,7 @@ async def test_an_order_that_met_no_book_comes_out_the_same(database: Database) 
         assert "it met no book" in reproduction.calls[0][1].detail
 
 
-async def test_an_agent_without_messages_leaves_what_it_met(floor: Floor) -> None:
+async def test_inputs_of_a_rule_agent_are_recorded(floor: Floor) -> None:
     floor.provider.is_remote = False
     reproduction = await again(floor, await run_one(floor, calling(opening(), ("holding", {"reason": "in"}))))
     assert reproduction.is_same, reproduction
@@ -177,7 +177,7 @@ async def test_a_change_of_the_books_is_noticed(floor: Floor) -> None:
         (("situation", "account", "run", "initial_capital"), "100"),
     ],
 )
-async def test_another_market_comes_to_other_books(floor: Floor, path: tuple[Any, ...], value: Any) -> None:
+async def test_other_inputs_give_other_books(floor: Floor, path: tuple[Any, ...], value: Any) -> None:
     record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     async with floor.database.connection() as conn:
         kept = orjson.loads(zlib.decompress(await conn.fetchval("SELECT payload FROM invocation_payloads")))
@@ -190,7 +190,7 @@ async def test_another_market_comes_to_other_books(floor: Floor, path: tuple[Any
     assert (await again(floor, record)).calls[0][1].same is False
 
 
-async def test_what_is_not_recorded_is_told(floor: Floor) -> None:
+async def test_missing_inputs_are_reported(floor: Floor) -> None:
     record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     async with floor.database.connection() as conn:
         await conn.execute("DELETE FROM invocation_payloads")
@@ -200,7 +200,7 @@ async def test_what_is_not_recorded_is_told(floor: Floor) -> None:
         await reproduce_invocation(floor.database, UUID(int=7))
 
 
-async def test_what_a_venue_executed_is_not_executed_again_on_paper(floor: Floor) -> None:
+async def test_calls_executed_at_a_venue_are_not_reproduced_on_paper(floor: Floor) -> None:
     calls = calling(opening(), opening(symbol="ETH", leverage=99), ("closePosition", {"symbol": "SOL"}))
     record = await run_one(floor, calls, hold())
     async with floor.database.connection() as conn:
@@ -229,7 +229,7 @@ def script() -> ModuleType:
     return module
 
 
-async def test_the_script_says_it(
+async def test_the_script_reports_the_result(
     floor: Floor, dsn: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))

@@ -5,12 +5,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from decimal import Decimal
-from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-import orjson
 import pytest
-from support.floor import Floor, calling, hold, open_floor, opening, run_one
+from support.floor import Floor, calling, hold, open_floor, opening, results_seen, run_one
 from support.scripted import START
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
@@ -22,12 +20,6 @@ from trader.services.agents import recorder
 from trader.services.exchange.paper import PaperExchange
 from trader.store.agents.invocations import update_invocation
 from trader.store.database.pool import Connection, Database
-
-
-def told(turn: Turn) -> list[dict[str, Any]]:
-    """The results of calls that the model sees."""
-    return [orjson.loads(message["content"]) for message in turn.messages if message["role"] == "tool"]
-
 
 # --- starts and ends --------------------------------------------------------------------------------------------------
 
@@ -48,7 +40,7 @@ async def test_demo_has_a_rule_agent_per_variant(database: Database) -> None:
             assert await conn.fetchval("SELECT count(*) FROM invocation_payloads") == 0
 
 
-async def test_shutdown_records_interrupted_runs(database: Database) -> None:
+async def test_shutdown_records_interrupted_invocations(database: Database) -> None:
     asked = asyncio.Event()
 
     async def think(_: Turn) -> ModelAnswer:
@@ -71,7 +63,7 @@ async def test_shutdown_records_interrupted_runs(database: Database) -> None:
         assert not floor.agents.running()
 
 
-async def test_a_run_that_is_cancelled_while_it_records_its_end_ended_as_it_says(
+async def test_cancelled_while_recording_its_end_it_keeps_its_status(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing = asyncio.Event()
@@ -114,7 +106,7 @@ async def test_start_closes_what_a_crash_left_open(floor: Floor) -> None:
 
 
 class SlowAnswers(PaperExchange):
-    """Commits orders and then keeps their answers for itself."""
+    """An exchange that commits orders and answers late."""
 
     committed: asyncio.Event
 
@@ -142,13 +134,13 @@ async def test_cancelled_with_its_order_committed(database: Database) -> None:
 
 
 class Undecided(PaperExchange):
-    """A venue that does not tell what became of an order."""
+    """An exchange that cannot determine the status of an order."""
 
     async def place_order(self, order: Order) -> OrderAnswer:
         raise OrderUndecided("What became of this order at the venue is not known yet")
 
 
-async def test_an_order_that_nobody_knows_of_fails_its_call_and_not_the_run(database: Database) -> None:
+async def test_an_order_of_unknown_status_fails_its_call_and_not_the_invocation(database: Database) -> None:
     async with open_floor(database, exchange_type=Undecided) as floor:
         record = await run_one(floor, calling(opening()), hold("waiting"))
     assert record.invocation.status == "completed"
@@ -158,7 +150,7 @@ async def test_an_order_that_nobody_knows_of_fails_its_call_and_not_the_run(data
     ]
     words = "What became of this order at the venue is not known yet"
     assert record.tool_calls[0].metadata["results"] == [{"error": words}]
-    assert told(floor.provider.turns[1])[0]["error"] == words
+    assert results_seen(floor.provider.turns[1])[0]["error"] == words
 
 
 async def test_cancelled_before_its_order_was_placed(database: Database) -> None:
@@ -176,7 +168,7 @@ async def test_cancelled_before_its_order_was_placed(database: Database) -> None
         assert not floor.exchange.account("ada").positions
 
 
-async def test_time_stands_still_for_a_run_until_its_order_waits(database: Database) -> None:
+async def test_time_stands_still_for_an_invocation_until_its_order_waits(database: Database) -> None:
     async with open_floor(database, SIM_LATENCY_MS="200", MAX_PARALLEL_MODELS="1") as floor:
         await floor.add("ada", "bob")
         for name in ("ada", "bob"):
@@ -192,7 +184,7 @@ async def test_time_stands_still_for_a_run_until_its_order_waits(database: Datab
         assert fills == {"ada": Decimal(94_010), "bob": Decimal(94_020)}
 
 
-async def test_orders_of_a_killed_process_get_their_calls(floor: Floor) -> None:
+async def test_calls_are_recovered_from_orders_of_a_killed_process(floor: Floor) -> None:
     await floor.add("ada")
     run_id = uuid5(NAMESPACE_URL, "killed")
     async with floor.database.connection() as conn:
@@ -222,7 +214,7 @@ async def test_orders_of_a_killed_process_get_their_calls(floor: Floor) -> None:
 # --- many runs --------------------------------------------------------------------------------------------------------
 
 
-async def test_at_most_so_many_at_once(database: Database) -> None:
+async def test_at_most_max_parallel_models_run_at_once(database: Database) -> None:
     release = asyncio.Event()
 
     async def wait(_: Turn) -> ModelAnswer:
@@ -248,7 +240,7 @@ async def test_at_most_so_many_at_once(database: Database) -> None:
         assert [batch.details for batch in batches] == [{"modelIds": names}]
 
 
-async def test_inactive_models_do_not_run_and_new_ones_do(floor: Floor) -> None:
+async def test_inactive_models_are_not_invoked_and_new_ones_are(floor: Floor) -> None:
     await floor.add("ada")
     await floor.cycle()
     await floor.add("bob")
@@ -260,7 +252,7 @@ async def test_inactive_models_do_not_run_and_new_ones_do(floor: Floor) -> None:
     assert summaries["bob"].last_invoked_at == floor.clock.now()
 
 
-async def test_a_model_waits_for_its_turn_as_it_is_then(database: Database) -> None:
+async def test_a_queued_model_is_invoked_with_its_current_definition(database: Database) -> None:
     may_end = asyncio.Event()
 
     async def think(_: Turn) -> ModelAnswer:
@@ -323,7 +315,7 @@ async def test_a_record_that_could_not_be_written_is_written_later(dsn: str, dat
 
 
 class DoubtfulDatabase(Database):
-    """Takes one row, and breaks off before it says so."""
+    """A database that takes one row and breaks off before it confirms."""
 
     breaks_off = False
 
@@ -336,7 +328,7 @@ class DoubtfulDatabase(Database):
                 raise Unavailable("The database did not answer in time")
 
 
-async def test_a_beginning_that_was_not_confirmed_is_closed_in_the_next_cycle(dsn: str) -> None:
+async def test_an_unconfirmed_start_is_closed_in_the_next_cycle(dsn: str) -> None:
     doubtful = await DoubtfulDatabase.connect(dsn, size=4)
     assert isinstance(doubtful, DoubtfulDatabase)
     async with open_floor(doubtful) as floor:
@@ -356,10 +348,10 @@ async def test_a_beginning_that_was_not_confirmed_is_closed_in_the_next_cycle(ds
     await doubtful.close()
 
 
-async def test_a_moment_of_a_replay_that_comes_again_is_not_run_again(
+async def test_a_repeated_moment_of_a_replay_is_not_invoked_again(
     floor: Floor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A replay that is started again goes on from its last tick, where the last process may have run its models."""
+    """A restarted replay continues from its last tick, at which the last process may have invoked its models."""
     first = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     assert floor.clock.now() == first.invocation.started_at
     await floor.start_batch()

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.floor import Floor, calling, hold, open_floor, opening, run_one
+from support.floor import Floor, calling, hold, open_floor, opening, results_seen, run_one
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.invocations import invocation_id
@@ -27,16 +27,10 @@ from trader.store.agents.invocations import select_payloads, select_steps
 from trader.store.database.pool import Database
 from trader.variants import VARIANTS
 
-
-def told(turn: Turn) -> list[dict[str, Any]]:
-    """The results of calls that the model sees."""
-    return [orjson.loads(message["content"]) for message in turn.messages if message["role"] == "tool"]
-
-
 # --- what a run does --------------------------------------------------------------------------------------------------
 
 
-async def test_holding_is_recorded_and_told(floor: Floor) -> None:
+async def test_holding_is_recorded_and_published(floor: Floor) -> None:
     record = await run_one(floor, hold("BTC is quiet"))
     invocation = record.invocation
     assert invocation.id == invocation_id(record.model, invocation.started_at)
@@ -86,7 +80,7 @@ async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
     assert [(call.type, call.status) for call in record.tool_calls] == [("CREATE_POSITION", "ok"), ("HOLDING", "ok")]
     result = record.tool_calls[0].metadata["results"][0]
     assert (result["status"], result["averagePrice"]) == ("filled", "94000.1")
-    seen = told(floor.provider.turns[1])[0]
+    seen = results_seen(floor.provider.turns[1])[0]
     assert seen["result"] == "ok"
     assert seen["account"]["positions"] == [{"symbol": "BTC", "side": "LONG", "quantity": "0.1"}]
     assert record.invocation.response == "breakout\n\ndone"
@@ -94,7 +88,7 @@ async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
         assert await conn.fetchval("SELECT client_order_id FROM order_requests") == f"{record.invocation.id}:1"
 
 
-async def test_next_run_sees_position_action_and_closes(floor: Floor) -> None:
+async def test_next_invocation_sees_position_and_last_action(floor: Floor) -> None:
     await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     await floor.see(after_s=60)
     record = await run_one(floor, calling(("closePosition", {"symbol": "btcusdt", "fraction": 0.5})), hold())
@@ -145,12 +139,12 @@ async def test_guard_refuses_and_the_model_sees_why(floor: Floor) -> None:
     assert call.metadata["results"] == [
         {"rule": "leverage", "reason": "Leverage 11 is above the 10 that your variant allows."}
     ]
-    assert told(floor.provider.turns[1])[0]["reason"] == "Leverage 11 is above the 10 that your variant allows."
+    assert results_seen(floor.provider.turns[1])[0]["reason"] == "Leverage 11 is above the 10 that your variant allows."
     async with floor.database.connection() as conn:
         assert await conn.fetchval("SELECT count(*) FROM order_requests") == 0
 
 
-async def test_reversal_soon_after_is_refused_across_runs(floor: Floor) -> None:
+async def test_reversal_soon_after_is_refused_across_invocations(floor: Floor) -> None:
     await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
     short = opening(side="SHORT", stop=99_000, target=90_000)
     record = await run_one(floor, calling(("closePosition", {"symbol": "BTC"}), short, ("holding", {"reason": "x"})))
@@ -178,18 +172,18 @@ async def test_refusal_of_the_exchange_is_rejected(floor: Floor) -> None:
         ("holding", {"reason": ""}, "length >= 1"),
     ],
 )
-async def test_bad_calls_are_told_and_counted(floor: Floor, name: str, arguments: Any, error: str) -> None:
+async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, arguments: Any, error: str) -> None:
     record = await run_one(floor, calling((name, arguments)), hold("sorry"))
     assert record.invocation.status == "completed"
     assert [call.status for call in record.tool_calls] == ["failed", "ok"]
-    assert error in told(floor.provider.turns[1])[0]["error"]
+    assert error in results_seen(floor.provider.turns[1])[0]["error"]
     async with floor.database.connection() as conn:
         assert await conn.fetchval("SELECT failed_tool_calls FROM invocations") == 1
 
 
 async def test_indicators_are_fetched(floor: Floor) -> None:
     await run_one(floor, calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"})), hold())
-    seen = told(floor.provider.turns[1])[0]
+    seen = results_seen(floor.provider.turns[1])[0]
     assert (seen["symbol"], seen["interval"], seen["candles"]) == ("ETH", "4h", [])
     assert seen["indicators"]["atr"] is None
 
@@ -233,27 +227,27 @@ async def test_ends_at_an_answer_without_calls(floor: Floor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut_by", "told"),
+    ("cut_by", "cause"),
     [("length", "at its limit of 8192 tokens (ANSWER_TOKENS_MAX)"), ("content_filter", "by a filter of the provider")],
 )
 async def test_an_answer_cut_off_before_any_call_is_a_failure(
-    floor: Floor, cut_by: Literal["length", "content_filter"], told: str
+    floor: Floor, cut_by: Literal["length", "content_filter"], cause: str
 ) -> None:
     thinking = msgspec.structs.replace(calling(text="Let me think"), cut_by=cut_by)
     record = await run_one(floor, thinking)
     invocation = record.invocation
     assert (invocation.status, invocation.response) == ("failed", "Let me think")
-    assert invocation.failure_reason == f"the answer was cut off {told}, before any tool call"
+    assert invocation.failure_reason == f"the answer was cut off {cause}, before any tool call"
     assert (invocation.step_count, invocation.input_tokens) == (1, 100), "what it took is recorded"
 
 
-async def test_an_answer_cut_off_by_the_budget_of_the_run_ends_it_so(floor: Floor) -> None:
+async def test_an_answer_cut_off_by_the_token_budget_ends_the_invocation(floor: Floor) -> None:
     record = await run_one(floor, msgspec.structs.replace(calling(tokens=30_000), cut_by="length"))
     assert record.invocation.status == "completed"
     assert floor.progress()[-2].details["endedBy"] == "tokens"
 
 
-async def test_provider_failure_is_the_runs_own(floor: Floor) -> None:
+async def test_provider_failure_affects_only_its_invocation(floor: Floor) -> None:
     await floor.add("bob")
     await run_one_of_many(floor, calling(opening()), ProviderError("every key of fake rests"))
     others = await floor.agents.invocations(model_id="bob")
@@ -285,7 +279,7 @@ async def test_too_long_is_a_timeout(database: Database) -> None:
         assert [call.status for call in record.tool_calls] == ["ok"]
 
 
-async def test_a_bug_is_recorded_logged_and_stops_nobody(floor: Floor, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_recorded_and_stops_no_other_model(floor: Floor, caplog: pytest.LogCaptureFixture) -> None:
     await floor.add("bob")
     await run_one_of_many(floor, ZeroDivisionError("secret detail"))
     records = {record.model.id: record.invocation for record in await floor.agents.invocations()}
@@ -338,7 +332,7 @@ async def test_the_same_script_gives_the_same_rows(dsn: str, database: Database)
     assert all(seen[0])
 
 
-async def test_no_key_in_anything_a_failing_run_produces(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_invocation_produces_no_key(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     key = "sk-very-secret-0123456789"
     replies = iter(
         [

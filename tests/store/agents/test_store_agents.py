@@ -1,4 +1,4 @@
-"""The rows of models and runs: what is written comes back, closed runs stay closed, lists are filtered and ordered."""
+"""Rows of models and invocations: round trips, closed invocations stay closed, filters and order of lists."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -75,7 +75,7 @@ async def test_models_come_back_the_oldest_first(database: Database) -> None:
         assert (await select_models(conn))[1] == msgspec.structs.replace(changed, created_at=AT)
 
 
-async def test_a_run_from_open_to_close(database: Database) -> None:
+async def test_an_invocation_from_start_to_end(database: Database) -> None:
     run = running(ADA, 0)
     async with database.connection() as conn:
         await add_models(conn)
@@ -117,7 +117,7 @@ async def test_lists_are_filtered_and_the_latest_first(database: Database) -> No
         assert activity == {"ada": (2, running(ADA, 2).started_at), "bob": (1, running(BOB, 3).started_at)}
 
 
-async def test_interrupted_runs_are_closed(database: Database) -> None:
+async def test_interrupted_invocations_are_closed(database: Database) -> None:
     async with database.connection() as conn:
         await add_models(conn)
         for model in (ADA, BOB):
