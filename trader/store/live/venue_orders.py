@@ -7,8 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.exchange.orders import Cause, Order, OrderSide
-from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueOrder, VenueOrderType
+from trader.domain.exchange.venue_orders import SentOrder
 from trader.store.database.pool import Connection
 from trader.store.exchange.ledger_rows import venue_order_row
 
@@ -104,28 +103,5 @@ async def select_funded_hours(conn: Connection, run_id: UUID, since: datetime) -
 
 
 def _sent(record: Any) -> SentOrder:
-    return SentOrder(
-        account_id=record["account_id"],
-        run_id=record["run_id"],
-        order=VenueOrder(
-            client_index=record["client_index"],
-            symbol=record["symbol"],
-            side=OrderSide(record["side"]),
-            type=VenueOrderType(record["type"]),
-            quantity=record["quantity"],
-            price=record["price"],
-            trigger=record["trigger_price"],
-            reduce_only=record["reduce_only"],
-        ),
-        cause=Cause(record["cause"]),
-        status=SentStatus(record["status"]),
-        expires_at=record["expires_at"],
-        created_at=record["created_at"],
-        changed_at=record["changed_at"],
-        request_id=record["request_id"],
-        request=None if record["request"] is None else msgspec.convert(record["request"], Order),
-        nonce=record["nonce"],
-        venue_index=record["venue_index"],
-        filled=record["filled"],
-        reason=record["reason"],
-    )
+    row = dict(record)
+    return msgspec.convert(row | {"order": row | {"trigger": row["trigger_price"]}}, SentOrder)
