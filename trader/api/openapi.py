@@ -18,7 +18,7 @@ from trader.api import batch, broadcast, health, metrics, rpc, streams
 from trader.api.context import Context
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
-from trader.api.requests import BODY_SIZE_MAX
+from trader.api.requests import BODY_SIZE_MAX, BodyTimeout
 from trader.api.routes import JSON, Route
 from trader.api.schemas.failures import ErrorBody
 from trader.settings import Settings
@@ -47,8 +47,14 @@ _DOMAINS: Final = {
 
 _RAISES: Final = re.compile(r"^:raises (\w+): (.+)$", re.MULTILINE)
 
-_MIDDLE_OF_CALL: Final = (errors.InvalidInput, errors.Forbidden, errors.PayloadTooLarge, errors.Unavailable)
-"""What every call may meet."""
+_OF_EVERY_CALL: Final = (
+    errors.InvalidInput,
+    errors.Forbidden,
+    errors.PayloadTooLarge,
+    errors.Unavailable,
+    BodyTimeout,
+)
+"""The errors that every call may be answered with."""
 
 
 def make_document(registry: rpc.Registry, settings: Settings) -> dict[str, Any]:
@@ -147,13 +153,13 @@ def _operation(
 
 def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str, Any]:
     """The errors that the procedure may be answered with, by status."""
-    kinds: list[type[errors.TraderError]] = list(_MIDDLE_OF_CALL)
+    kinds: list[type[errors.TraderError]] = list(_OF_EVERY_CALL)
     if declared.changes:
         kinds.append(errors.Unauthorized)
     if declared.paper_only:
         kinds.append(errors.Precondition)
     kinds += [getattr(errors, name) for name in raised]
-    pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.TIMEOUT, rpc.INTERNAL}
+    pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.INTERNAL}
     found: dict[str, Any] = {str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs}
     for name, text in raised.items():
         status, code = rpc.STATUSES[getattr(errors, name)]
@@ -168,7 +174,6 @@ def _meanings() -> dict[tuple[HTTPStatus, str], str]:
         sentence = (kind.__doc__ or "").partition("\n\n")[0].strip()
         meanings[pair] = f"{meanings[pair]} {sentence}" if pair in meanings else sentence
     meanings[rpc.NOT_SUPPORTED] = "The path does not take this method; `Allow` says which it takes."
-    meanings[rpc.TIMEOUT] = "The body did not arrive in time."
     meanings[rpc.INTERNAL] = "The service failed. The log has the cause under the request's id."
     return dict(sorted(meanings.items()))
 

@@ -13,13 +13,13 @@ from typing import Final
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
-from trader.errors import InvalidInput, Issue, PayloadTooLarge
+from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
 from trader.logs import note_request
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-"""The id of a request that is not a call, or whose response is begun before its end."""
+"""The id of a request, in its log line and in the header `X-Request-Id` of its response."""
 
 BEGUN: Final = web.RequestKey("begun", bool)
 """Set when the response to a request has begun."""
@@ -68,6 +68,9 @@ class RequestLog:
         note_request(request_id, name, status, duration_s * 1000)
 
 
+REQUESTS: Final = web.AppKey("requests", RequestLog)
+
+
 def noted(name: str, handler: Handler) -> Handler:
     """The handler with an id for each request, and a note at its end."""
 
@@ -88,11 +91,8 @@ def noted(name: str, handler: Handler) -> Handler:
     return handle
 
 
-REQUESTS: Final = web.AppKey("requests", RequestLog)
-
-
-class BodyTimeout(Exception):
-    """The caller took too long to send its body."""
+class BodyTimeout(RequestError):
+    """The body did not arrive in time."""
 
 
 async def read_body(request: web.Request, wait_s: float) -> bytes:

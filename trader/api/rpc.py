@@ -60,11 +60,11 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     NotFound: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
     Precondition: (HTTPStatus.PRECONDITION_FAILED, "PRECONDITION_FAILED"),
     PayloadTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "PAYLOAD_TOO_LARGE"),
+    BodyTimeout: (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT"),
     Unavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
-TIMEOUT: Final = (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT")
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 
 
@@ -166,29 +166,28 @@ class Dispatcher:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler of every path and method under `/api/rpc/`."""
         started_s = time.perf_counter()
-        request_id = self._requests.new_id()
+        request[REQUEST_ID] = request_id = self._requests.new_id()
+        name, response = await self._respond(request, request_id)
+        self._requests.finished(name, response.status, started_s, request_id)
+        return response
+
+    async def _respond(self, request: web.Request, request_id: str) -> tuple[str, web.StreamResponse]:
+        """Return the name of the request in metrics, and the response."""
         path = request.rel_url.raw_path
         batch_mode = request.headers.get(batch.HEADER)
         if batch_mode is not None and request.method == "POST" and path.startswith(PREFIX):
-            request[REQUEST_ID] = request_id
-            response = await self._handle_batch(request, batch_mode, request_id)
-            self._requests.finished("batch", response.status, started_s, request_id)
-            return response
+            return "batch", await self._handle_batch(request, batch_mode, request_id)
         target = self._targets.get(path)
         name = target.procedure.name if target else UNKNOWN
         if request.method == "OPTIONS" and path.startswith(PREFIX):
-            request[REQUEST_ID] = request_id
-            response = await answer_options(request)
-            self._requests.finished(name, response.status, started_s, request_id)
-            return response
+            return name, await answer_options(request)
         if target is None:
             answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
         elif request.method != "POST":
             answer = _method_not_supported(request.method, target.style)
         else:
             answer = await self._handle_call(request, target, request_id)
-        self._requests.finished(name, answer.status, started_s, request_id)
-        return _response(answer, request_id)
+        return name, _response(answer)
 
     async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
         try:
@@ -196,8 +195,6 @@ class Dispatcher:
             body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _error_answer(error, target.style)
-        except BodyTimeout as error:
-            return _failure(target.style, TIMEOUT, str(error))
         return await self.kept_or_called(target, body, request.headers.get("Authorization"), request_id)
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
@@ -253,18 +250,14 @@ class Dispatcher:
             self._origins.check(request)
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
-            answer = _error_answer(error, Style.ORPC)
-        except BodyTimeout as error:
-            answer = _failure(Style.ORPC, TIMEOUT, str(error))
-        else:
-            authorization = request.headers.get("Authorization")
+            return _response(_error_answer(error, Style.ORPC))
+        authorization = request.headers.get("Authorization")
 
-            async def call(index: int, item: batch.Item) -> batch.Reply:
-                answer = await self._call_item(item, authorization, f"{request_id}.{index}")
-                return batch.Reply(index, answer.status, answer.headers, answer.body)
+        async def call(index: int, item: batch.Item) -> batch.Reply:
+            answer = await self._call_item(item, authorization, f"{request_id}.{index}")
+            return batch.Reply(index, answer.status, answer.headers, answer.body)
 
-            return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
-        return _response(answer, request_id)
+        return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
 
     async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
         """One call of a batch. It comes from the oRPC client, so it is answered in its style whatever the path."""
@@ -307,8 +300,8 @@ def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), INTERNAL)
 
 
-def _response(answer: Answer, request_id: str) -> web.Response:
-    headers = {"Content-Type": JSON, "Vary": "Origin", "X-Request-Id": request_id, **answer.headers}
+def _response(answer: Answer) -> web.Response:
+    headers = {"Content-Type": JSON, "Vary": "Origin", **answer.headers}
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
@@ -350,8 +343,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         request[BEGUN] = True
-        if "X-Request-Id" not in response.headers:
-            response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
+        response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
 
     app.on_response_prepare.append(add_request_id)
     app.router.add_route("*", _ANYWHERE, noted(UNKNOWN, _elsewhere), expect_handler=answer_expect)

@@ -95,7 +95,7 @@ def test_each_error_has_its_status_and_code(document: Document) -> None:
     }
     assert "404" in document["paths"]["/api/rpc/simulator.cancelOrder"]["post"]["responses"]
     assert not {"401", "404", "412"} & document["paths"]["/api/rpc/trading.getTrades"]["post"]["responses"].keys()
-    codes = {code for _, code in (*rpc.STATUSES.values(), rpc.INTERNAL, rpc.TIMEOUT, rpc.NOT_SUPPORTED)}
+    codes = {code for _, code in (*rpc.STATUSES.values(), rpc.INTERNAL, rpc.NOT_SUPPORTED)}
     assert document["components"]["responses"].keys() == codes
     assert all(f"`{code}`" in document["info"]["description"] for code in codes)
 
