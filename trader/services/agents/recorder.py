@@ -298,7 +298,7 @@ class InvocationRecorder:
                 await ensure_partitions(conn, self.invocation.started_at)
                 await insert_payload(conn, self.id, content, self.invocation.started_at)
         except Unavailable as error:
-            _log.warning("%s: the messages of invocation %s could not be kept: %s", self.model.id, self.id, error)
+            _log.warning("%s: the payload of invocation %s could not be stored: %s", self.model.id, self.id, error)
 
     def _ended_at(self) -> datetime:
         return self.invocation.finished_at or self.invocation.started_at

@@ -266,7 +266,7 @@ class Agents:
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
         if late := [model.id for model in active if model not in due]:
             self.skipped += len(late)
-            _log.warning("still running, the cycle of %s is skipped: %s", iso(now), ", ".join(late))
+            _log.warning("cycle %s skipped for models that are still running: %s", iso(now), ", ".join(late))
         if not due:
             return
         batch = _Batch(tuple(model.id for model in due))
