@@ -154,5 +154,5 @@ def test_a_bug_in_the_writing_is_told_and_the_log_goes_on(capsys: pytest.Capture
     assert "id-3" in stream.getvalue()
     assert "TypeError" in capsys.readouterr().err
     told = next(line for line in map(json.loads, stream.getvalue().splitlines()) if "exception" in line)
-    assert told["message"] == "lines are missing here: their writing ended by a bug"
+    assert told["message"] == "lines are missing here: a bug ended their writing"
     assert "_drain" in told["exception"]

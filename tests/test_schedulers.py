@@ -11,9 +11,9 @@ from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 
 from trader import schedulers
-from trader.clock import Clock, ScaledClock, SystemClock
+from trader.clock import EPOCH, Clock, ScaledClock, SystemClock
 from trader.errors import Unavailable
-from trader.schedulers import EPOCH, Job, JobStatus, Schedulers, describe_error, jobs, next_due
+from trader.schedulers import Job, JobStatus, Schedulers, describe_error, jobs, next_due
 from trader.services.events import Event, EventBus, MarketChecked
 
 START = datetime(2025, 1, 1, 12, 0, 17, 300_000, tzinfo=UTC)

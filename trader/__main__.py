@@ -1,6 +1,6 @@
-"""The command: arguments, settings, logs, and then the service until it is told to stop.
+"""Command line of the service: reads arguments and settings, configures logs, and runs until it is stopped.
 
-Exit codes: 0 it ended as asked, 1 it could not start, 2 the arguments or the settings are wrong.
+Exit codes: 0 stopped as requested, 1 could not start, 2 wrong arguments or settings.
 """
 
 import argparse
@@ -22,60 +22,51 @@ VERBS = ("halt", "resume", "flatten")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    if given and given[0] in VERBS:
-        return _operate(given)
-    options = _parser().parse_args(given)
+    """Run the command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in VERBS:
+        return _operate(arguments)
+    options = _parser().parse_args(arguments)
     try:
         settings = Settings.load(os.environ, Path(".env"), demo=options.demo)
     except SettingsError as error:
-        print("The configuration is wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        print("The settings are wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG_SETTINGS
     configure_logs(settings.log_level, settings.log_format)
+    from trader import app  # noqa: PLC0415 - so that --help and wrong settings are answered at once
+
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             if options.check:
-                print(*runner.run(_check(settings)), sep="\n")
+                print(*runner.run(app.check(settings)), sep="\n")
             else:
-                runner.run(_serve(settings))
+                runner.run(app.serve(settings))
     except TraderError as error:
         print(f"trader cannot start: {error}", file=sys.stderr)
         return EXIT_NO_START
-    except KeyboardInterrupt:  # before the service minds its signals itself
+    except KeyboardInterrupt:  # before the service handles its signals itself
         return 128 + 2
     return 0
 
 
 def _operate(arguments: Sequence[str]) -> int:
-    """A command of the operator, which needs no setting but DATABASE_URL."""
-    from trader.console import main as operate  # noqa: PLC0415 - as below
+    """Run an operator command, which needs no setting but DATABASE_URL."""
+    from trader.console import main as operate  # noqa: PLC0415 - as above
 
     try:
         return operate(arguments)
     except SettingsError as error:
-        print(f"The configuration is wrong: {error}", file=sys.stderr)
+        print(f"The settings are wrong: {error}", file=sys.stderr)
         return EXIT_WRONG_SETTINGS
     except TraderError as error:
         print(f"trader: {error}", file=sys.stderr)
         return EXIT_NO_START
 
 
-async def _serve(settings: Settings) -> None:
-    from trader.app import serve  # noqa: PLC0415 - --help and mistakes in the settings answer at once
-
-    await serve(settings)
-
-
-async def _check(settings: Settings) -> list[str]:
-    from trader.app import check  # noqa: PLC0415 - as above
-
-    return await check(settings)
-
-
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where there is one."""
+    """Return uvloop's loop factory, where it is installed."""
     try:
-        import uvloop  # noqa: PLC0415 - not made for Windows
+        import uvloop  # noqa: PLC0415 - not available on Windows
     except ImportError:
         return None
     return uvloop.new_event_loop
@@ -84,15 +75,18 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trader",
-        description="AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.",
+        description="AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.\n"
+        "halt, resume and flatten stop and resume the trading of a running service, or close its positions.",
         epilog=settings_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--demo", action="store_true", help="run on a synthetic market with rule agents; needs no key and no database"
+        "--demo", action="store_true", help="run rule agents on a synthetic market; needs no API key and no database"
     )
     parser.usage = "trader [--demo] [--check] [--version] [--help]\n       trader halt|resume|flatten [--help]"
-    parser.add_argument("--check", action="store_true", help="check the settings, connect to the database, and exit")
+    parser.add_argument(
+        "--check", action="store_true", help="check the settings, connect to the database, apply its schema, and exit"
+    )
     parser.add_argument("--version", action="version", version=_version())
     return parser
 
@@ -105,8 +99,8 @@ def _version() -> str:
 
 
 def settings_help() -> str:
-    """The settings as `--help` shows them."""
-    lines = ["settings, from the environment and from .env in the working folder (the environment wins):", ""]
+    """Return the settings as `--help` shows them."""
+    lines = ["settings, read from the environment and from .env in the working folder (the environment wins):", ""]
     for variable in VARIABLES.values():
         lines += _entry(variable.name, f"{variable.meaning} Default: {variable.default_text}.")
     providers = (
@@ -119,7 +113,7 @@ def settings_help() -> str:
 
 def _entry(name: str, text: str) -> list[str]:
     wrapped = textwrap.wrap(text.replace("`", ""), width=72)
-    return [f"  {name:24}  {wrapped[0]}", *(f"{'':28}{line}" for line in wrapped[1:])]
+    return [f"  {name:28}  {wrapped[0]}", *(f"{'':32}{line}" for line in wrapped[1:])]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The operator's commands: halt, resume, flatten. Each writes what is wanted, and tells what came of it.
+"""Operator commands of the command line: halt, resume and flatten.
 
-The database is the durable truth: a halt holds from the moment it is written, over restarts, until it is lifted. A
-running service sees it within a second, cancels what could open, and writes what it did; the command waits for that.
+A command is written into the database: a halt is in force from that moment, over restarts, until it is lifted. The
+running service reads it within a second, carries it out and writes the outcome, which the command waits for and prints.
 """
 
 import argparse
@@ -27,23 +27,23 @@ from trader.store.database.schema import open_database
 from trader.store.operations import halts as store
 from trader.store.operations.loss_baselines import update_baselines_reset
 
-_LOOK_S: Final = 0.2
+_POLL_S: Final = 0.2
 _GRACE_S: Final = 5.0
-"""How long a command waits for a service that is just starting, or taking over."""
+"""How long a command waits for a service that is starting or taking over."""
 
 _RESTART_S: Final = 60.0
-"""How long, when it has begun, it waits for the service to be there again."""
+"""How long a command that was begun waits for the service to come back."""
 
 _LIMIT_S: Final = 120.0
-"""How long it waits for its outcome; the service goes on with it all the same."""
+"""How long a command waits for its outcome; the service goes on with it after that."""
 
 _LINES_MAX: Final = 200
 _REASON_MAX: Final = 500
 _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 
 
-class Asked(NamedTuple):
-    """A command as it was written: what it found, and what the service is asked to do."""
+class Written(NamedTuple):
+    """A command as it was written, the halts that it lifted, and whether its halt was in force before."""
 
     command: Command
     lifted: Sequence[HaltCause]
@@ -51,70 +51,70 @@ class Asked(NamedTuple):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the three commands."""
+    """Return the parser of the three commands."""
     found = argparse.ArgumentParser(
         prog="trader",
-        description="Stop a service from opening positions, let it trade again, or have it close everything. "
-        "Works beside the running service; a halt holds until it is lifted, restarts included.",
+        description="Stop a service from opening positions, let it trade again, or have it close all positions. "
+        "Works beside the running service; a halt stays in force until it is lifted, over restarts too.",
     )
     verbs = found.add_subparsers(dest="verb", required=True)
     for verb, meaning in (
-        (Verb.HALT, "open nothing more; reducing, stops and closing go on"),
-        (Verb.RESUME, "lift a halt of an account or, without --account, of all together"),
+        (Verb.HALT, "open no more positions; orders that reduce, stops and closing go on"),
+        (Verb.RESUME, "lift the halt of an account or, without --account, the halt of all accounts"),
         (Verb.FLATTEN, "halt, cancel every resting order and close every position at market"),
     ):
         one = verbs.add_parser(verb.value, help=meaning, description=meaning)
         one.add_argument("--account", metavar="ID", help="one account; default: all")
-        reason = "for the record, and for whoever is refused"
+        reason = "reason for the record and for rejected orders"
         one.add_argument("--reason", type=_reason, default="asked by an operator", help=reason)
-        one.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
+        one.add_argument("--database", metavar="NAME", help="database of the embedded PostgreSQL, if it has several")
     return found
 
 
-def _reason(given: str) -> str:
-    if not 0 < len(words := given.strip()) <= _REASON_MAX:
+def _reason(text: str) -> str:
+    if not 0 < len(text := text.strip()) <= _REASON_MAX:
         raise argparse.ArgumentTypeError(f"expected 1 to {_REASON_MAX} characters")
-    return words
+    return text
 
 
 def _operator() -> str:
-    """Who asks, and where."""
+    """Return the user and the machine, for the record."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user has no name
+    except (KeyError, OSError):  # the user of a container has no name
         name = f"user {os.getuid()}"
     return f"{name}@{socket.gethostname()}"
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Carry a command out; 0 when all that was asked is done, else 1.
+    """Run a command; return 0 when it was carried out completely, else 1.
 
     :raises StartError: there is no such account, or the database cannot be used
-    :raises SettingsError: DATABASE_URL is no address of a database
+    :raises SettingsError: DATABASE_URL is not the address of a database
     """
     verb, account_id = Verb(options.verb), options.account
     async with _open_database(options.database) as (database, is_alone):
-        asked = await _ask(database, verb, account_id, options.reason)
-        _say_asked(asked)
-        if verb is Verb.RESUME and not asked.lifted:
-            await _say_halts(database)
+        written = await _write(database, verb, account_id, options.reason)
+        _print_written(written)
+        if verb is Verb.RESUME and not written.lifted:
+            await _print_halts(database)
             return 1
-        is_served, outcome = (False, None) if is_alone else await _wait(database, asked.command.id)
-        if outcome is None and (is_served or not await _withdraw(database, asked.command)):
-            when = "the service goes on with it" if is_served else "a service that starts soon goes on with it"
-            print(f"It is NOT finished; {when}. The log and the table `commands` will tell what came of it.")
+        is_served, outcome = (False, None) if is_alone else await _wait(database, written.command.id)
+        if outcome is None and (is_served or not await _withdraw(database, written.command)):
+            who = "the service" if is_served else "a service that starts soon"
+            print(f"It is NOT finished; {who} goes on with it. See the log and the table `commands` for its outcome.")
             return 1
         if outcome is None:
-            done = await _say_unserved(database, asked.command)
+            done = await _print_unserved(database, written.command)
         else:
-            done = _say_outcome(outcome, verb)
-        await _say_halts(database)
+            done = _print_outcome(outcome, verb)
+        await _print_halts(database)
         return 0 if done else 1
 
 
 @asynccontextmanager
 async def _open_database(name: str | None) -> AsyncIterator[tuple[Database, bool]]:
-    """The database of the service, and whether it is certain that no service runs on it."""
+    """Open the database of the service, and yield it with whether it is certain that no service runs on it."""
     url = read_database_url(os.environ, Path(".env"))
     if url is not None:
         async with open_database(url) as database:
@@ -133,7 +133,7 @@ async def _open_database(name: str | None) -> AsyncIterator[tuple[Database, bool
             yield database, server.is_own
 
 
-async def _ask(database: Database, verb: Verb, account_id: str | None, reason: str) -> Asked:
+async def _write(database: Database, verb: Verb, account_id: str | None, reason: str) -> Written:
     by = _operator()
     command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by=by)
     lifted: list[HaltCause] = []
@@ -151,13 +151,13 @@ async def _ask(database: Database, verb: Verb, account_id: str | None, reason: s
             is_new = await store.insert_halt(conn, halt)
         if verb is not Verb.RESUME or lifted:
             await store.insert_command(conn, command)
-    return Asked(command, lifted, not is_new)
+    return Written(command, lifted, not is_new)
 
 
 async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | None]:
-    """Wait for the outcome, saying how far it is. False when no service is there; None when it is not finished."""
+    """Wait for the outcome and print the progress. Return whether a service runs, and the outcome if there is one."""
     started_s = alive_s = time.monotonic()
-    said, taken = "", False
+    printed, taken = "", False
     while (now_s := time.monotonic()) - started_s < _LIMIT_S:
         try:
             async with database.connection() as conn:
@@ -171,13 +171,13 @@ async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | N
                 return True, state.outcome
             taken, news = state.taken, state.progress or ""
             if taken and now_s - alive_s > _GRACE_S:
-                news = "the service is gone; waiting for it to be there again and go on"
-        if news not in ("", said):
-            said = news
+                news = "the service is gone; waiting for it to come back and go on"
+        if news not in ("", printed):
+            printed = news
             print(f"  {news}", flush=True)
         if now_s - alive_s > (_RESTART_S if taken else _GRACE_S):
             return False, None
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return True, None
 
 
@@ -186,18 +186,18 @@ async def _withdraw(database: Database, command: Command) -> bool:
         return await store.update_command_withdrawn(conn, command.id, Outcome(note=_WITHDRAWN))
 
 
-def _say_asked(asked: Asked) -> None:
-    verb, whom = asked.command.verb, scope(asked.command.account_id)
+def _print_written(written: Written) -> None:
+    verb, whom = written.command.verb, scope(written.command.account_id)
     if verb is Verb.RESUME:
-        print(f"Lifted the halt of {whom} ({', '.join(asked.lifted)})." if asked.lifted else f"No halt of {whom}.")
-    elif asked.was_halted:
-        print(f"An operator has halted {whom} before; that stays as it is.")
+        print(f"Lifted the halt of {whom} ({', '.join(written.lifted)})." if written.lifted else f"No halt of {whom}.")
+    elif written.was_halted:
+        print(f"An operator's halt of {whom} is already in force.")
     else:
-        print(f"Halted {whom}: written, and in force until lifted with `resume`.")
+        print(f"Halted {whom}, until the halt is lifted with `resume`.")
 
 
-def _say_outcome(outcome: Outcome, verb: Verb) -> bool:
-    """Say what was done. Whether nothing was left."""
+def _print_outcome(outcome: Outcome, verb: Verb) -> bool:
+    """Print what was done. Return whether nothing was left."""
     lines = [
         f"  cancelled: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
         f"at {format_decimal(one.limit_price)}"
@@ -216,22 +216,22 @@ def _say_outcome(outcome: Outcome, verb: Verb) -> bool:
         print(f"  and {len(lines) - _LINES_MAX} more, in the table `commands`")
     counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
     if verb is Verb.RESUME:
-        counts = "the service knows"
+        counts = "the service trades again"
     print(f"NOT all done: {counts}." if outcome.left else f"Done: {counts}.")
     if outcome.note is not None:
         print(outcome.note)
     return not outcome.left and outcome.note is None
 
 
-async def _say_unserved(database: Database, command: Command) -> bool:
-    """Say what there is to do without a service. Whether what was asked is done all the same."""
+async def _print_unserved(database: Database, command: Command) -> bool:
+    """Print what remains to be done without a service. Return whether the command is complete all the same."""
     if command.verb is Verb.RESUME:
         print("No service runs; it trades again from its next start on.")
         return True
     async with database.connection() as conn:
         holdings = await store.select_exposures(conn, command.account_id)
     positions = [one for one in holdings if one.limit_price is None]
-    print("No service runs. The halt holds from its next start on; resting orders that could open are cancelled then.")
+    print("No service runs. From its next start on the halt holds, and resting orders that could open are cancelled.")
     for one in holdings[:_LINES_MAX]:
         limit = "" if one.limit_price is None else f", resting at {format_decimal(one.limit_price)}"
         print(f"  remains: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol}{limit}")
@@ -243,7 +243,7 @@ async def _say_unserved(database: Database, command: Command) -> bool:
     return True
 
 
-async def _say_halts(database: Database) -> None:
+async def _print_halts(database: Database) -> None:
     async with database.connection() as conn:
         halts = await store.select_halts(conn)
     for halt in halts:
@@ -254,10 +254,10 @@ async def _say_halts(database: Database) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse and run; mistakes in the arguments end with exit code 2."""
+    """Run the command of these arguments and return its exit code; wrong arguments exit with 2."""
     options = parser().parse_args(arguments)
     try:
         return asyncio.run(run(options))
     except KeyboardInterrupt:
-        print("\nNot waiting any longer; what was written stays, and the service goes on with it.", file=sys.stderr)
+        print("\nStopped waiting; the command stays written, and the service goes on with it.", file=sys.stderr)
         return 128 + 2

@@ -47,7 +47,7 @@ def parse_dotenv(text: str) -> DotEnv:
         if assignment is None:
             problems.append(f".env line {number}: expected NAME=value")
         elif (value := _value(assignment.group(2))) is None:
-            problems.append(f".env line {number}: expected {assignment.group(1)} to have one quoted value, closed")
+            problems.append(f".env line {number}: expected one value in closed quotes for {assignment.group(1)}")
         else:
             values[assignment.group(1)] = value
     return DotEnv(values, tuple(problems))

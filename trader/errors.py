@@ -1,24 +1,24 @@
-"""The error tree of the service.
+"""Errors of the service, as one tree.
 
     TraderError
-    ├── SettingsError        the configuration is wrong; every mistake at once; exit code 2
-    ├── StartError           the service cannot start (database too old, foreign, held by another); exit code 1
-    ├── MarketDataError      a source gave something unusable (file, line and reason)
-    ├── MarketUnavailable    there is no usable price for a market now
-    ├── BooksViolated        a booking broke a constraint of the schema: a bug, and nothing of it was written
-    ├── InternalError        a bug ended the work that the caller waited for; the log has its trace
-    ├── ProviderError        an AI provider gave no usable answer
-    └── RequestError         a caller's request cannot be served; `api/rpc.py` maps each to its HTTP status
-        ├── InvalidInput     one or more fields do not fit
-        ├── NotFound         the named thing does not exist
-        ├── Unauthorized     the bearer token is missing or wrong
-        ├── Forbidden        the caller's origin is not allowed
-        ├── PayloadTooLarge  the body or the batch is over its limit
-        ├── Precondition     a setting of the service rules the request out
-        └── Unavailable      the database (or another part) cannot answer now; try again
-            └── OrderUndecided   what became of an order at the venue is not known yet
+    ├── SettingsError             ends the process with exit code 2
+    ├── StartError                ends the process with exit code 1
+    ├── MarketDataError
+    ├── MarketUnavailable
+    ├── BooksViolated             a bug
+    ├── InternalError             a bug
+    ├── ProviderError
+    └── RequestError              `api/rpc.py` maps the errors below to HTTP statuses
+        ├── InvalidInput
+        ├── NotFound
+        ├── Unauthorized
+        ├── Forbidden
+        ├── PayloadTooLarge
+        ├── Precondition
+        └── Unavailable           the caller may try again
+            └── OrderUndecided
 
-A refusal of an order is a value of the domain (`rejected`), never an exception.
+The rejection of an order is a value of the domain, never an exception.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 
 class TraderError(Exception):
-    """Base of everything the service raises on purpose. The message is for people and never holds a secret."""
+    """Base of all errors that the service raises on purpose. The message is for people and never holds a secret."""
 
 
 class SettingsError(TraderError):
-    """The configuration is wrong. `problems` holds one sentence per mistake."""
+    """The settings are wrong. `problems` has one sentence for each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -42,19 +42,19 @@ class StartError(TraderError):
 
 
 class MarketDataError(TraderError):
-    """A market source gave something unusable."""
+    """A market source sent or contains unusable data; the message says where."""
 
 
 class MarketUnavailable(TraderError):
-    """There is no usable price for a market now."""
+    """A market has no usable price now."""
 
 
 class BooksViolated(TraderError):
-    """A booking broke a constraint of the schema: a bug, and nothing of it was written."""
+    """A posting broke a constraint of the schema: a bug, and nothing of it was written."""
 
 
 class InternalError(TraderError):
-    """A bug ended the work that the caller waited for; the log has its trace."""
+    """A bug ended the work that the caller waited for; the log has its traceback."""
 
 
 class ProviderError(TraderError):
@@ -70,14 +70,14 @@ class RequestError(TraderError):
 
 
 class Issue(NamedTuple):
-    """One field that does not fit: where it is in the input, and what was expected."""
+    """An invalid field: its path in the input, and what was expected."""
 
     path: tuple[str | int, ...]
     message: str
 
 
 class InvalidInput(RequestError):
-    """One or more fields of the input do not fit."""
+    """One or more fields of the input are invalid."""
 
     def __init__(self, *issues: Issue) -> None:
         super().__init__("; ".join(issue.message for issue in issues))
@@ -85,7 +85,7 @@ class InvalidInput(RequestError):
 
 
 class NotFound(RequestError):
-    """The named thing does not exist."""
+    """What the request names does not exist."""
 
 
 class Unauthorized(RequestError):
@@ -97,17 +97,17 @@ class Forbidden(RequestError):
 
 
 class PayloadTooLarge(RequestError):
-    """The body or the batch is over its limit."""
+    """The body or the batch is larger than its limit."""
 
 
 class Precondition(RequestError):
-    """A setting of the service rules the request out; the message says which."""
+    """A setting of the service excludes the request; the message says which."""
 
 
 class Unavailable(RequestError):
-    """The database, or another part the request needs, cannot answer now.
+    """The database, or another part that the request needs, cannot answer now.
 
-    `retry_after_s` is what the caller is told to wait.
+    The caller may try again after `retry_after_s`.
     """
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
@@ -116,4 +116,4 @@ class Unavailable(RequestError):
 
 
 class OrderUndecided(Unavailable):
-    """What became of an order at the venue is not known yet: it may have been filled. It is found out about."""
+    """The outcome of an order at the venue is not known yet: it may have been filled. The service finds it out."""

@@ -1,7 +1,7 @@
-"""How log records look: lines for people on a terminal, JSON objects for machines; and who writes them.
+"""Logs: records as lines for people or as JSON objects for machines, and the thread that writes them.
 
-Every request is a line, so the lines of requests are made and written by a thread, many at once: the service waits
-neither for them nor for whoever reads its log.
+Every request is a line of the log. A thread formats and writes them, many at once, so that the service waits neither
+for them nor for a slow reader of its log.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from trader.clock import iso
 PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 LINES_MAX: Final = 100_000
-"""How many lines of requests may wait for the reader of the log; those beyond are counted and lost."""
+"""How many lines of requests may wait to be written; those beyond are dropped and counted."""
 
 FLUSH_EVERY_S: Final = 0.2
 
@@ -28,7 +28,7 @@ _requests = logging.getLogger("trader.request")
 
 
 class RequestRecord(logging.LogRecord):
-    """The record of a request that has ended, at `at_ms` milliseconds since the epoch."""
+    """The record of a request that ended `at_ms` milliseconds after the epoch."""
 
     def __init__(self, at_ms: int, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
         arguments = (procedure, status, duration_ms, request_id)
@@ -45,16 +45,16 @@ RequestEntry = tuple[int, str, str, int, float]
 
 
 def log_bug(task: asyncio.Task[Any]) -> None:
-    """A callback for the end of a task whose result nobody waits for: the log says what ended it."""
+    """Log the error that ended a task; a done callback for tasks whose result nobody awaits."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logging.getLogger("trader").error("%s ended by a bug", task.get_name(), exc_info=error)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record; what was passed as `extra` becomes fields of it."""
+    """Writes one JSON object per record, with the `extra` values as fields."""
 
     def format_requests(self, entries: Iterable[RequestEntry]) -> Iterator[str]:
-        """The same as `format` of their records, in a fraction of the time: these are most of all lines."""
+        """Yield the lines that `format` makes of their records, in a fraction of the time: most lines are requests."""
         for time_text, (_, request_id, name, status, duration_ms) in _with_times(entries):
             yield (
                 f'{{"time": "{time_text}", "level": "info", "logger": "trader.request", '
@@ -77,10 +77,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """One line per record, with what was passed as `extra` behind it."""
+    """Writes one line per record, with the `extra` values at its end."""
 
     def format_requests(self, entries: Iterable[RequestEntry]) -> Iterator[str]:
-        """The same as `format` of their records, in a fraction of the time."""
+        """Yield the lines that `format` makes of their records, in a fraction of the time."""
         for time_text, (_, request_id, name, status, duration_ms) in _with_times(entries):
             yield (
                 f"{time_text[11:-1]} info    trader.request: {name} {status} {duration_ms:.1f} ms "
@@ -89,16 +89,16 @@ class ConsoleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = iso(datetime.fromtimestamp(record.created, UTC))[11:-1]
-        told = PLAIN_FIELDS if not isinstance(record, RequestRecord) else vars(record)  # its message says all
-        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in told)
+        shown = vars(record) if isinstance(record, RequestRecord) else PLAIN_FIELDS  # its message has all fields
+        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in shown)
         line = f"{time} {record.levelname.lower():7} {record.name}: {record.getMessage()}{' ' + extra if extra else ''}"
-        # A record is one line whatever it holds: text from outside must not look like another record.
+        # A record is one line whatever it contains: text from outside must not look like another record.
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 
 def _with_times(entries: Iterable[RequestEntry]) -> Iterator[tuple[str, RequestEntry]]:
-    """The entries with their times as text; a second is written out once."""
+    """Yield the entries with their times as text; the text of a second is made once."""
     second, prefix = -1, ""
     for entry in entries:
         whole, ms = divmod(entry[0], 1000)
@@ -108,7 +108,7 @@ def _with_times(entries: Iterable[RequestEntry]) -> Iterator[tuple[str, RequestE
 
 
 class LogWriter(logging.Handler):
-    """Writes records to a stream, and from the first request on does it in a thread of its own."""
+    """Writes records to a stream: directly at first, and from the first request on in a thread of its own."""
 
     def __init__(self, stream: TextIO, formatter: JsonFormatter | ConsoleFormatter) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class LogWriter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except Exception:  # noqa: BLE001 - whoever logs must not fail because a record cannot be written
+        except Exception:  # noqa: BLE001 - logging must not fail because a record cannot be formatted
             self.handleError(record)
             return
         if self._thread is None:
@@ -134,7 +134,7 @@ class LogWriter(logging.Handler):
             self._wake.set()
 
     def note_request(self, request_id: str, procedure: str, status: int, duration_ms: float) -> None:
-        """Write the line of a request soon."""
+        """Queue the line of a request."""
         if self._thread is None and not self._is_closed:
             self._thread = threading.Thread(target=self._run, name="log", daemon=True)
             self._thread.start()
@@ -149,8 +149,8 @@ class LogWriter(logging.Handler):
             self._wake.clear()
             try:
                 self._drain()
-            except Exception as bug:  # noqa: BLE001 - without this thread nothing would be written any more
-                self._write(self._own_line("lines are missing here: their writing ended by a bug", bug))
+            except Exception as bug:  # noqa: BLE001 - without this thread nothing would be written
+                self._write(self._own_line("lines are missing here: a bug ended their writing", bug))
 
     def _drain(self) -> None:
         lines: list[str] = []
@@ -166,25 +166,25 @@ class LogWriter(logging.Handler):
         lines += self._format_requests(requests)
         if self.lost:
             lost, self.lost = self.lost, 0
-            lines.append(self._own_line(f"{lost} requests are missing here: the log was not read as fast as they came"))
+            lines.append(self._own_line(f"{lost} requests are missing here: the log was read too slowly"))
         if lines:
             self._write("".join(lines))
 
     def _own_line(self, message: str, bug: Exception | None = None) -> str:
-        told = logging.makeLogRecord({"name": _requests.name, "levelno": logging.WARNING, "levelname": "WARNING"})
-        told.msg = message
-        told.exc_info = None if bug is None else (type(bug), bug, bug.__traceback__)
-        return self.format(told) + "\n"
+        record = logging.makeLogRecord({"name": _requests.name, "levelno": logging.WARNING, "levelname": "WARNING"})
+        record.msg = message
+        record.exc_info = None if bug is None else (type(bug), bug, bug.__traceback__)
+        return self.format(record) + "\n"
 
     def _write(self, text: str) -> None:
         try:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # whoever read the log has left; the service goes on
+            pass  # the reader of the log has gone; the service goes on
 
     def close(self) -> None:
-        """Write what waits. Called by the end of the process too."""
+        """Write the waiting lines. `logging` also calls this at the end of the process."""
         self._is_closed = True
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -195,11 +195,11 @@ class LogWriter(logging.Handler):
 
 
 _writer: LogWriter | None = None
-"""Where requests are noted; None while nobody configured the logs, or when they are not wanted."""
+"""Writer of the request lines; None before `configure_logs`, and when the level leaves them out."""
 
 
 def note_request(request_id: str, procedure: str, status: int, duration_ms: float) -> None:
-    """The one line of a request in the log. Cheap: it is made later."""
+    """Log a request that has ended. Cheap: the line is formatted later."""
     if _writer is not None:
         _writer.note_request(request_id, procedure, int(status), duration_ms)
     elif _requests.isEnabledFor(logging.INFO):
@@ -207,8 +207,8 @@ def note_request(request_id: str, procedure: str, status: int, duration_ms: floa
 
 
 def configure_logs(level: str, form: str) -> None:
-    """Send every record from `level` up to standard error, in the form `console` or `json`."""
-    global _writer  # noqa: PLW0603 - as the root logger, there is one for the process
+    """Write all records from `level` up to standard error, in the form `console` or `json`."""
+    global _writer  # noqa: PLW0603 - one for the process, like the root logger
     handler = LogWriter(sys.stderr, JsonFormatter() if form == "json" else ConsoleFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     _writer = handler if _requests.isEnabledFor(logging.INFO) else None

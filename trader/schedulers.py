@@ -1,9 +1,8 @@
-"""The schedulers: what the service does by itself, each at its own interval.
+"""Schedulers: the jobs that the service runs at intervals, each in a long-lived task of its own.
 
-A scheduler is one row, `Job(name, every, run)`, and one long-lived task. It runs at once when the service starts and
-then on the grid of its interval counted from the epoch, so that a job of every minute runs on the full minutes. Runs
-of one job never overlap: a tick that passes during a run is skipped and counted. A run that fails is logged and
-counted, and the schedule goes on.
+A job runs at once when the service starts, and then at the multiples of its interval since the epoch: a job of every
+minute runs on the full minutes. Runs of one job never overlap: times that pass during a run are skipped and counted. A
+run that fails is logged and counted, and the schedule goes on.
 """
 
 import asyncio
@@ -12,20 +11,18 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from trader.clock import Clock, LockstepClock
+from trader.clock import Clock, LockstepClock, floor_time
 from trader.errors import TraderError
 from trader.services.events import EventBus, MarketChecked
 
 log = logging.getLogger(__name__)
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 PRICE_TRACKER_EVERY = timedelta(seconds=10)
 
 RUN_INTERVALS_MAX = 10
-"""A run is cut off when it took this many of its intervals in real time."""
+"""A run that takes this many of its intervals in real time is cancelled."""
 
 ALIVE_INTERVALS = 3
 """A job counts as running when it started or finished a run within this many of its intervals."""
@@ -33,21 +30,22 @@ ALIVE_INTERVALS = 3
 CLOSE_S = 2.0
 """How long `close` waits for cancelled runs to clean up."""
 
-Run = Callable[[datetime], Awaitable[object]]
+JobFunction = Callable[[datetime], Awaitable[object]]
+"""Takes the time at which its run starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What runs, how often. `run` is given the time at which it starts."""
+    """A function to run at an interval."""
 
     name: str
     every: timedelta
-    run: Run
+    run: JobFunction
 
 
 @dataclass(slots=True)
 class JobStatus:
-    """What is known of a job. Times are those of the service's clock, the duration is real."""
+    """Status of a job. Times are those of the service's clock, the duration is in real time."""
 
     interval_ms: int
     running: bool = False
@@ -63,19 +61,16 @@ class JobStatus:
 
 
 def next_due(due: datetime, now: datetime, every: timedelta) -> tuple[datetime, int]:
-    """The next time on the grid after `now`, and how many grid times after `due` were missed.
+    """Return the next time of the schedule after `now`, and how many of its times after `due` were missed.
 
-    The grid is that of `every` since the epoch. A clock that was set back by less than an interval does not bring the
-    same tick again; one that was set back further is followed.
+    A clock that was set back by less than an interval does not repeat a run; one that was set back further is followed.
     """
-    last = due if due - every < now < due else now
-    following = EPOCH + ((last - EPOCH) // every + 1) * every
-    missed = (last - EPOCH) // every - (due - EPOCH) // every
-    return following, max(0, missed)
+    last = floor_time(due if due - every < now < due else now, every)
+    return last + every, max(0, (last - floor_time(due, every)) // every)
 
 
 async def run_forever(job: Job, clock: Clock, status: JobStatus, due: datetime) -> None:
-    """Run `job` at `due` and then on its grid, until cancelled."""
+    """Run `job` at `due` and then at every time of its schedule, until cancelled."""
     async with clock.busy():
         while True:
             status.next_due_at = due
@@ -89,7 +84,7 @@ async def run_forever(job: Job, clock: Clock, status: JobStatus, due: datetime) 
 async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
     started_s = time.monotonic()
     status.last_started_at = clock.now()
-    error = await _error_of(job, clock, status.last_started_at)
+    error = await _run_once(job, clock, status.last_started_at)
     status.runs += 1
     status.last_finished_at = clock.now()
     status.last_duration_ms = round((time.monotonic() - started_s) * 1000)
@@ -100,9 +95,9 @@ async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
         log.error("scheduler %s: run failed: %s", job.name, describe_error(error), exc_info=None if expected else error)
 
 
-async def _error_of(job: Job, clock: Clock, now: datetime) -> BaseException | None:
-    """Run the job once; what it raised is a value, so that the schedule goes on."""
-    # Real time says nothing about a clock that stands still until the work is done.
+async def _run_once(job: Job, clock: Clock, now: datetime) -> BaseException | None:
+    """Run the job once and return its error, so that the schedule goes on."""
+    # A lockstep clock stands still until the work is done, so real time does not bound it.
     timeout_s = None if isinstance(clock, LockstepClock) else (RUN_INTERVALS_MAX * job.every).total_seconds()
     limit = asyncio.timeout(timeout_s)
     try:
@@ -112,7 +107,7 @@ async def _error_of(job: Job, clock: Clock, now: datetime) -> BaseException | No
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return error  # not this task was cancelled, but something that the run waited for
+        return error  # something that the run waited for was cancelled, not this task
     except Exception as error:  # noqa: BLE001 - the loop of a scheduler outlives whatever one run raises
         return TimeoutError(f"the run took longer than {timeout_s:g} s") if limit.expired() else error
     return None
@@ -122,10 +117,10 @@ _SECRETS = re.compile(r"(?<=//)[^/\s@]+@|(?i:bearer|basic)\s+\S+|[A-Za-z0-9_\-+/
 
 
 def describe_error(error: BaseException) -> str:
-    """Kind and first line of an error, for people and without secrets.
+    """Return the class and the first line of an error, without secrets.
 
-    Our own errors hold none. In the text of others, what may be a credential is left out: user and password of an
-    address, authorization values, and any unbroken run of 24 characters or more.
+    The service's own errors hold none. In the text of others what may be a credential is replaced: user and password of
+    an address, authorization values, and any sequence of 24 characters or more without a space.
     """
     message = str(error).partition("\n")[0][:300]
     if not isinstance(error, TraderError):
@@ -134,7 +129,7 @@ def describe_error(error: BaseException) -> str:
 
 
 class Schedulers:
-    """Owns one task per job."""
+    """Runs the jobs, each in a task of its own."""
 
     def __init__(self, jobs: Sequence[Job], clock: Clock) -> None:
         self._jobs = {job.name: job for job in jobs}
@@ -143,14 +138,14 @@ class Schedulers:
         self._status = {job.name: JobStatus(interval_ms=job.every // timedelta(milliseconds=1)) for job in jobs}
 
     async def start(self) -> None:
-        """Start every job. When this returns all of them take part in the clock, so time cannot pass them by."""
+        """Start every job. When this returns, all of them participate in the clock, so that time waits for them."""
         now = self._clock.now()
         for number, job in enumerate(self._jobs.values()):
-            # A millisecond apart, so that a lockstep clock wakes the first runs one after the other too.
+            # A millisecond apart, so that a lockstep clock wakes their first runs one after the other, too.
             due = now + timedelta(milliseconds=number)
             run = run_forever(job, self._clock, self._status[job.name], due)
             self._tasks[job.name] = asyncio.create_task(run, name=f"scheduler {job.name}")
-        await asyncio.sleep(0)  # each task made above takes its first step before this one goes on
+        await asyncio.sleep(0)  # lets each new task take its first step
 
     async def close(self) -> None:
         """Cancel the jobs and wait for them to end."""
@@ -163,7 +158,7 @@ class Schedulers:
             log.error("%s did not end within %g s", task.get_name(), CLOSE_S)
 
     def status(self) -> dict[str, JobStatus]:
-        """A copy per job, with `running` as of now."""
+        """Return a copy of the status of every job, with `running` as of now."""
         return {name: replace(status, running=self._is_running(name)) for name, status in self._status.items()}
 
     def _is_running(self, name: str) -> bool:
@@ -171,13 +166,13 @@ class Schedulers:
         if task is None or task.done() or status.last_started_at is None:
             return False
         now, span = self._clock.now(), ALIVE_INTERVALS * self._jobs[name].every
-        # Both are asked: after the clock was set back, a run under way has a start of now and the end of a later time.
+        # Both count: after the clock was set back, a run in progress started now but the last one ended later than now.
         known = (at for at in (status.last_started_at, status.last_finished_at) if at is not None)
         return any(abs(now - at) <= span for at in known)
 
 
-def jobs(events: EventBus, run_batch: Run, take_snapshots: Run) -> tuple[Job, ...]:
-    """The three schedulers of the service, in the order in which they run when they are due together."""
+def jobs(events: EventBus, run_batch: JobFunction, take_snapshots: JobFunction) -> tuple[Job, ...]:
+    """Return the three jobs of the service, in the order in which they run when they are due together."""
 
     async def check_market(now: datetime) -> None:
         events.publish(MarketChecked(at=now))

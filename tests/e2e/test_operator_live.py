@@ -89,7 +89,7 @@ async def test_a_halt_outlives_a_kill_and_works_without_a_service(tmp_path: Path
         await service.kill()
     said = await operate(tmp_path, "flatten", DATABASE_URL=dsn)
     assert said.code == 1
-    assert "No service runs. The halt holds from its next start on" in said.out
+    assert "No service runs. From its next start on the halt holds" in said.out
     assert "remains: me: LONG 0.02 BTC" in said.out
     assert "NOT closed: " in said.out
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
@@ -185,7 +185,7 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
         (("resume",), 1, "No halt of all accounts."),
         (("flatten", "me"), 2, "unrecognized arguments: me"),
         (("halt", "--reason", " "), 2, "argument --reason: expected 1 to 500 characters"),
-        (("halt", "--help"), 0, "open nothing more"),
+        (("halt", "--help"), 0, "open no more positions"),
     ],
 )
 async def test_what_cannot_be_done_is_said(
