@@ -1,11 +1,11 @@
-"""The streams under load and abuse, for two simulated minutes; tests/benchmarks/stream_load.py does the long run."""
+"""The streams under load and abuse, for two simulated minutes; tests/benchmarks/streams.py does the long run."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.arrivals import Follower, judged
+from benchmarks.stream_readers import Follower, judged
 
 SECOND_NS = 10**9
 
@@ -46,7 +46,7 @@ def test_a_ping_is_late_until_it_comes(pings_s: tuple[float, ...], late_s: float
 
 
 def test_abuse_of_the_streams_costs_the_others_nothing() -> None:
-    command = [sys.executable, "-m", "benchmarks.stream_load", "2", "--shared"]
+    command = [sys.executable, "-m", "benchmarks.streams", "2", "--shared"]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=240, check=False
     )

@@ -1,22 +1,22 @@
-"""How much many models at once hold up everybody else, beside an idle loop in the same process.
+"""Load of many slow models: lag of the event loop, punctuality of the executor, time of a shutdown.
 
     scripts/benchmark agents [--models 20] [--step 30] [--seconds 150]
 
-Real AI runs through the real workflow: the synthetic market at its own pace, a provider over HTTP, in a process of its
-own, that takes `--step` seconds for each of two steps, the executor every 60 s, and a durable embedded PostgreSQL.
-Printed are the lag of the event loop (goal: below 50 ms), the distance of the executor's runs from their grid, and how
-long a shutdown takes while every model waits for its provider (goal: below 2 s).
+Real invocations through the real workflow: the synthetic market at its own pace, a provider over HTTP, in a process of
+its own, that takes `--step` seconds for each of two steps, the executor every 60 s, and a durable embedded PostgreSQL.
+The reference of the lag is an idle loop of the same process. During the shutdown every model waits for its provider.
 """
 
 import argparse
 import asyncio
 import gc
-import tempfile
+import sys
 import time
 from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.figures import Figures, temporary_folder
 from support.loop_lag import LoopLag
 from support.slow_provider import slow_provider
 from support.venue import make_exchange
@@ -38,12 +38,13 @@ from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
 
 IDLE_S = 5
+HOLD_MS_MAX, SHUTDOWN_MS_MAX = 50.0, 2_000.0
 
 
-async def measure(folder: Path, models: int, step_s: float, seconds: float) -> None:
+async def measure(folder: Path, models: int, step_s: float, seconds: float) -> int:
+    figures = Figures()
     async with LoopLag() as idle:
         await asyncio.sleep(IDLE_S)
-    print(f"idle loop           {idle.words()}")
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(slow_provider(step_s))
         written = {"OPENAI_BASE_URL": url, "MAX_PARALLEL_MODELS": str(models)}
@@ -76,16 +77,21 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float) -> N
         async with LoopLag() as busy:
             await schedulers.start()
             await asyncio.sleep(seconds)
-        print(f"{models} models, {step_s:g} s a step {busy.words()}   (goal < 50 ms)")
-        _tell_grid(started)
-        await _tell_runs(database, agents)
+        what = f"lag of the event loop, {models} models with steps of {step_s:g} s"
+        figures.show(f"{what}, p99", busy.p99_ms(), "ms", reference=("idle loop", idle.p99_ms()))
+        figures.show("longest lag", max(busy.real_ms), "ms", reference=("idle loop", max(idle.real_ms)))
+        figures.show("longest work of this thread without a pause", max(busy.cpu_ms), "ms", at_most=HOLD_MS_MAX)
+        late_ms = [at.second * 1000 + at.microsecond / 1000 for at in started[1:]]  # the first run is at the start
+        figures.show(f"latest of {len(late_ms)} executor runs after its minute", max(late_ms, default=0.0), "ms")
+        await _print_invocations(database, agents)
         began_s = time.perf_counter()
         await schedulers.close()
         await agents.close()
-        print(f"shutdown            {(time.perf_counter() - began_s) * 1000:5.0f} ms   (goal < 2,000 ms)")
+        figures.show("shutdown", (time.perf_counter() - began_s) * 1000, "ms", at_most=SHUTDOWN_MS_MAX)
         feed.cancel()
         await asyncio.wait([feed])
         await exchange.resign()
+    return figures.exit_code
 
 
 async def _add_models(database: Database, count: int) -> None:
@@ -100,30 +106,22 @@ async def _add_models(database: Database, count: int) -> None:
             await upsert_model(conn, model)
 
 
-def _tell_grid(started: list[datetime]) -> None:
-    off = [at.second + at.microsecond / 1e6 for at in started[1:]]  # the first run is at the start
-    told = ", ".join(f"{seconds * 1000:.0f}" for seconds in off) or "none yet"
-    print(f"executor            {len(started)} runs, ms after the full minute: {told}")
-
-
-async def _tell_runs(database: Database, agents: Agents) -> None:
+async def _print_invocations(database: Database, agents: Agents) -> None:
     async with database.connection() as conn:
-        statuses = await conn.fetch("SELECT status, count(*) FROM invocations GROUP BY status ORDER BY status")
-    told = ", ".join(f"{row['count']} {row['status']}" for row in statuses)
-    print(f"runs                {told}; {len(agents.running())} under way, {agents.skipped} skipped as still running")
+        rows = await conn.fetch("SELECT status, count(*) FROM invocations GROUP BY status ORDER BY status")
+    counts = ", ".join(f"{row['count']} {row['status']}" for row in rows)
+    print(f"invocations: {counts}; {len(agents.running())} under way, {agents.skipped} skipped as still running")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=20)
     parser.add_argument("--step", type=float, default=30)
     parser.add_argument("--seconds", type=float, default=150)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trader-benchmark-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # as root the server runs as nobody, who must get in
-        asyncio.run(measure(folder, options.models, options.step, options.seconds))
+    with temporary_folder() as folder:
+        return asyncio.run(measure(folder, options.models, options.step, options.seconds))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,11 +1,11 @@
-"""Durable orders through HTTP: how many the service acknowledges per second, beside what the machine can do.
+"""Durable orders per second over HTTP, beside pgbench and a bare aiohttp handler on the same server.
 
     scripts/benchmark durable_orders
 
 Market orders from 16 accounts at once, each waiting for its answer before its next order, on the demo with its embedded
 server (fsync on). Two references insert one row per transaction into the same server from as many clients: pgbench, and
-a bare aiohttp handler through asyncpg, which is the least that any service on this base does for a request. Everything
-shares the machine: the service, its server and the clients.
+a bare aiohttp handler with asyncpg, the least that any service on this base does for a request. The service, its server
+and the clients share the machine.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -24,12 +23,14 @@ import aiohttp
 import asyncpg
 import orjson
 from aiohttp import web
+from benchmarks.figures import Figures, temporary_folder
 from support.process import ServiceProcess
 
 from trader.__main__ import loop_factory
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 
 CLIENTS, WARM_UP_S, TURN_S, TURNS = 16, 2.0, 4, 3
+PGBENCH_SHARE_MIN = 0.5
 PATH = "/api/rpc/simulator.placeOrder"
 CREATE_BENCH = "CREATE TABLE bench (client int, quantity numeric, price numeric, at timestamptz)"
 PGBENCH_SCRIPT = "INSERT INTO bench (client, quantity, price, at) VALUES (:client_id, 0.01, 94000.1, now());\n"
@@ -38,7 +39,7 @@ BARE_ANSWER = b'{"order":{"status":"filled"}}'.ljust(410)
 
 
 class Client(asyncio.Protocol):
-    """One account. It speaks HTTP by itself: a client library costs as much per order as the service does."""
+    """One account with its own HTTP: a client library costs as much per order as the service does."""
 
     def __init__(self, requests: tuple[bytes, bytes], until_s: float) -> None:
         self._requests = requests
@@ -48,7 +49,7 @@ class Client(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         self._transport.write(self._requests[0])
 
     def data_received(self, data: bytes) -> None:
@@ -81,7 +82,7 @@ class Client(asyncio.Protocol):
 
 
 async def orders_per_second(url: str, seconds: float) -> float:
-    """Acknowledged market orders per second: buys and sells of 16 accounts in turns."""
+    """Return the acknowledged market orders per second: buys and sells of 16 accounts in turn."""
     address = urlsplit(url)
     started_s = time.monotonic()
 
@@ -104,7 +105,7 @@ def _request(host: str, number: int, side: str) -> bytes:
 
 
 def inserts_per_second(dsn: str, folder: Path, seconds: int) -> float:
-    """What pgbench reaches with as many clients and one insert per transaction."""
+    """Return the transactions per second of pgbench with as many clients and one insert each."""
     script = folder / "insert.sql"
     script.write_text(PGBENCH_SCRIPT)
     result = subprocess.run(
@@ -118,7 +119,7 @@ def inserts_per_second(dsn: str, folder: Path, seconds: int) -> float:
 
 
 async def serve_bare(dsn: str) -> None:
-    """The bare handler, until this process is ended. Prints its address."""
+    """Serve the bare handler until this process is ended. Prints its address."""
     async with asyncpg.create_pool(dsn, min_size=CLIENTS, max_size=CLIENTS) as pool:
 
         async def place_order(request: web.Request) -> web.Response:
@@ -136,20 +137,20 @@ async def serve_bare(dsn: str) -> None:
         await asyncio.Event().wait()
 
 
-async def measure(folder: Path) -> None:
+async def measure(figures: Figures, folder: Path) -> None:
     if shutil.which("pgbench") is None:
-        print("durable orders          skipped: pgbench is not installed (Debian: postgresql-contrib)")
+        print("skipped: pgbench is not installed (Debian: postgresql-contrib)")
         return
     async with aiohttp.ClientSession() as http:
         service = await ServiceProcess.start(folder, http, SIM_LATENCY_MS="0")
         try:
-            await _measure_beside(service, folder)
+            await _measure_in_turns(figures, service, folder)
         finally:
             await service.stop()
 
 
-async def _measure_beside(service: ServiceProcess, folder: Path) -> None:
-    """The service and its references in turns, since the speed of a machine drifts."""
+async def _measure_in_turns(figures: Figures, service: ServiceProcess, folder: Path) -> None:
+    """Measure the service and its references in turns, since the speed of a machine drifts."""
     async with EmbeddedPostgres(folder / EMBEDDED_FOLDER).attach() as server:
         dsn = server.dsn((await server.databases())[0])
         conn = await asyncpg.connect(dsn)
@@ -161,7 +162,7 @@ async def _measure_beside(service: ServiceProcess, folder: Path) -> None:
         try:
             assert bare.stdout is not None
             bare_url = (await bare.stdout.readline()).decode().strip()
-            await _first_cycle_over(service)
+            await _first_cycle_ended(service)
             rates: dict[str, list[float]] = {"ours": [], "pgbench": [], "bare": []}
             for url in (service.url, bare_url):
                 await orders_per_second(url, WARM_UP_S)
@@ -172,30 +173,28 @@ async def _measure_beside(service: ServiceProcess, folder: Path) -> None:
         finally:
             bare.kill()
             await bare.wait()
-    ours, pgbench, least = (statistics.median(of_one) for of_one in rates.values())
-    print(
-        f"durable orders          {ours:8.0f} /s   pgbench {pgbench:8.0f} /s   ratio {ours / pgbench:.2f} (goal ≥ 0.50)"
-    )
-    print(f"{'':36}bare    {least:8.0f} /s   ratio {ours / least:.2f} (aiohttp and asyncpg, one insert)")
+    ours, pgbench, least = (statistics.median(each) for each in rates.values())
+    figures.show("durable orders", ours, "/s", reference=("pgbench", pgbench), at_least=PGBENCH_SHARE_MIN * pgbench)
+    figures.show("durable orders", ours, "/s", reference=("aiohttp, asyncpg and one insert", least))
 
 
-async def _first_cycle_over(service: ServiceProcess) -> None:
-    """Wait for the demo's agents, whose first cycle draws weeks of the synthetic market."""
+async def _first_cycle_ended(service: ServiceProcess) -> None:
+    """Wait for the demo's agents, whose first cycle computes weeks of the synthetic market."""
     async with asyncio.timeout(60):
         while (await service.get("/health/schedulers"))[1]["modelsRunning"]:
             await asyncio.sleep(0.5)
 
 
-def main() -> None:
+def main() -> int:
+    figures = Figures()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         if len(sys.argv) > 1:
             runner.run(serve_bare(sys.argv[1]))
-            return
-        with tempfile.TemporaryDirectory(prefix="trader-benchmark-") as name:
-            folder = Path(name)
-            folder.chmod(0o755)  # as root the server runs as nobody, who must get in
-            runner.run(measure(folder))
+        else:
+            with temporary_folder() as folder:
+                runner.run(measure(figures, folder))
+    return figures.exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

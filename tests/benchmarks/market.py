@@ -1,14 +1,17 @@
-"""What market data costs: ticks, books, candles, and how long the event loop is held. Fails when a bound is missed.
+"""Cost of market data: ticks, books and candles, and how long they hold the event loop.
 
-python -m benchmarks.market [folder of kline files]
+scripts/benchmark market [folder of kline files]
 """
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
+
+from benchmarks.figures import Figures
+from support.loop_lag import LoopLag
 
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.source import MarketSource
@@ -16,85 +19,57 @@ from trader.gateways.market.synthetic import SyntheticSource
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 
 TICK_US_MAX = 60.0
-CANDLES_S_MAX = 1.5
-BLOCK_MS_MAX = 50.0
-
-missed = False
+CANDLES_MS_MAX = 1_500.0
+HOLD_MS_MAX = 50.0
 
 
-def report(what: str, value: float, unit: str, bound: float | None = None) -> None:
-    global missed  # noqa: PLW0603 - the exit code of a script
-    is_missed = bound is not None and value > bound
-    missed = missed or is_missed
-    limit = "" if bound is None else f"   bound {bound:g} {unit}{'   MISSED' if is_missed else ''}"
-    print(f"{what:<52}{value:>10.1f} {unit}{limit}")
+async def measure(figures: Figures, what: str, work: Awaitable[object], at_most_ms: float | None = None) -> None:
+    """Show how long `work` takes, and the longest time for which it holds the event loop."""
+    async with LoopLag() as lag:
+        began_s = perf_counter()
+        await work
+        took_ms = (perf_counter() - began_s) * 1000
+    figures.show(what, took_ms, "ms", at_most=at_most_ms)
+    figures.show("  longest hold of the event loop", max(lag.cpu_ms), "ms", at_most=HOLD_MS_MAX)
 
 
-async def measured(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
-    """Seconds that `work` took, and the longest that it held the event loop."""
-    longest = 0.0
-    done = False
-
-    async def watch() -> None:
-        nonlocal longest
-        while not done:
-            begin = perf_counter()
-            await asyncio.sleep(0)
-            longest = max(longest, perf_counter() - begin)
-
-    watching = asyncio.create_task(watch())
-    begin = perf_counter()
-    await work()
-    took = perf_counter() - begin
-    done = True
-    await watching
-    return took, longest
-
-
-async def measure_ticks(name: str, source: MarketSource, after: datetime) -> None:
-    hour = timedelta(hours=1)
-    kept = [tick async for tick in source.history(after, after + hour) if tick.at.second < 5]  # hours are made once
-    begin = perf_counter()
-    count = 0
-    async for _ in source.history(after, after + hour):
-        count += 1
-    report(f"{name}: a tick of 3 markets", (perf_counter() - begin) / count * 1e6, "µs", TICK_US_MAX)
-    begin = perf_counter()
+async def measure_ticks(figures: Figures, name: str, source: MarketSource, after: datetime) -> None:
+    kept = [tick async for tick in source.history(after, after + HOUR) if tick.at.second < 5]  # hours are cached now
+    began_s = perf_counter()
+    count = len([None async for _ in source.history(after, after + HOUR)])
+    figures.show(f"{name}: a tick of 3 markets", (perf_counter() - began_s) / count * 1e6, "µs", at_most=TICK_US_MAX)
+    began_s = perf_counter()
     books = [quote.book for tick in kept for quote in tick.quotes.values()]
-    report(f"{name}: a book", (perf_counter() - begin) / len(books) * 1e6, "µs")
+    figures.show(f"{name}: a book", (perf_counter() - began_s) / len(books) * 1e6, "µs")
 
 
-async def measure_candles(name: str, source: MarketSource, end: datetime) -> None:
+async def measure_candles(figures: Figures, name: str, source: MarketSource, end: datetime) -> None:
     async def quarter_hours() -> None:
         for symbol in SYMBOLS:
-            await source.candles(symbol, "15m", end - timedelta(hours=25), end)
+            await source.candles(symbol, "15m", end - 25 * HOUR, end)
 
     async def four_hours() -> None:
         for symbol in SYMBOLS:
-            await source.candles(symbol, "4h", end - timedelta(hours=1200), end)
+            await source.candles(symbol, "4h", end - 1200 * HOUR, end)
 
-    took, block = await measured(quarter_hours)
-    report(f"{name}: 100 candles of 15m of 3 markets", took * 1000, "ms", CANDLES_S_MAX * 1000)
-    report(f"{name}: longest hold of the loop meanwhile", block * 1000, "ms", BLOCK_MS_MAX)
-    took, block = await measured(four_hours)
-    report(f"{name}: 300 candles of 4h of 3 markets", took * 1000, "ms")
-    report(f"{name}: longest hold of the loop meanwhile", block * 1000, "ms", BLOCK_MS_MAX)
+    await measure(figures, f"{name}: 100 candles of 15m of 3 markets", quarter_hours(), CANDLES_MS_MAX)
+    await measure(figures, f"{name}: 300 candles of 4h of 3 markets", four_hours())
 
 
 async def main(folder: Path | None) -> int:
-    await measure_candles("synthetic", SyntheticSource(0, SYMBOLS), NOW)
-    await measure_ticks("synthetic", SyntheticSource(0, SYMBOLS), NOW)
+    figures = Figures()
+    await measure_candles(figures, "synthetic", SyntheticSource(0, SYMBOLS), NOW)
+    await measure_ticks(figures, "synthetic", SyntheticSource(0, SYMBOLS), NOW)
     if folder is not None:
         replay = ReplaySource(folder, SYMBOLS, speed=0)
-        took, block = await measured(replay.open)
-        report("replay: reading the folder", took * 1000, "ms")
-        report("replay: longest hold of the loop meanwhile", block * 1000, "ms")
+        await replay.open()
         start = replay.clock(None).now()
-        await measure_candles("replay", replay, start + timedelta(hours=500))
-        await measure_ticks("replay", replay, start)
-    return int(missed)
+        await measure_candles(figures, "replay", replay, start + 500 * HOUR)
+        await measure_ticks(figures, "replay", replay, start)
+    return figures.exit_code
 
 
 if __name__ == "__main__":

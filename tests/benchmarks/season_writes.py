@@ -1,4 +1,4 @@
-"""What a snapshot costs in a season, beside an empty database. Part of `benchmarks.season`."""
+"""Cost of writing a snapshot in a season, beside an empty database; part of the benchmark `season`."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
+
+from benchmarks.figures import Figures
 
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.store.database.partitions import ensure_partitions
@@ -18,7 +20,7 @@ STATEMENT_S: Final = 600.0
 BATCH: Final = 60
 """Snapshots of an hour, whose first begins the rows that the others add to."""
 WARMING_BATCHES: Final = 4
-"""Not counted: a service writes for months over connections that have met the pages of the database before."""
+"""Not counted: a service writes for months over connections whose caches are warm."""
 BATCHES: Final = 15
 WRITE_RATIO_MAX: Final = 1.10
 
@@ -31,7 +33,7 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def end_of_season(conn: Connection) -> datetime:
-    """Up to when the models traded."""
+    """Return the time up to which the models traded."""
     end = await select_processed_until(conn)
     if end is None:
         raise SystemExit("there is no season in this database")
@@ -46,14 +48,14 @@ DELETE_WRITTEN: Final = (
 
 
 class Cost(NamedTuple):
-    """Of one snapshot, in milliseconds: what the writer waited, and what the server's process worked for it."""
+    """Of one snapshot, in milliseconds: the wait of the writer, and the processor time of its server process."""
 
     wall: float
     server_cpu: float
 
 
 def _worked_ms(server_pid: int) -> float:
-    """What a process has worked so far; 0 where the system does not tell."""
+    """Return the processor time of a process so far; 0 where the system does not report it."""
     try:
         return int(Path(f"/proc/{server_pid}/schedstat").read_text().split()[0]) / 1e6
     except OSError:
@@ -68,9 +70,9 @@ async def _cost(conn: Connection, rows: Sequence[Snapshot]) -> Cost:
 
 
 async def write_turns(databases: Sequence[Database], accounts: list[Any], start: datetime) -> list[tuple[Cost, ...]]:
-    """What the writing of one snapshot of every account costs in each, turn by turn, committed as the service does.
+    """Write snapshots of every account to each database, turn by turn, committed as by the service. Return the costs.
 
-    `start` is an hour after all others; its rows, and those after it, are taken out again.
+    `start` is an hour after all others; its rows, and those after it, are deleted again.
     """
     turns = []
     for database in databases:
@@ -105,7 +107,7 @@ INSERT INTO models SELECT * FROM json_populate_recordset(NULL::models, $1) ON CO
 
 
 async def measure_writes(dsn: str, empty_dsn: str) -> bool:
-    """The cost of a snapshot in the season beside that in a database that has the same models and nothing else."""
+    """Compare the cost of a snapshot in the season with that in an empty database. Return whether the goal is met."""
     season, empty = [await Database.connect(each, size=1, command_timeout_s=STATEMENT_S) for each in (dsn, empty_dsn)]
     await apply_schema(empty)
     async with season.connection() as conn, empty.transaction() as new:
@@ -116,11 +118,11 @@ async def measure_writes(dsn: str, empty_dsn: str) -> bool:
     turns = await write_turns((season, empty), accounts, start)
     await season.close()
     await empty.close()
-    return _told(len(accounts), turns)
+    return _show(len(accounts), turns)
 
 
-def _told(accounts: int, turns: Sequence[tuple[Cost, ...]]) -> bool:
-    """The medians of all turns; their ratio in the median of the batches, which differ by what else the machine did."""
+def _show(accounts: int, turns: Sequence[tuple[Cost, ...]]) -> bool:
+    """Show the medians of all turns, and of the ratios per batch, since the load of the machine changes."""
     here, there = zip(*turns, strict=True)
     ratios = {
         name: [
@@ -130,12 +132,10 @@ def _told(accounts: int, turns: Sequence[tuple[Cost, ...]]) -> bool:
         ]
         for name in Cost._fields
     }
-    ratio = median(ratios["wall"])
-    met = bool(ratio <= WRITE_RATIO_MAX)
-    print(
-        f"a snapshot of {accounts} accounts: {median(cost.wall for cost in here):.2f} ms, in an empty database "
-        f"{median(cost.wall for cost in there):.2f} ms: {ratio:.2f} x in the median of {len(ratios['wall'])} batches "
-        f"({min(ratios['wall']):.2f} to {max(ratios['wall']):.2f}), server's CPU {median(ratios['server_cpu']):.2f} x"
-        f"{'' if met else ' MISSED'}"
-    )
-    return met
+    figures = Figures()
+    wall, empty = (median(cost.wall for cost in costs) for costs in (here, there))
+    figures.show(f"a snapshot of {accounts} accounts", wall, "ms", reference=("empty database", empty))
+    what = f"ratio, median of {len(ratios['wall'])} batches ({min(ratios['wall']):.2f} to {max(ratios['wall']):.2f})"
+    figures.show(what, median(ratios["wall"]), "", at_most=WRITE_RATIO_MAX)
+    figures.show("ratio of the server's processor time", median(ratios["server_cpu"]), "")
+    return figures.are_met

@@ -1,4 +1,4 @@
-"""How long the event loop was held: what a request that came just then would have waited."""
+"""Lag of the event loop: how long a request that came at some moment would have waited."""
 
 import asyncio
 import time
@@ -9,9 +9,10 @@ EVERY_S = 0.002
 
 
 class LoopLag:
-    """Samples while it is entered. `real_ms` is the wait, other processes of the machine included; `cpu_ms` the time
+    """Samples the lag while it is entered.
 
-    that this thread itself was at work between two samples, whoever else had the processor.
+    `real_ms` is the wait, with what other processes of the machine took of it; `cpu_ms` is the processor time of this
+    thread alone between two samples.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class LoopLag:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await asyncio.sleep(EVERY_S)  # for the sample that is under way
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -36,10 +38,5 @@ class LoopLag:
             self.real_ms.append((time.perf_counter() - real_s - EVERY_S) * 1000)
             self.cpu_ms.append((time.thread_time() - cpu_s) * 1000)
 
-    def words(self) -> str:
-        """The figures, in a line."""
-        ordered = sorted(self.real_ms)
-        return (
-            f"p50 {ordered[len(ordered) // 2]:5.1f}   p99 {ordered[len(ordered) * 99 // 100]:5.1f}   "
-            f"max {ordered[-1]:5.1f}   own work max {max(self.cpu_ms):5.1f} ms"
-        )
+    def p99_ms(self) -> float:
+        return sorted(self.real_ms)[len(self.real_ms) * 99 // 100]

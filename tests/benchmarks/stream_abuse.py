@@ -1,9 +1,7 @@
-"""Callers of the event streams who misbehave: a process of their own, until its standard input ends.
+"""Abusive callers of the stream benchmark: a process that runs until its standard input ends.
 
-    python -m benchmarks.abuse PORT CORE
-
-On every stream 10 of them come again and again: two who read nothing, two who read slowly, two who close their half of
-the connection, and four who vanish within a second.
+On every stream there are ten, which reconnect for ever: two read nothing, two read slowly, two close their half of the
+connection, and four disconnect within a second.
 """
 
 import asyncio
@@ -14,21 +12,21 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from benchmarks.arrivals import STREAMS, leave_server_core
+from benchmarks.stream_readers import STREAMS, leave_server_core
 
 STALL_S: Final = 20.0
-"""Longer than the service waits for a reader, once socket and buffers are full."""
+"""Longer than the write timeout of the service, once socket and buffers are full."""
 
 RECEIVED_BYTES_MAX: Final = 4096
-"""What the kernel holds for a reader who is behind, so that its server notices."""
+"""Receive buffer of a slow reader: small, so that its server notices."""
 
 SLOW_BYTES_PER_S: Final = (10_000, 32_000)
-"""One too slow to be waited for, and one who gets fewer states than there are."""
+"""One reader is too slow to be waited for, one receives only some of the states."""
 
 PAUSE_S: Final = 0.05
 
 REFUSED: Final = b"HTTP/1.1 503"
-"""The place of a predecessor is not free yet."""
+"""The connection of a predecessor still counts."""
 
 
 @asynccontextmanager
@@ -98,7 +96,7 @@ async def main(port: int) -> None:
         task.cancel()
     for outcome in await asyncio.gather(*abusers, return_exceptions=True):
         if not isinstance(outcome, asyncio.CancelledError):
-            raise RuntimeError("one of them stopped to misbehave") from outcome
+            raise RuntimeError("an abusive caller ended early") from outcome
 
 
 if __name__ == "__main__":

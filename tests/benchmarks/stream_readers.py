@@ -1,10 +1,10 @@
-"""When the frames of the event streams arrive: a process of its own that reads them, for the benchmarks of the streams.
+"""Readers of the stream benchmark: a process that records when each frame of the event streams arrives.
 
-A frame has arrived when the kernel has put it into its subscriber's socket, which the kernel itself notes
+A frame has arrived when the kernel has put it into its subscriber's socket, with the kernel's own timestamp
 (SO_TIMESTAMPNS, Linux): how fast one process then reads hundreds of sockets says nothing about the service. What is
-read in one piece has the time of its last packet, so a reader that is late can make an arrival later, never earlier.
+read in one piece has the time of its last packet, so a late reader can make an arrival later, never earlier.
 
-The measured server has the first core of the machine, whoever calls it the last. Every publication is marked with its
+The measured server has the first core of the machine, its callers the last. Every publication is marked with its
 time. A state stream may send a newer state instead of one; then the newer one is the arrival of both.
 """
 
@@ -31,22 +31,22 @@ ROOT: Final = Path(__file__).parents[1]
 NEVER_NS: Final = 2**63
 
 SO_TIMESTAMPNS: Final = 35
-"""Linux: every message is given with the time at which it arrived (CLOCK_REALTIME); Python does not name it."""
+"""Linux: delivers every message with its time of arrival (CLOCK_REALTIME); Python has no name for it."""
 
 
 class Arrivals(msgspec.Struct):
-    """What the subscribers of one or more sittings got, in milliseconds and seconds after its time."""
+    """What the subscribers of one or more sessions received, and how long after its time."""
 
     first_ms: list[float] = []
     last_ms: list[float] = []
-    """Of the publications that all subscribers got: when the first and when the last one had it."""
+    """Of the publications that all subscribers received: when the first and when the last one had it."""
     missing: int = 0
-    """Publications that some subscriber never got, nor a newer state."""
+    """Publications of which some subscriber received neither the state nor a newer one."""
     superseded: int = 0
-    """Publications of which some subscriber got only a newer state."""
+    """Publications of which some subscriber received only a newer state."""
     pings: int = 0
     pings_late_s: float = 0.0
-    """How far beside its time a ping was at most; one that never came is late until the end."""
+    """The largest distance of a ping from its time; a missing one is late until the end."""
     lost: int = 0
     """Subscribers whose stream was ended."""
 
@@ -60,28 +60,21 @@ class Arrivals(msgspec.Struct):
         self.lost += other.lost
 
     def last_ms_at(self, share: float) -> float:
-        """Within what time this share of all publications had reached the last subscriber; infinite for never."""
+        """Return the time in which this share of all publications reached the last subscriber; infinite for never."""
         values = sorted(self.last_ms) + [float("inf")] * self.missing
         return values[min(int(len(values) * share), len(values) - 1)]
-
-    def told(self, name: str) -> str:
-        first = sorted(self.first_ms)[len(self.first_ms) // 2] if self.first_ms else float("inf")
-        return (
-            f"{name:10} {len(self.last_ms) + self.missing:5} rounds   first socket p50 {first:6.2f} ms   last socket "
-            f"p50 {self.last_ms_at(0.5):6.2f}   p99 {self.last_ms_at(0.99):6.2f}   max {self.last_ms_at(1):6.2f}"
-        )
 
 
 # -- the measuring process
 
 
 def pin_server() -> None:
-    """Give this process the first core; those that it starts leave it for another."""
+    """Pin this process to the first core; the processes that it starts move to another."""
     os.sched_setaffinity(0, {min(CORES)})
 
 
 def leave_server_core() -> None:
-    """Of a process that calls: take the last core of the machine."""
+    """Pin a calling process to the last core of the machine."""
     os.sched_setaffinity(0, {int(sys.argv[-1])})
 
 
@@ -93,30 +86,30 @@ async def start_caller(*arguments: str) -> asyncio.subprocess.Process:
 
 
 class Readers:
-    """So many subscribers of every stream, in a process of their own."""
+    """`subscribers` readers of every stream, in a process of their own."""
 
     def __init__(self, port: int, subscribers: int, ping_s: float) -> None:
-        self._arguments = ("benchmarks.arrivals", str(port), str(subscribers), str(ping_s))
+        self._arguments = ("benchmarks.stream_readers", str(port), str(subscribers), str(ping_s))
 
     async def start(self) -> None:
         self._process = await start_caller(*self._arguments)
 
     async def finish(self, marks_ns: Sequence[int]) -> Arrivals:
-        """Let all of them leave. `marks_ns`: the marks of what was published, in order."""
+        """Disconnect all of them. `marks_ns` are the marks of what was published, in order."""
         async with asyncio.timeout(60):
             out, _ = await self._process.communicate(msgspec.json.encode(marks_ns))
         return msgspec.json.decode(out, type=Arrivals)
 
 
 def stolen_s() -> float:
-    """How long the server's core has been taken by other guests of the host, since the machine was started."""
+    """Return the steal time of the server's core since the machine was started."""
     prefix = f"cpu{min(CORES)} "
     [line] = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(prefix)]
     return int(line.split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes() -> int:
-    """What this process has in memory."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -124,7 +117,7 @@ def resident_bytes() -> int:
 
 
 class Follower:
-    """One subscriber: notes when each marked frame and each ping had arrived whole in its socket."""
+    """One subscriber: records when each marked frame and each ping had arrived whole in its socket."""
 
     def __init__(self, name: str) -> None:
         self.frames: list[tuple[int, int]] = []  # mark and arrival, in nanoseconds
@@ -135,7 +128,7 @@ class Follower:
         self._rest = b""
 
     def receive(self, sock: socket.socket) -> None:
-        """Take what has arrived."""
+        """Read what has arrived."""
         try:
             data, ancillary, _, _ = sock.recvmsg(2**18, 64)
         except ConnectionError:
@@ -147,7 +140,7 @@ class Follower:
         self.has_ended = not data
 
     def note(self, data: bytes, at_ns: int) -> None:
-        """These bytes arrived then."""
+        """Record bytes that arrived at a time."""
         self.began_ns = self.began_ns or at_ns
         *frames, self._rest = (self._rest + data).split(b"\n\n")
         for frame in frames:
@@ -157,7 +150,7 @@ class Follower:
                 self.frames.append((int(mark[1]), at_ns))
 
     def arrivals_ns(self, marks_ns: Sequence[int]) -> Iterable[tuple[int, bool]]:
-        """For each mark when it, or a newer state, arrived, and whether it was a newer one."""
+        """Yield for each mark when it, or a newer state, arrived, and whether it was a newer one."""
         frames = iter(self.frames)
         found_ns, at_ns = 0, 0
         for mark_ns in marks_ns:
@@ -171,7 +164,7 @@ class Follower:
                 yield NEVER_NS, False
 
     def pings_late_s(self, ping_s: float, end_ns: int) -> float:
-        """How far beside its time a ping was at most, counted from the first bytes on."""
+        """Return the largest distance of a ping from its time, counted from the first bytes on."""
         late_s, number = 0.0, 0
         while (due_ns := self.began_ns + (number + 1) * ping_s * 1e9) < end_ns or number < len(self.pings_ns):
             at_ns = self.pings_ns[number] if number < len(self.pings_ns) else end_ns
@@ -188,8 +181,8 @@ def subscribed(name: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def noting() -> Iterator[None]:
-    """The kernel begins to note times a moment after the first socket of the machine has asked for them."""
+def recording() -> Iterator[None]:
+    """Have the kernel record times, which begins a moment after the first socket of the machine asked for them."""
     with socket.socket() as first:
         first.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         time.sleep(0.1)
@@ -197,7 +190,7 @@ def noting() -> Iterator[None]:
 
 
 def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
-    """Subscribe to every stream, and read until standard input tells what was published."""
+    """Subscribe to every stream, and read until standard input says what was published."""
     followers = []
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -218,7 +211,7 @@ def read(port: int, subscribers: int, ping_s: float) -> Arrivals:
 
 
 def judged(followers: Sequence[Follower], marks_ns: Sequence[int], ping_s: float, end_ns: int) -> Arrivals:
-    """What they got of what was published until `end_ns`."""
+    """Compare what the followers received with what was published until `end_ns`."""
     result = Arrivals()
     for follower in followers:
         result.pings += len(follower.pings_ns)
@@ -238,6 +231,6 @@ def judged(followers: Sequence[Follower], marks_ns: Sequence[int], ping_s: float
 
 if __name__ == "__main__":
     leave_server_core()
-    with noting():
+    with recording():
         arrivals = read(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
     sys.stdout.buffer.write(msgspec.json.encode(arrivals))
