@@ -80,7 +80,7 @@ async def trading(folder: Path, venue: FakeVenue, dsn: str) -> AsyncIterator[Ser
                 await service.kill()
 
 
-async def test_a_venue_that_is_away_is_waited_for_and_an_outlier_not_traded_on(
+async def test_the_service_waits_for_the_venue_and_does_not_trade_on_an_outlier(
     tmp_path: Path, dsn: str, venue: FakeVenue
 ) -> None:
     await venue.stop()
@@ -108,7 +108,7 @@ async def test_a_venue_that_is_away_is_waited_for_and_an_outlier_not_traded_on(
         assert service.traceback() == ""
 
 
-async def test_what_happened_while_down_is_made_up_from_the_venues_candles(
+async def test_downtime_is_caught_up_from_the_venues_candles(
     tmp_path: Path, dsn: str, database: Database, venue: FakeVenue
 ) -> None:
     async with trading(tmp_path, venue, dsn) as service:

@@ -141,7 +141,7 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
     await add_scripted_model(database)
     environ = environ_of(venue, model, dsn)
 
-    # The first run opens a position, with both legs at the venue.
+    # The first run opens a position, with a stop and a target at the venue.
     model.script = [OPEN]
     async with serving(tmp_path, **environ) as service:
         log = b"".join(service.log).decode()
@@ -191,7 +191,7 @@ async def test_a_model_trades_live_through_a_power_cut_in_the_middle_of_an_order
     )
 
 
-async def test_what_cannot_be_explained_is_seen_by_those_who_watch(
+async def test_an_unexplained_difference_is_visible_to_operators(
     tmp_path: Path, dsn: str, database: Database, venue: FakeExchange, model: ScriptedModel
 ) -> None:
     await add_scripted_model(database)

@@ -26,7 +26,7 @@ KEY_INDEX: Final = 2
 CREATE, CANCEL = 14, 15
 
 SEND_FAULTS: Final = ("lose_before", "lose_after", "500_before", "500_after", "late", "nonsense", "busy", "maintenance")
-"""What may become of a transaction: its answer is lost before or after it is executed; it is executed late; …"""
+"""Faults of a transaction: its answer is lost before or after it is executed; it is executed late; …"""
 
 _EXECUTED: Final = ("ok", "lose_after", "500_after", "nonsense")
 _CUT: Final = ("lose_before", "lose_after", "late")
@@ -71,7 +71,7 @@ class Standing:
 
 @dataclass
 class Ledger:
-    """What the fake venue keeps of one account. `deposit` is what was paid in; the rest follows from the trades."""
+    """The fake venue's ledger of one account. `deposit` is what was paid in; the rest follows from the trades."""
 
     index: int
     deposit: Decimal = Decimal("10000.25")
@@ -436,7 +436,7 @@ def _page(request: web.Request, name: str, rows: list[dict[str, Any]]) -> dict[s
 
 
 async def _cut(request: web.Request) -> web.StreamResponse:
-    """Cut the connection instead of an answer."""
+    """Cut the connection instead of answering."""
     assert request.transport is not None
     request.transport.abort()
     await asyncio.sleep(0)

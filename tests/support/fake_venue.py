@@ -1,4 +1,4 @@
-"""Lighter's public interface, spoken by a real server on loopback that does what a test tells it, faults included.
+"""Fake of Lighter's public interface: a real server on loopback that does what a test says, faults included.
 
 The messages are those of the venue's documents and of recordings of it: snapshots and changes of a book with their
 nonces, summaries, pings, errors, and REST answers with the venue's units.

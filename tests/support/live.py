@@ -207,7 +207,7 @@ class Bench:
 
 
 def wanted_protection(account: Account, markets: Mapping[str, Market]) -> set[tuple[int, str, Decimal, Decimal]]:
-    """What the exit plans ask for: market, kind, trigger and quantity."""
+    """Return the protective orders that the exit plans ask for: market, kind, trigger and quantity."""
     return {
         (IDS[symbol], kind, price.quantize(markets[symbol].tick), position.quantity)
         for symbol, position in account.positions.items()

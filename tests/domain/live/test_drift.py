@@ -37,7 +37,7 @@ def test_later_fills_of_an_order_meet_what_the_earlier_have_left() -> None:
     assert late.paper_price == D(102)
 
 
-def test_where_the_book_shows_less_there_is_no_price() -> None:
+def test_without_enough_shown_in_the_book_there_is_no_price() -> None:
     (thin,) = simulate("a", [fill(OrderSide.BUY, "3.5", "103")], QUOTE)
     assert (thin.paper_price, thin.drift_bps) == (None, None)
     (beyond,) = simulate("a", [fill(OrderSide.BUY, "2", "101")], QUOTE, limit=D(101))

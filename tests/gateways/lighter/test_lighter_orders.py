@@ -91,7 +91,7 @@ def order(number: int = 1, **more: Any) -> VenueOrder:
 # Signing
 
 
-async def test_the_signer_proves_that_every_argument_reaches_its_place(key: Secret) -> None:
+async def test_the_signer_verifies_that_every_argument_reaches_its_place(key: Secret) -> None:
     async with trading(key) as (_, _, signer):
         signer.check()
         client = signer._client
@@ -105,7 +105,7 @@ async def test_the_signer_proves_that_every_argument_reaches_its_place(key: Secr
 
 
 @pytest.mark.parametrize("text", ["0x12", "g" * 80, "12 34"])
-def test_a_key_that_is_none_is_refused_without_showing_it(text: str) -> None:
+def test_an_invalid_key_is_refused_without_showing_it(text: str) -> None:
     with pytest.raises(StartError, match="VENUE_API_KEY: expected") as refusal:
         LighterSigner("http://127.0.0.1:1", ACCOUNT, KEY_INDEX, Secret(text))
     assert text not in str(refusal.value)
@@ -117,7 +117,7 @@ def test_another_version_of_the_sdk_is_refused(key: Secret, monkeypatch: pytest.
         LighterSigner("http://127.0.0.1:1", ACCOUNT, KEY_INDEX, key)
 
 
-async def test_a_transaction_expires_when_it_is_waited_for_no_more(key: Secret) -> None:
+async def test_a_transaction_expires_when_the_service_assumes(key: Secret) -> None:
     async with trading(key) as (venue, account, _):
         await account.orders.place(order())
         lasts_s = venue.sent[0][1]["ExpiredAt"] / 1000 - time.time()
@@ -131,7 +131,7 @@ async def test_a_halted_account_sends_nothing_more(venue_and_account: tuple[Fake
     assert venue.sent == []
 
 
-async def test_what_is_no_whole_number_of_lots_is_refused_before_it_is_sent(
+async def test_an_order_that_the_venue_cannot_express_is_refused_before_it_is_sent(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
     venue, orders = venue_and_orders
@@ -264,7 +264,7 @@ async def test_an_order_whose_answer_was_lost_is_found(
 
 
 @pytest.mark.parametrize("fault", ["lose_before", "500_before", "maintenance", "late"])
-async def test_an_order_that_never_arrived_can_arrive_no_more(
+async def test_an_order_that_never_arrived_can_no_longer_arrive(
     venue_and_orders: tuple[FakeExchange, LighterOrders], fault: str
 ) -> None:
     venue, orders = venue_and_orders
@@ -302,10 +302,10 @@ async def test_an_order_of_a_process_that_died_is_found_or_made_impossible(
     assert order(2).client_index not in venue.orders
 
 
-async def test_an_old_answer_about_the_nonce_proves_nothing(
+async def test_an_outdated_next_nonce_is_not_trusted(
     venue_and_orders: tuple[FakeExchange, LighterOrders],
 ) -> None:
-    """The transaction of a process that died is under way with the next nonce; the venue tells the one before."""
+    """The transaction of a process that died is under way with the next nonce; the venue names the one before."""
     venue, orders = venue_and_orders
     assert isinstance(await orders.place(order(1)), Placed)
     venue.late = [(CREATE, {**venue.sent[0][1], "Nonce": 41, "ClientOrderIndex": order(2).client_index})]
@@ -324,14 +324,14 @@ async def test_nothing_is_sent_to_a_venue_that_is_down(venue_and_orders: tuple[F
 
 
 @pytest.mark.parametrize("block", range(10))
-async def test_random_faults_never_part_our_fills_from_the_venues(key: Secret, block: int) -> None:
+async def test_under_random_faults_our_fills_equal_the_venues(key: Secret, block: int) -> None:
     async with trading(key) as (venue, account, _):
         for seed in range(block, SCHEDULES, 10):
             await one_schedule(Random(seed), venue, account, seed)
 
 
 async def one_schedule(random: Random, venue: FakeExchange, account: LighterAccount, seed: int) -> None:
-    """A few orders under random faults. Afterwards what is known of them is what the venue has."""
+    """Place a few orders under random faults, and compare their outcomes with the venue's orders."""
     venue.orders.clear()
     venue.ledger.held.clear()
     venue.late.clear()
@@ -421,12 +421,12 @@ async def test_an_impossible_position_is_an_error(
             await account.records.position("BTC")
 
 
-def test_sides_come_from_plus_minus_or_nothing() -> None:
+def test_a_signed_quantity_needs_sign_plus_minus_or_zero() -> None:
     assert [signed_quantity(sign, D("0.5")) for sign in (1, -1)] == [D("0.5"), D("-0.5")]
     assert [signed_quantity(sign, D("0.0000")) for sign in (1, -1, 0)] == [0, 0, 0]
 
 
-def test_client_indexes_are_whole_numbers_that_the_venue_takes_and_always_the_same() -> None:
+def test_client_indexes_are_stable_and_in_the_venues_range() -> None:
     found = [client_index_of("apex", str(number)) for number in range(2000)]
     assert len(set(found)) == 2000
     assert all(1 <= index <= CLIENT_INDEX_MAX for index in found)

@@ -1,4 +1,4 @@
-"""What the venue has on record of an account: every page, each trade once, its fee, and the funding."""
+"""Private records of an account: every page, each trade once, its fee, and the funding."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -111,7 +111,7 @@ async def test_funding_is_for_its_hour(venue: FakeExchange, account: LighterAcco
         {"price": None},
     ],
 )
-async def test_a_trade_that_cannot_be_is_an_error(
+async def test_an_impossible_trade_is_an_error(
     venue: FakeExchange, account: LighterAccount, change: dict[str, Any]
 ) -> None:
     venue.trade_by_hand("BTC", "0.5")

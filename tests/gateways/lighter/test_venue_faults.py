@@ -1,4 +1,4 @@
-"""Random faults of the venue's market data: every price shown was the venue's, and the last one is found again."""
+"""Random faults of the venue's market data: every published price was the venue's, and the last one is found again."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ def state_of(market: FakeMarket) -> State:
 
 
 class Watcher:
-    """Follows the source as the service does, and holds what it was shown against what the venue had."""
+    """Follows the source as the service does, and compares what it published with what the venue had."""
 
     def __init__(self, venue: FakeVenue) -> None:
         self.venue = venue
@@ -127,7 +127,7 @@ async def one_fault(random: Random, watcher: Watcher, symbol: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-async def test_whatever_goes_wrong_only_the_venues_own_prices_are_shown(seed: int) -> None:
+async def test_under_random_faults_only_the_venues_prices_are_published(seed: int) -> None:
     random = Random(seed)
     async with fake_venue() as venue:
         watcher = Watcher(venue)
@@ -151,7 +151,7 @@ async def test_whatever_goes_wrong_only_the_venues_own_prices_are_shown(seed: in
 
 
 async def settled(random: Random, watcher: Watcher) -> None:
-    """Without faults, what is shown is soon what the venue has now."""
+    """Without faults, the published prices are soon the venue's present ones."""
     for symbol in ("BTC", "ETH"):
         await watcher.move(random, symbol)
 

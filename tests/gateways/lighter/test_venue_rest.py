@@ -1,4 +1,4 @@
-"""The venue's REST interface: candles, the past as their paths, funding, and answers that are none."""
+"""The venue's REST interface: candles, history as their paths, funding, and invalid answers."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def source(venue: FakeVenue) -> AsyncIterator[VenueSource]:
     await source.close()
 
 
-def test_the_venue_is_the_source_without_a_word() -> None:
+def test_the_venue_is_the_default_source() -> None:
     settings = Settings.load({"OPENAI_BASE_URL": "http://127.0.0.1:1"}, None, demo=False)
     source = make_source(settings)
     assert isinstance(source, VenueSource)
@@ -73,7 +73,7 @@ async def test_closed_candles_are_fetched_page_by_page(venue: FakeVenue, source:
     assert [query["count_back"] for path, query in venue.asked if path == "/api/v1/candles"] == ["500"] * 3
 
 
-async def test_candles_without_trades_or_sense_are_left_out(venue: FakeVenue, source: VenueSource) -> None:
+async def test_empty_and_impossible_candles_are_left_out(venue: FakeVenue, source: VenueSource) -> None:
     venue.candle_rows[BTC] = [
         row(START, 5, 6, 4, 5),
         row(START + MINUTE, 0, 0, 0, 0, volume=0),
@@ -89,7 +89,7 @@ async def test_candles_without_trades_or_sense_are_left_out(venue: FakeVenue, so
     assert await source.candles("ETH", "4h", START, START + timedelta(days=2)) == []
 
 
-async def test_candles_of_no_market_are_refused(source: VenueSource) -> None:
+async def test_candles_of_an_unknown_market_are_refused(source: VenueSource) -> None:
     with pytest.raises(MarketUnavailable, match="DOGE is not traded here"):
         await source.candles("DOGE", "1m", START, START + MINUTE)
 
@@ -104,7 +104,7 @@ async def test_candles_of_no_market_are_refused(source: VenueSource) -> None:
         (web.Response(status=302, headers={"Location": "http://elsewhere.invalid/"}), "status 302"),
     ],
 )
-async def test_an_answer_that_is_none_is_told(
+async def test_an_invalid_answer_is_an_error_with_its_reason(
     venue: FakeVenue, source: VenueSource, answer: web.Response, told: str
 ) -> None:
     venue.answers.append(answer)
@@ -113,7 +113,7 @@ async def test_an_answer_that_is_none_is_told(
     assert await source.candles("BTC", "1m", START, START + MINUTE) == []
 
 
-async def test_too_many_requests_are_asked_again_and_given_up_in_the_end(venue: FakeVenue, source: VenueSource) -> None:
+async def test_a_rate_limited_request_is_repeated_a_few_times(venue: FakeVenue, source: VenueSource) -> None:
     venue.candle_rows[BTC] = rows(1)
     venue.answers += [web.Response(status=429), web.Response(status=429, headers={"Retry-After": "0"})]
     assert len(await source.candles("BTC", "1m", START, START + MINUTE)) == 1
@@ -123,7 +123,7 @@ async def test_too_many_requests_are_asked_again_and_given_up_in_the_end(venue: 
     assert len(venue.answers) == 1
 
 
-async def test_a_venue_that_says_nothing_is_told_of_by_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_venue_is_reported_as_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lighter_api, "_ANSWER_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         api = LighterApi(f"http://127.0.0.1:{silent.getsockname()[1]}", pause_s=0.01)
@@ -132,7 +132,7 @@ async def test_a_venue_that_says_nothing_is_told_of_by_what_was_waited_for(monke
         await api.close()
 
 
-async def test_a_venue_that_is_down_gives_no_candles_and_says_so(venue: FakeVenue, source: VenueSource) -> None:
+async def test_a_venue_that_is_down_is_named_in_the_error(venue: FakeVenue, source: VenueSource) -> None:
     await venue.stop()
     market = MarketFeed(source, SystemClock())
     with pytest.raises(MarketUnavailable, match=r"No candles of BTC: .*cannot be reached"):
@@ -158,7 +158,7 @@ async def test_history_is_the_path_of_the_candles(venue: FakeVenue, source: Venu
     assert quote.book.bids[0].quantity > 0
 
 
-async def test_history_takes_of_its_first_minute_the_close_and_ends_with_the_forming_one(
+async def test_history_begins_with_a_close_and_ends_with_the_forming_candle(
     venue: FakeVenue, source: VenueSource
 ) -> None:
     venue.candle_rows[BTC] = rows(3)
@@ -169,13 +169,13 @@ async def test_history_takes_of_its_first_minute_the_close_and_ends_with_the_for
     assert [tick.quotes["BTC"].mark for tick in ticks[5:]] == [94002, 94000, 94005, 94003]
 
 
-async def test_within_a_minute_nothing_is_known_and_nobody_asked(venue: FakeVenue, source: VenueSource) -> None:
+async def test_history_within_one_minute_is_empty_and_makes_no_request(venue: FakeVenue, source: VenueSource) -> None:
     venue.asked.clear()
     assert [tick async for tick in source.history(START + SECOND, START + MINUTE)] == []
     assert venue.asked == []
 
 
-async def test_history_brings_the_funding_of_its_hours(venue: FakeVenue, source: VenueSource) -> None:
+async def test_history_loads_the_funding_rates_of_its_hours(venue: FakeVenue, source: VenueSource) -> None:
     venue.candle_rows[BTC] = rows(180)
     venue.funding_rows[BTC] = [
         {"timestamp": int(START.timestamp()) + 3600 * n, "value": "1.2", "rate": rate, "direction": side}
@@ -190,7 +190,7 @@ async def test_history_brings_the_funding_of_its_hours(venue: FakeVenue, source:
     assert source.funding_rate("ETH", START) == PLAIN_FUNDING_RATE
 
 
-async def test_funding_that_nobody_is_said_to_pay_is_not_guessed(venue: FakeVenue, source: VenueSource) -> None:
+async def test_funding_without_a_direction_is_an_error(venue: FakeVenue, source: VenueSource) -> None:
     venue.funding_rows[BTC] = [{"timestamp": int(START.timestamp()), "value": "1", "rate": "0.1", "direction": ""}]
     market = MarketFeed(source, SystemClock())
     with pytest.raises(MarketUnavailable, match=r"venue has no history now: /api/v1/fundings: not understood"):
@@ -198,7 +198,7 @@ async def test_funding_that_nobody_is_said_to_pay_is_not_guessed(venue: FakeVenu
             pass
 
 
-async def test_many_days_are_fetched_as_they_are_gone_through(venue: FakeVenue, source: VenueSource) -> None:
+async def test_many_days_are_fetched_page_by_page(venue: FakeVenue, source: VenueSource) -> None:
     venue.candle_rows[BTC] = rows(1500)
     venue.asked.clear()
     told = source.history(START - MINUTE, START + 1500 * MINUTE)

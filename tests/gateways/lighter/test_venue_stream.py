@@ -1,4 +1,4 @@
-"""The venue's stream: books and marks as a server on loopback tells them, and what is done about its faults."""
+"""The venue's stream: books and marks from a server on loopback, and how its faults are handled."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -112,7 +112,7 @@ async def test_the_book_follows_every_change_and_a_quote_keeps_the_book_of_its_m
     assert times == sorted(set(times))
 
 
-async def test_a_quiet_market_is_told_once_a_second(venue: FakeVenue, follower: Follower) -> None:
+async def test_an_unchanged_price_is_published_once_a_second(venue: FakeVenue, follower: Follower) -> None:
     await until(lambda: "BTC" in follower.ticks[-1].quotes or len(follower.ticks) > 5)
     count = len(follower.ticks)
     follower.clock.shift += timedelta(seconds=1)
@@ -129,9 +129,7 @@ async def test_only_the_markets_asked_for_are_followed_without_credentials(
     }
 
 
-async def test_the_venues_pings_are_answered_and_new_kinds_of_messages_are_no_harm(
-    venue: FakeVenue, follower: Follower
-) -> None:
+async def test_pings_are_answered_and_unknown_messages_are_ignored(venue: FakeVenue, follower: Follower) -> None:
     await venue.say('{"type":"ping"}')
     await venue.say('{"type":"update/height","channel":"height","height":123}')
     await venue.say('{"type":"update/trade","channel":"trade:1","trades":[]}')
@@ -141,7 +139,7 @@ async def test_the_venues_pings_are_answered_and_new_kinds_of_messages_are_no_ha
     assert follower.error is None
 
 
-async def test_the_stream_is_kept_alive_by_a_word_of_ours(venue: FakeVenue, follower: Follower) -> None:
+async def test_the_stream_is_kept_alive_by_pings(venue: FakeVenue, follower: Follower) -> None:
     for step in range(1, 6):
         assert ({"type": "ping"} in venue.heard) == (step == 5)
         follower.clock.shift += timedelta(seconds=8)
@@ -156,7 +154,7 @@ async def test_the_stream_is_kept_alive_by_a_word_of_ours(venue: FakeVenue, foll
 # Rules
 
 
-async def test_the_venues_rules_replace_those_known_of_old(venue: FakeVenue) -> None:
+async def test_the_venues_rules_replace_the_built_in_ones(venue: FakeVenue) -> None:
     source = VenueSource(LighterApi(venue.url), ("BTC", "ETH", "SOL"))
     markets = source.markets
     assert markets == MARKETS
@@ -168,7 +166,7 @@ async def test_the_venues_rules_replace_those_known_of_old(venue: FakeVenue) -> 
     await source.close()
 
 
-async def test_rules_are_read_again_and_hold_from_then_on(venue: FakeVenue) -> None:
+async def test_rules_are_read_again_and_applied(venue: FakeVenue) -> None:
     async with following(venue, rules_every=timedelta(milliseconds=50)) as follower:
         await until(lambda: follower.quotes)
         assert follower.source.markets["BTC"].leverage_max == 50
@@ -179,7 +177,7 @@ async def test_rules_are_read_again_and_hold_from_then_on(venue: FakeVenue) -> N
         assert follower.error is None
 
 
-async def test_a_bug_in_the_reading_of_rules_is_told_and_they_are_read_again(
+async def test_a_bug_while_reading_rules_is_logged_and_they_are_read_again(
     venue: FakeVenue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(self: LighterApi) -> dict[str, Listing]:
@@ -195,7 +193,7 @@ async def test_a_bug_in_the_reading_of_rules_is_told_and_they_are_read_again(
         assert follower.error is None
 
 
-async def test_nonsense_rules_and_unknown_markets_leave_what_is_known(venue: FakeVenue) -> None:
+async def test_impossible_rules_and_unknown_markets_leave_the_present_rules(venue: FakeVenue) -> None:
     venue.markets["ETH"].changes = {"maintenance_margin_fraction": 0}
     async with following(venue, "BTC", "ETH", "DOGE") as follower:
         await until(lambda: follower.quotes)
@@ -233,7 +231,7 @@ async def test_a_venue_that_is_down_does_not_stop_the_start(venue: FakeVenue) ->
     await source.close()
 
 
-async def test_a_cut_connection_is_told_and_the_next_begins_with_a_new_book(
+async def test_a_cut_connection_is_an_error_and_the_next_begins_with_a_snapshot(
     venue: FakeVenue, follower: Follower
 ) -> None:
     await venue.cut()
@@ -246,14 +244,14 @@ async def test_a_cut_connection_is_told_and_the_next_begins_with_a_new_book(
     task.cancel()
 
 
-async def test_a_stream_that_falls_silent_is_given_up(venue: FakeVenue, follower: Follower) -> None:
+async def test_a_silent_stream_is_ended(venue: FakeVenue, follower: Follower) -> None:
     venue.is_mute = True
     follower.clock.shift += timedelta(seconds=21)
     await until(lambda: follower.error)
     assert "silent for 20 s" in str(follower.error)
 
 
-async def test_what_is_no_json_ends_the_connection(venue: FakeVenue, follower: Follower) -> None:
+async def test_an_invalid_message_ends_the_connection(venue: FakeVenue, follower: Follower) -> None:
     await venue.say("<html>502 Bad Gateway</html>")
     await until(lambda: follower.error)
     assert "not understood" in str(follower.error)
@@ -262,7 +260,7 @@ async def test_what_is_no_json_ends_the_connection(venue: FakeVenue, follower: F
 # Faults of one market
 
 
-async def test_a_lost_change_is_noticed_and_the_book_asked_for_anew(venue: FakeVenue, follower: Follower) -> None:
+async def test_a_lost_change_is_detected_and_the_book_requested_again(venue: FakeVenue, follower: Follower) -> None:
     await venue.move("BTC", "94100.0", is_lost=True)
     await venue.move("BTC", "94101.0")
     await until(lambda: follower.mid() == 94101)
@@ -275,7 +273,7 @@ async def test_a_lost_change_is_noticed_and_the_book_asked_for_anew(venue: FakeV
     assert follower.error is None
 
 
-async def test_a_change_told_twice_changes_nothing(venue: FakeVenue, follower: Follower) -> None:
+async def test_a_repeated_change_has_no_effect(venue: FakeVenue, follower: Follower) -> None:
     market = venue.markets["BTC"]
     late = {"begin_nonce": market.nonce - 17, "nonce": market.nonce, "bids": [{"price": "93999.9", "size": "0"}]}
     await venue.tell_book("update", market, late)
@@ -299,7 +297,7 @@ async def test_a_change_told_twice_changes_nothing(venue: FakeVenue, follower: F
         {"nonce": "many"},
     ],
 )
-async def test_a_book_that_cannot_be_is_asked_for_anew_and_never_shown(
+async def test_an_impossible_book_is_requested_again_and_never_published(
     venue: FakeVenue, follower: Follower, levels: dict[str, object]
 ) -> None:
     market = venue.markets["BTC"]
@@ -314,9 +312,7 @@ async def test_a_book_that_cannot_be_is_asked_for_anew_and_never_shown(
     assert follower.error is None
 
 
-async def test_a_book_that_stays_broken_is_asked_for_once_a_second_at_most(
-    venue: FakeVenue, follower: Follower
-) -> None:
+async def test_a_broken_book_is_requested_at_most_once_a_second(venue: FakeVenue, follower: Follower) -> None:
     for _ in range(20):
         await venue.move("BTC", "94100.0", is_lost=True)
         await venue.move("BTC", "94101.0")
@@ -324,7 +320,7 @@ async def test_a_book_that_stays_broken_is_asked_for_once_a_second_at_most(
     assert sum(one == {"type": "subscribe", "channel": "order_book/1"} for one in venue.heard) <= 3
 
 
-async def test_an_empty_side_is_no_price(venue: FakeVenue, follower: Follower) -> None:
+async def test_a_book_with_an_empty_side_has_no_price(venue: FakeVenue, follower: Follower) -> None:
     market = venue.markets["BTC"]
     gone = [{"price": price, "size": "0"} for price in market.asks]
     before = market.nonce
@@ -336,9 +332,7 @@ async def test_an_empty_side_is_no_price(venue: FakeVenue, follower: Follower) -
     await until(lambda: follower.mid() == 94001 and follower.source.trouble("BTC") is None)
 
 
-async def test_a_book_without_a_word_for_ten_seconds_is_held_back_and_asked_for(
-    venue: FakeVenue, follower: Follower
-) -> None:
+async def test_a_book_silent_for_ten_seconds_is_held_back_and_requested(venue: FakeVenue, follower: Follower) -> None:
     venue.is_mute = True
     venue.lag_ms = -11_000
     follower.clock.shift += timedelta(seconds=11)
@@ -365,7 +359,7 @@ async def test_prices_that_come_late_are_stale(venue: FakeVenue, follower: Follo
     await until(lambda: follower.mid() == 94101)
 
 
-async def test_a_clock_that_was_set_back_has_everything_asked_for_anew(venue: FakeVenue, follower: Follower) -> None:
+async def test_after_a_clock_was_set_back_everything_is_requested_again(venue: FakeVenue, follower: Follower) -> None:
     await follower.sees(94000)
     follower.clock.shift = -timedelta(hours=1)
     await until(lambda: follower.error is not None)
@@ -375,7 +369,7 @@ async def test_a_clock_that_was_set_back_has_everything_asked_for_anew(venue: Fa
 # Outliers
 
 
-async def test_an_outlier_is_marked_and_not_passed_on(venue: FakeVenue, follower: Follower) -> None:
+async def test_an_outlier_is_reported_and_not_published(venue: FakeVenue, follower: Follower) -> None:
     market = venue.markets["BTC"]
     market.index = market.mark = D(94000)
     await venue.summarize("BTC")
@@ -391,7 +385,7 @@ async def test_an_outlier_is_marked_and_not_passed_on(venue: FakeVenue, follower
     assert follower.source.trouble("BTC") is None
 
 
-async def test_what_the_last_price_or_the_index_vouches_for_is_no_outlier(venue: FakeVenue, follower: Follower) -> None:
+async def test_a_price_near_the_last_one_or_the_index_is_no_outlier(venue: FakeVenue, follower: Follower) -> None:
     market = venue.markets["BTC"]
     market.index = market.mark = D(94000)
     await venue.summarize("BTC")
@@ -418,7 +412,7 @@ async def test_a_mark_that_is_an_outlier_holds_the_price_back_too(venue: FakeVen
     }
 
 
-async def test_a_summary_that_makes_no_sense_leaves_the_last_one(venue: FakeVenue, follower: Follower) -> None:
+async def test_an_impossible_summary_leaves_the_last_one(venue: FakeVenue, follower: Follower) -> None:
     for stats in ({"mark_price": "", "index_price": "1"}, {"mark_price": "0", "index_price": "1"}, {}, [1], "x"):
         body = {"type": "update/market_stats", "channel": "market_stats:1", "market_stats": stats}
         await venue.say(orjson.dumps(body).decode())
@@ -431,7 +425,7 @@ async def test_a_summary_that_makes_no_sense_leaves_the_last_one(venue: FakeVenu
 # Funding
 
 
-async def test_funding_is_what_was_settled_else_what_is_to_come(venue: FakeVenue, follower: Follower) -> None:
+async def test_funding_is_the_settled_rate_else_the_next_one(venue: FakeVenue, follower: Follower) -> None:
     settled_at = datetime.fromisoformat("2026-06-04T04:00:00+00:00")
     assert follower.source.funding_rate("BTC", settled_at) == D("-0.000005")
     assert follower.source.funding_rate("BTC", settled_at + timedelta(hours=1)) == D("0.000012")

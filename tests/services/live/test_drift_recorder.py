@@ -28,7 +28,7 @@ async def venue(database: Database) -> AsyncIterator[Venue]:
 
 
 async def booked(venue: Venue, quantity: str, dearer: str = "0") -> tuple[list[Fill], Quote]:
-    """Fills in the books, told as if the venue had made them this much dearer; and the quote that they met."""
+    """Return booked fills as if the venue had filled them this much dearer, and the quote that they met."""
     quote = venue.market.quote("BTC")
     assert quote is not None
     before = venue.exchange.account("a").sequence

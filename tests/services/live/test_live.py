@@ -139,7 +139,7 @@ async def test_a_resting_order_that_the_venue_has_lost_is_booked_as_ended(
     assert (await bench.buy("0.1", leverage=D(5))).status is OrderStatus.FILLED
 
 
-async def test_a_resting_order_that_the_venue_only_does_not_show_is_ended_there(bench: Bench) -> None:
+async def test_a_resting_order_that_is_only_not_shown_is_cancelled_at_the_venue(bench: Bench) -> None:
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     other = await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(92500), leverage=D(10))
     bench.venue.hidden.update(bench.venue.orders)
@@ -151,7 +151,7 @@ async def test_a_resting_order_that_the_venue_only_does_not_show_is_ended_there(
     assert bench.venue.positions() == {}, "nothing fills that the books have let go of"
 
 
-async def test_a_lost_order_of_which_the_venue_cannot_be_told_now_waits(bench: Bench) -> None:
+async def test_a_lost_order_that_the_venue_cannot_cancel_now_waits(bench: Bench) -> None:
     await bench.buy("0.4", type=OrderType.LIMIT, limit_price=D(93000), leverage=D(10))
     bench.venue.orders.clear()
     bench.venue.send_faults = ["busy"] * 3
@@ -201,7 +201,7 @@ async def test_a_lost_answer_is_neither_failure_nor_success(bench: Bench, fault:
     await bench.agree()
 
 
-async def test_nothing_trades_a_market_whose_order_is_not_known(bench: Bench) -> None:
+async def test_nothing_trades_a_market_with_an_undecided_order(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
     with pytest.raises(OrderUndecided, match="The outcome of this order at the venue is not known yet"):
@@ -221,7 +221,7 @@ async def test_nothing_trades_a_market_whose_order_is_not_known(bench: Bench) ->
 
 
 async def test_an_order_that_is_never_shown_is_refused_only_after_it_has_expired(bench: Bench) -> None:
-    """The venue takes no transaction at all, so that the lost one cannot be made impossible."""
+    """The venue accepts no transaction at all, so the nonce of the lost one cannot be used up."""
     bench.venue.send_faults = ["lose_before"] * 1000
     with pytest.raises(Unavailable):
         await bench.buy("0.25", leverage=D(5), client_order_id="lost")
@@ -304,7 +304,7 @@ async def test_the_next_process_finds_out_what_the_last_one_sent(bench: Bench) -
     assert len(bench.venue.positions()) == 1
 
 
-async def test_an_order_that_was_noted_and_never_sent_is_refused_by_the_next_process(
+async def test_an_order_that_was_recorded_and_never_sent_is_refused_by_the_next_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def die(orders: LighterOrders, order: VenueOrder) -> None:
@@ -339,7 +339,7 @@ async def test_stop_and_target_wait_at_the_venue_and_both_go_with_the_position(b
     assert tuple(row) == ("stop", D("0.25") * D("89990.0"))
 
 
-async def test_a_position_that_grows_gets_legs_of_its_size(bench: Bench) -> None:
+async def test_a_position_that_grows_gets_protective_orders_of_its_size(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     await bench.buy("0.1", leverage=D(5))
     await bench.agree()
@@ -368,7 +368,7 @@ async def test_a_plan_that_the_venue_refuses_leaves_the_old_one(bench: Bench, re
     await bench.agree()
 
 
-async def test_a_plan_of_which_nobody_knows_leaves_the_old_one(bench: Bench) -> None:
+async def test_a_plan_whose_outcome_is_unknown_leaves_the_old_one(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 20]
@@ -380,7 +380,7 @@ async def test_a_plan_of_which_nobody_knows_leaves_the_old_one(bench: Bench) -> 
     await bench.agree()
 
 
-async def test_a_stop_that_the_venue_does_not_take_is_watched_here(bench: Bench) -> None:
+async def test_a_stop_that_the_venue_refuses_is_watched_by_the_service(bench: Bench) -> None:
     bench.venue.refused_types = {2, 4}
     await bench.buy("0.25", leverage=D(5), exit_plan=PLAN)
     assert bench.venue.ledger.standing(1) == []
@@ -434,7 +434,7 @@ async def test_a_stop_that_the_venue_has_lost_after_a_part_of_it_was_filled_stay
         (ExitPlan(stop=D(80000), time_exit=D(0)), "94000.0", 60, "time"),  # type: ignore[arg-type]
     ],
 )
-async def test_invalidation_and_time_are_executed_here(
+async def test_invalidation_and_time_exits_are_executed_by_the_service(
     bench: Bench, plan: ExitPlan, mid: str, after_s: int, reason: str
 ) -> None:
     if plan.time_exit is not None:
@@ -530,7 +530,7 @@ async def test_a_position_that_somebody_made_smaller_is_booked(bench: Bench) -> 
     await bench.agree()
 
 
-async def test_money_that_nobody_can_explain_stops_new_orders(bench: Bench) -> None:
+async def test_an_unexplained_balance_stops_new_orders(bench: Bench) -> None:
     bench.venue.ledger.deposit += 50
     await bench.synchronize()
     assert "the venue's balance is not that of the books" in bench.exchange.troubles["apex"]
@@ -539,8 +539,8 @@ async def test_money_that_nobody_can_explain_stops_new_orders(bench: Bench) -> N
     await bench.agree()
 
 
-async def test_a_position_of_no_side_is_an_error_that_stops_new_orders(bench: Bench) -> None:
-    """With every cycle of the price tracker there is a look; a statement that cannot be is not read as anything."""
+async def test_an_impossible_position_stops_new_orders(bench: Bench) -> None:
+    """Every cycle of the price tracker synchronizes; an impossible report is an error, not a position."""
     bench.venue.positions_shown = [{"market_id": 1, "sign": 2, "position": "0.5", "avg_entry_price": "1"}]
     for _ in range(3):
         bench.bus.publish(MarketChecked(bench.clock.now()))
@@ -602,7 +602,7 @@ async def test_two_models_never_share_an_account(database: Database) -> None:
         await bench.stop()
 
 
-async def test_an_account_with_a_past_is_not_taken_over(database: Database) -> None:
+async def test_a_new_account_that_holds_positions_is_refused(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex")
         bench.venue.trade_by_hand("BTC", "1")
@@ -611,7 +611,7 @@ async def test_an_account_with_a_past_is_not_taken_over(database: Database) -> N
         await bench.stop()
 
 
-async def test_an_account_with_made_up_capital_is_not_traded_live(database: Database) -> None:
+async def test_an_account_with_paper_capital_is_not_traded_live(database: Database) -> None:
     async with prepared(database) as bench:
         await add_model(database, "apex")
         async with database.connection() as conn:
@@ -669,7 +669,7 @@ async def test_a_restart_while_the_venue_is_away_shows_everything_and_opens_noth
     await bench.agree()
 
 
-async def test_a_halt_keeps_everything_from_opening_and_nothing_from_closing(bench: Bench) -> None:
+async def test_a_halt_stops_opening_and_allows_closing(bench: Bench) -> None:
     await bench.buy("0.25", leverage=D(5))
     await bench.halts.halt(None, HaltCause.OPERATOR, "strange prices", "somebody")
     assert "strange prices" in ((await bench.buy("0.1", leverage=D(5))).reason or "")

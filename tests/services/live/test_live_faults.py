@@ -58,7 +58,7 @@ async def one_schedule(bench: Bench, seed: int) -> None:
 
 
 class Schedule:
-    """A few random things that a service, its venue, a person and the power do, under random faults."""
+    """Random actions of the service, the venue, a trader by hand and power cuts, under random faults."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench = bench

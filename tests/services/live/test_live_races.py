@@ -1,4 +1,4 @@
-"""Live trading when two things happen at once: what was decided on the books, and what the venue did meanwhile."""
+"""Races in live trading: between callers, synchronization, and what the venue does in the meantime."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def bench(database: Database) -> AsyncIterator[Bench]:
 
 
 class CountingLock(asyncio.Lock):
-    """A lock that knows how many wait for it."""
+    """A lock that counts its waiters."""
 
     waiting = 0
 
@@ -45,14 +45,14 @@ class CountingLock(asyncio.Lock):
 
 @asynccontextmanager
 async def holding(account: LiveAccount) -> AsyncIterator[CountingLock]:
-    """Hold an account, so that whatever is done for it waits."""
+    """Hold the lock of an account, so that everything done for it waits."""
     lock = CountingLock()
     async with account.lock, lock:
         account.lock = lock
         yield lock
 
 
-async def test_an_order_that_is_found_out_about_while_it_is_asked_for_again_is_not_sent_twice(bench: Bench) -> None:
+async def test_an_order_that_is_resolved_while_it_is_placed_again_is_not_sent_twice(bench: Bench) -> None:
     bench.venue.send_faults = ["lose_after"]
     bench.venue.read_faults = ["ok", "ok", *["500"] * 5000]
     with pytest.raises(OrderUndecided):
@@ -69,7 +69,7 @@ async def test_an_order_that_is_found_out_about_while_it_is_asked_for_again_is_n
     await bench.agree()
 
 
-async def test_an_order_whose_caller_has_gone_is_not_sent_twice(bench: Bench) -> None:
+async def test_an_order_whose_caller_was_cancelled_is_not_sent_twice(bench: Bench) -> None:
     async with holding(bench.exchange.live_account("apex")) as lock:
         gone = asyncio.create_task(bench.buy("0.1", leverage=D(5), client_order_id="once"))
         await until(lambda: lock.waiting == 1)
@@ -105,7 +105,7 @@ async def test_a_suspended_account_sends_nothing(bench: Bench) -> None:
     assert [order.status for order in bench.venue.orders.values()] == ["open"]
 
 
-async def test_an_order_whose_trades_show_late_is_not_decided_because_another_is(bench: Bench) -> None:
+async def test_an_order_whose_trades_show_late_stays_undecided_when_another_is_decided(bench: Bench) -> None:
     for limit in (93900, 93800):
         await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(limit))
     bench.venue.reach("BTC", "93700.0")
@@ -140,7 +140,7 @@ async def test_what_an_order_fills_just_before_the_venue_is_compared_is_no_diffe
     await bench.agree()
 
 
-async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: Bench) -> None:
+async def test_flattening_closes_what_an_undecided_order_fills(bench: Bench) -> None:
     async with flattening_an_order_on_its_way(bench) as operations:
         while not await commands(bench, "progress LIKE '%closed%' OR finished_at IS NOT NULL"):
             await operations.poll()
@@ -154,7 +154,7 @@ async def test_flattening_closes_what_an_order_fills_that_was_on_its_way(bench: 
     await bench.agree()
 
 
-async def test_flattening_tells_what_is_not_known_in_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flattening_reports_an_order_that_stays_undecided(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trader.services.operations.operator_commands._FLATTEN_S", 0.1)
     monkeypatch.setattr("trader.services.operations.operator_commands._RETRY_S", 0.01)
     async with flattening_an_order_on_its_way(bench) as operations:
@@ -180,6 +180,6 @@ async def flattening_an_order_on_its_way(bench: Bench) -> AsyncIterator[Operator
 
 
 async def commands(bench: Bench, condition: str) -> int:
-    """How many commands are so."""
+    """Return how many commands meet the condition."""
     async with bench.database.connection() as conn:
         return int(await conn.fetchval(f"SELECT count(*) FROM commands WHERE {condition}"))
