@@ -246,7 +246,7 @@ async def test_the_three_jobs_run_in_their_order() -> None:
         assert isinstance(event, MarketChecked)
         seen.append(("checked", event.at))
 
-    async def run_batch(now: datetime) -> None:
+    async def start_batch(now: datetime) -> None:
         await asyncio.sleep(0.001)  # real work takes its time; the clock waits for it
         seen.append(("batch", now))
 
@@ -254,7 +254,7 @@ async def test_the_three_jobs_run_in_their_order() -> None:
         seen.append(("snapshots", now))
 
     events.subscribe(listener)
-    status = await run_for(timedelta(seconds=103), clock, *jobs(events, run_batch, take_snapshots))
+    status = await run_for(timedelta(seconds=103), clock, *jobs(events, start_batch, take_snapshots))
     assert list(status) == ["priceTracker", "tradeExecutor", "portfolioSnapshot"]
     assert [s.interval_ms for s in status.values()] == [10_000, 60_000, 60_000]
     first = START + timedelta(milliseconds=1)

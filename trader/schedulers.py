@@ -171,7 +171,7 @@ class Schedulers:
         return any(abs(now - at) <= span for at in known)
 
 
-def jobs(events: EventBus, run_batch: JobFunction, take_snapshots: JobFunction) -> tuple[Job, ...]:
+def jobs(events: EventBus, start_batch: JobFunction, take_snapshots: JobFunction) -> tuple[Job, ...]:
     """Return the three jobs of the service, in the order in which they run when they are due together."""
 
     async def check_market(now: datetime) -> None:
@@ -179,6 +179,6 @@ def jobs(events: EventBus, run_batch: JobFunction, take_snapshots: JobFunction) 
 
     return (
         Job("priceTracker", PRICE_TRACKER_EVERY, check_market),
-        Job("tradeExecutor", timedelta(seconds=60), run_batch),
+        Job("tradeExecutor", timedelta(seconds=60), start_batch),
         Job("portfolioSnapshot", timedelta(seconds=60), take_snapshots),
     )
