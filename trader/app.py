@@ -174,6 +174,7 @@ async def _read_statistics(service: Service) -> None:
     try:
         async with asyncio.timeout(_READY_S):
             await context.analytics.make_intervals(context.clock.now())
+            await context.analytics.model_stats()
     except (Unavailable, TimeoutError) as error:
         log.warning("the first statistics will take longer: %s", str(error) or f"not read within {_READY_S:g} s")
         return

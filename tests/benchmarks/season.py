@@ -207,6 +207,7 @@ class Season:
         self.context = context
         self.clock = clock
         self.books = books
+        self._targets = {case.procedure: Target(REGISTRY.procedures[case.procedure], Style.PLAIN) for case in CASES}
 
     @classmethod
     async def open(cls, dsn: str, stack: AsyncExitStack) -> "Season":
@@ -241,6 +242,7 @@ class Season:
     async def start(self) -> None:
         """Do what the service does before it listens."""
         await self.context.analytics.make_intervals(self.clock.now())
+        await self.context.analytics.model_stats()
         freeze_startup_objects()
 
     async def change(self) -> None:
@@ -252,8 +254,7 @@ class Season:
 
     async def call(self, case: Case) -> int:
         """Make a call as a request does. Return the size of its answer."""
-        target = Target(REGISTRY.procedures[case.procedure], Style.PLAIN)
-        answer = await self.dispatcher.kept_or_called(target, case.body, None, "1")
+        answer = await self.dispatcher.kept_or_called(self._targets[case.procedure], case.body, None, "1")
         assert answer.status == 200, answer.body[:300]
         return len(answer.body)
 

@@ -179,12 +179,13 @@ def max_drawdown(values: Iterable[float]) -> Drawdown | None:
     """The largest fall from a running peak. None without values; zero when equity never fell."""
     peak, share, money = -math.inf, 0.0, 0.0
     for value in values:
-        if value > peak:
+        if value >= peak:
             peak = value
-        elif value < peak:
-            money = max(money, peak - value)
-            if peak > 0:
-                share = max(share, (peak - value) / peak)
+            continue
+        fall = peak - value
+        money = max(money, fall)
+        if peak > 0 and fall / peak > share:
+            share = fall / peak
     return None if peak == -math.inf else Drawdown(100 * share, money)
 
 

@@ -19,7 +19,7 @@ from trader.domain.portfolio.snapshots import value_account
 from trader.domain.portfolio.statistics import Confidence95
 from trader.services.agents.recorder import answers_of
 from trader.services.exchange.protocol import Exchange
-from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
+from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, make_figures
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 from trader.store.portfolio import analytics as store
@@ -177,6 +177,7 @@ class Analytics:
     async def model_stats(self, variant: VariantId | None = None) -> list[ModelStats]:
         """Every model, or those of a variant, the oldest first."""
         models, runs = await self._models(variant), await self._runs.refresh()
+        await make_figures(runs.values())
         found = []
         for model in models.values():
             run, equity = self._run(runs, model), self._equity(model)
@@ -240,6 +241,7 @@ class Analytics:
     async def variant_stats(self) -> list[VariantStats]:
         """Every variant, those without models too."""
         models, runs = await self._models(), await self._runs.refresh()
+        await make_figures(runs.values())
         return [
             _variant_stats(variant, [self._run(runs, m) for m in models.values() if m.variant is variant])
             for variant in VariantId

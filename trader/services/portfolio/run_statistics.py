@@ -7,7 +7,7 @@ database more than a second each time; reading what is new takes milliseconds.
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
@@ -100,11 +100,6 @@ class RunStatistics:
         self.hours[known:] = hours
         self.series[known:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
         self._equity_figures = None
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether the figures are those of all trades and hours."""
-        return self._trade_figures is not None and self._equity_figures is not None
 
     @property
     def trade_figures(self) -> TradeFigures:
@@ -218,7 +213,7 @@ class CurrentRuns:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> dict[str, RunStatistics]:
-        """Read what is new, and make the figures of the runs that have new rows. A run that has ended is forgotten."""
+        """Read what is new. A run that has ended is forgotten."""
         async with self._lock, self._database.connection() as conn:
             current = await analytics_store.select_current_runs(conn)
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
@@ -261,6 +256,10 @@ async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
     for model_id, run in by_model.items():
         run.set_hours(hours.get(model_id, ()))
         run.add_trades(trades.get(model_id, ()))
-        if not run.has_figures:
-            _ = run.trade_figures, run.equity_figures
-            await asyncio.sleep(0)  # thousands of trades take milliseconds, a hundred such models would be felt
+
+
+async def make_figures(runs: Iterable[RunStatistics]) -> None:
+    """Make the figures that are missing, with a turn for other tasks after each run: thousands of trades take long."""
+    for run in runs:
+        _ = run.trade_figures, run.equity_figures
+        await asyncio.sleep(0)
