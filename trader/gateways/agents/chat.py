@@ -25,7 +25,7 @@ from trader.gateways.agents.replies import (
     answer_of,
     brief,
     decode_reply,
-    is_refusal_of_others,
+    is_not_about_key,
     refused_field,
     status_of,
 )
@@ -126,7 +126,7 @@ class ChatClient:
         while True:
             key = self._keys.take(spent | failed) or self._keys.take(spent)
             if key is None:
-                raise ProviderError(self._keys.why_none(), raw)
+                raise ProviderError(self._keys.unavailable_reason(), raw)
             try:
                 reply = await self._attempt(key, body)
             except _KeyUnusable as error:
@@ -147,7 +147,7 @@ class ChatClient:
                 _log.info("%s (attempt %d, key %s)", error, failures, key.number)
                 await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
-                self._keys.worked(key)
+                self._keys.accepted(key)
                 answer = answer_of(reply, turn, key.number, len(body))
                 self.usage.attempts["answered"] += 1
                 self.usage.input_tokens += answer.input_tokens
@@ -226,7 +226,7 @@ class ChatClient:
             self.usage.attempts["rate_limited"] += 1
             self._keys.rest(key, retry_after_s)
             return _KeyUnusable(f"{self.name} answered {status}")
-        if status in {401, 403} and not is_refusal_of_others(content):
+        if status in {401, 403} and not is_not_about_key(content):
             self.usage.attempts["refused"] += 1
             self._keys.take_out(key, status)
             return _KeyUnusable(f"{self.name} answered {status}")

@@ -99,11 +99,11 @@ class KeyRing:
         key.refused = True
         _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
 
-    def worked(self, key: Key) -> None:
+    def accepted(self, key: Key) -> None:
         """Reset the next rest of a key that the provider accepted to the shortest."""
         key.next_rest_s = REST_S
 
-    def why_none(self) -> str:
+    def unavailable_reason(self) -> str:
         """Return why no key can be used now."""
         resting = [key for key in self._keys if not key.refused]
         if not resting:

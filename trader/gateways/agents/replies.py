@@ -20,7 +20,7 @@ NAME_MAX: Final = 64
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 """Characters that the protocol does not allow in the name of a function."""
 
-REFUSALS_OF_OTHERS: Final = frozenset({"reasons", "flagged_input", "provider_name"})
+NOT_ABOUT_KEY: Final = frozenset({"reasons", "flagged_input", "provider_name"})
 """Metadata that a gateway adds to a 401 or 403 not about its key: a moderation or a provider behind it refused."""
 
 
@@ -130,14 +130,14 @@ def refused_field(content: bytes) -> str | None:
     return field if isinstance(field, str) and code in {"unsupported_parameter", "unsupported_value"} else None
 
 
-def is_refusal_of_others(content: bytes) -> bool:
+def is_not_about_key(content: bytes) -> bool:
     """Return whether a 401 or 403 is about the input or from behind the gateway, so that the key stays usable.
 
     That holds for an answer with choices too: a model had begun it.
     """
     try:
         response = orjson.loads(content)
-        return bool(response.get("choices")) or not REFUSALS_OF_OTHERS.isdisjoint(response["error"]["metadata"])
+        return bool(response.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(response["error"]["metadata"])
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
         return False
 
