@@ -55,8 +55,7 @@ from seed_history import write_history
 from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
-from trader.domain.exchange.account import Run
-from trader.domain.exchange.ledger import row_id
+from trader.domain.exchange.ledger import unopened_account
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal, from_number
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
@@ -357,11 +356,7 @@ async def create(conn: Connection, entries: Sequence[Entry], at: datetime, setti
         if _is_live(settings):
             continue  # the service opens it with the balance that the venue shows
         capital = settings.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)
-        run = Run(
-            id=row_id(entry.id, 1), number=1, initial_capital=capital, quote_currency=settings.quote_currency,
-            started_at=at,
-        )  # fmt: skip
-        await insert_account(conn, entry.id, run)
+        await insert_account(conn, entry.id, unopened_account(entry.id, capital, settings.quote_currency, at).run)
         account = accounts.get(entry.id)
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
             print(f"{entry.id} is open with {format_decimal(account.run.initial_capital)} already; its capital stays.")

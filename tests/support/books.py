@@ -22,6 +22,11 @@ def levels(side: Side) -> tuple[Level, ...]:
     return tuple(Level(Decimal(price), Decimal(quantity)) for price, quantity in side)
 
 
+def depth(side: tuple[Level, ...]) -> Decimal:
+    """The total quantity that a side of a book shows."""
+    return sum((level.quantity for level in side), Decimal(0))
+
+
 def make_quote(
     symbol: str, bids: Side, asks: Side, *, at: datetime = START, mark: str | Decimal | None = None
 ) -> Quote:

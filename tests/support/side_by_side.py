@@ -244,7 +244,9 @@ class SideBySide:
         held = account.positions.values()
         of_trades = sum(trade.gross_pnl - trade.part.fees + trade.part.funding for trade in trades)
         of_open = sum(position.funding - position.fees for position in held)
-        of_fills = sum(-fill.side.direction * fill.notional - fill.fee - fill.liquidation_fee for fill in fills)
+        of_fills = sum(
+            -fill.side.direction * fill.quantity * fill.price - fill.fee - fill.liquidation_fee for fill in fills
+        )
         of_entries = sum(position.side.direction * position.entry_notional for position in held)
         initial = account.run.initial_capital
         assert account.cash == initial + of_trades + of_open + insured

@@ -1,4 +1,4 @@
-"""Variants and models: who trades."""
+"""Variants and models."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -16,9 +16,9 @@ class VariantId(StrEnum):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """An AI model (or a rule agent) that trades one variant. Its account has the same id.
+    """An AI model or rule agent that trades one variant. Its account has the same id.
 
-    `venue_account_index` is the account that it trades at a venue; None means VENUE_ACCOUNT_INDEX.
+    `venue_account_index` is its account at the venue; None means VENUE_ACCOUNT_INDEX.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Decimal arithmetic of the books.
+"""Decimal arithmetic of money and quantities.
 
 Sums and products of prices, quantities and rates are exact: their digits fit the 28 of the default context. Only
 division rounds, and it rounds here, to `QUANTUM`, half to even. A part split off by division leaves
@@ -15,39 +15,39 @@ _WIDE = Context(prec=80, rounding=ROUND_HALF_EVEN)
 
 
 def divide(dividend: Decimal, divisor: Decimal) -> Decimal:
-    """Quotient rounded half-even to `QUANTUM`. Raises `decimal.DivisionByZero` for a zero divisor."""
+    """Return the quotient rounded half-even to `QUANTUM`. Raise `decimal.DivisionByZero` for a zero divisor."""
     return _WIDE.quantize(_WIDE.divide(dividend, divisor), QUANTUM)
 
 
 def share(whole: Decimal, part: Decimal, total: Decimal) -> Decimal:
-    """`whole × part / total`, rounded to `QUANTUM`; exactly `whole` when `part == total`."""
+    """Return `whole × part / total`, rounded to `QUANTUM`; exactly `whole` when `part == total`."""
     if part == total:
         return whole
     return _WIDE.quantize(_WIDE.divide(_WIDE.multiply(whole, part), total), QUANTUM)
 
 
 def floor_to(value: Decimal, step: Decimal) -> Decimal:
-    """The largest multiple of `step` that is not above `value`."""
+    """Return the largest multiple of `step` that is not above `value`."""
     return _WIDE.multiply(_WIDE.divide(value, step).to_integral_value(ROUND_FLOOR), step)
 
 
 def ceil_to(value: Decimal, step: Decimal) -> Decimal:
-    """The smallest multiple of `step` that is not below `value`."""
+    """Return the smallest multiple of `step` that is not below `value`."""
     return _WIDE.multiply(_WIDE.divide(value, step).to_integral_value(ROUND_CEILING), step)
 
 
 def round_to(value: Decimal, step: Decimal) -> Decimal:
-    """The multiple of `step` nearest to `value`, ties to even."""
+    """Return the multiple of `step` nearest to `value`, ties to even."""
     return _WIDE.multiply(_WIDE.divide(value, step).to_integral_value(ROUND_HALF_EVEN), step)
 
 
 def from_number(value: int | float) -> Decimal:
-    """The decimal a person wrote as a JSON number: through the shortest text that names the same float."""
+    """Return the decimal that a JSON number was written as: through the shortest text of the same float."""
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
 def format_decimal(value: Decimal) -> str:
-    """Plain decimal text: no exponent, no trailing zeros, no negative zero."""
+    """Format as plain decimal text: no exponent, no trailing zeros, no negative zero."""
     if not value:
         return "0"
     plain = format(value, "f")

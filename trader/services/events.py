@@ -1,4 +1,4 @@
-"""What happened, told within the process: services publish after their commit, streams listen."""
+"""Event bus within the process: services publish after their commit, streams listen."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -12,7 +12,7 @@ WorkflowType = Literal["workflow:started", "workflow:step", "workflow:complete",
 
 
 class MarketChecked(msgspec.Struct, frozen=True):
-    """The price tracker looked at every account; live values are due."""
+    """The price tracker's interval has passed; live values are due."""
 
     at: datetime
 
@@ -32,14 +32,14 @@ class TradesChanged(msgspec.Struct, frozen=True):
 
 
 class ConversationsChanged(msgspec.Struct, frozen=True):
-    """A run of this model was recorded."""
+    """An invocation of this model was recorded."""
 
     at: datetime
     model_id: str
 
 
 class VenueDiffers(msgspec.Struct, frozen=True):
-    """The books of this account and its venue say different things; told once for each. `text` has the rule too."""
+    """The account differs from its venue account; published once per difference. `text` includes the rule."""
 
     at: datetime
     account_id: str

@@ -121,7 +121,8 @@ def test_a_liquidation_fill_pays_one_percent_on_top_of_the_taker_fee() -> None:
     posting = desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
     assert posting is not None
     (fill,) = posting.fills
-    assert (fill.fee, fill.liquidation_fee) == (fill.notional * D("0.0005"), fill.notional * D("0.01"))
+    notional = fill.quantity * fill.price
+    assert (fill.fee, fill.liquidation_fee) == (notional * D("0.0005"), notional * D("0.01"))
     (trade,) = posting.trades
     assert (trade.close_reason, trade.liquidation_fees) == (Cause.LIQUIDATION, fill.liquidation_fee)
 
@@ -132,7 +133,8 @@ def test_the_liquidation_fee_never_takes_equity_below_zero() -> None:
     desk.eth("1897")
     assert desk.account.cash == 0
     assert desk.postings[-1].insurance == []
-    assert 0 < desk.postings[-1].fills[0].liquidation_fee < desk.postings[-1].fills[0].notional / 100
+    fill = desk.postings[-1].fills[0]
+    assert 0 < fill.liquidation_fee < fill.quantity * fill.price / 100
 
 
 def test_a_loss_beyond_equity_is_written_off_as_insurance() -> None:

@@ -4,12 +4,12 @@ from decimal import Decimal
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.books import START, levels, seconds
+from support.books import START, depth, levels, seconds
 
 from trader.domain.exchange.account import Taken
 from trader.domain.exchange.matching import Execution, taken_of, totals, walk
 from trader.domain.exchange.orders import OrderSide
-from trader.domain.market.markets import Book, depth
+from trader.domain.market.markets import Book
 
 quantities = st.integers(1, 50).map(Decimal)
 sides = st.lists(quantities, max_size=5)

@@ -15,10 +15,11 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.books import depth
 from support.candles import FOLDER
 
 from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
-from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick, depth
+from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.lighter.source import VenueSource
 from trader.gateways.market.books import Grid, marks_of_candle

@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.books import depth
 from support.manual_clock import ManualClock
 
 from trader.clock import epoch_second, moment_of
@@ -26,7 +27,6 @@ from trader.domain.market.markets import (
     Interval,
     Quote,
     Tick,
-    depth,
 )
 from trader.errors import MarketUnavailable, StartError
 from trader.gateways.market.path import BLOCK_H, CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths, Regime, Regimes

@@ -1,4 +1,4 @@
-"""The account: positions, resting orders and cash, and the figures that follow from them and the marks.
+"""Accounts: positions, resting orders and cash, and the figures derived from them and the marks.
 
 Every amount is in the quote currency. `marks` maps a symbol to its mark price and must hold each market in which the
 account has a position; a missing one raises `KeyError`, since a price is never invented. The formulas are those of
@@ -24,7 +24,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `entry_notional` is the exact Σ quantity × price of what is open, so that averaging never rounds the books.
     `fees` and `funding` are those not yet shared out to closed parts, `realized` the gross pnl of its closed parts.
-    `funded_until` is the last hour boundary for which funding was booked (at first: the opening).
+    `funded_until` is the last hour boundary for which funding was posted (at first: the opening).
     `closing` is the trigger that fired, while the book has not yet taken the whole position.
     """
 
@@ -62,7 +62,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A limit order, or the rest of one, that waits in the book."""
+    """A limit order, or the rest of one, that waits for its price."""
 
     id: UUID
     symbol: str
@@ -88,7 +88,7 @@ class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of an account, from its initial capital to its reset. Numbered from 1."""
+    """One run of an account, from its initial capital to its reset. Numbered from 1."""
 
     id: UUID
     number: int
@@ -106,10 +106,10 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
-    """An account in its present run. Changed only by the bookings of `exchange`, which make new values of it.
+    """An account in its present run. Every change is a `Posting` with a new value of it.
 
-    `sequence` counts every booking ever made on it; `changed_at` is the time of the last that was no refusal: what the
-    market did until then, the account has seen. `last_order_at` is when an order was last placed (None: never).
+    `sequence` counts every row ever posted to it; `changed_at` is the time of the last posting that was no refusal: the
+    account has seen every tick until then. `last_order_at` is when an order was last placed (None: never).
     `realized`, `fees`, `funding` and `insurance` are sums over the run, and
     `cash = initial capital + realized − fees + funding + insurance`.
     """
@@ -143,7 +143,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of it can be changed by the market."""
+        """Whether no tick can change the account."""
         return not self.positions and not self.resting
 
 

@@ -1,7 +1,6 @@
-"""A change of one account in the making.
+"""Account update: a change of one account, built step by step and finished as a `Posting`.
 
-An `AccountUpdate` starts from an account, is changed step by step by the rules in `exchange.rules`, and ends as a
-`Posting`. Nothing outside sees it before that, so one that is dropped never happened.
+Nothing outside sees it before that, so an update that is dropped never happened.
 """
 
 from collections.abc import Container, Sequence
@@ -50,7 +49,7 @@ from trader.domain.money import ONE, ZERO, divide, share
 
 
 class AccountUpdate:
-    """An account in the making. Methods change it and note the rows; `booking` ends it."""
+    """A mutable copy of an account. Methods change it and collect the rows; `posting` finishes it."""
 
     def __init__(self, account: Account, rules: Rules, marks: Marks, at: datetime) -> None:
         self.before = account
@@ -73,7 +72,7 @@ class AccountUpdate:
         self.resting_changes: dict[UUID, RestingChange] = {}
 
     def account(self) -> Account:
-        """The account as the draft stands."""
+        """Return the account as it is now."""
         return msgspec.structs.replace(
             self.before,
             sequence=self.sequence,
@@ -89,7 +88,7 @@ class AccountUpdate:
         )
 
     def posting(self, answer: OrderAnswer | None = None, next_run: Run | None = None) -> Posting:
-        """The finished change. The draft must not be used any more."""
+        """Return the finished change. The update must not be used afterwards."""
         changed = [p for symbol, p in self.positions.items() if p is not self.before.positions.get(symbol)]
         account = self.account()
         if next_run is not None:
@@ -151,11 +150,11 @@ class AccountUpdate:
         return self.sequence
 
     def next_id(self) -> UUID:
-        """The id of a new row: a function of the account and its sequence, so that a replay gives the same rows."""
+        """Draw the id of a new row: a function of account and sequence, so that a replay writes the same rows."""
         return row_id(self.before.id, self.next_sequence())
 
     def take(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
-        """Walk the quote's book and note the depth that is gone for this account until the next snapshot."""
+        """Walk the quote's book; the depth taken is gone for this account until the next snapshot."""
         note = taken_of(quote.book, self.taken.get(quote.symbol))
         executions, self.taken[quote.symbol] = walk(quote.book, side, quantity, note, limit)
         return executions
@@ -170,7 +169,7 @@ class AccountUpdate:
         *,
         maker: bool = False,
     ) -> None:
-        """Book executions: first against an opposing position, the rest opens or adds. A flip is both."""
+        """Post executions: first against an opposing position, the rest opens or adds. A flip is both."""
         position = self.positions.get(symbol)
         if position is None or position.side is side.opens:
             self._open(symbol, side, executions, cause, terms, maker=maker)
@@ -269,7 +268,7 @@ class AccountUpdate:
             self._note_fill(part.id, part.symbol, side, execution, rate, fee, cause, terms, maker=maker)
 
     def _liquidation_fees(self, executions: Sequence[Execution]) -> list[Decimal]:
-        """1 % of each fill's notional, as far as the equity left after the fills and their taker fees reaches."""
+        """Return each fill's liquidation fee, as far as the equity after the fills and their taker fees reaches."""
         left = max(ZERO, self.equity())
         fees = []
         for execution in executions:
@@ -309,16 +308,16 @@ class AccountUpdate:
         )
 
     def fund_held(self, rate_of_hour: RateOfHour, symbols: Container[str] | None = None) -> None:
-        """Book the funding that is due on every position, or on those in these markets.
+        """Post the funding due on every position, or on those in these markets.
 
-        By name: the order in which an account holds its positions is not the same after a restart.
+        Sorted by symbol: the order in which an account holds its positions differs after a restart.
         """
         for symbol in sorted(self.positions):
             if symbols is None or symbol in symbols:
                 self.fund(symbol, rate_of_hour)
 
     def fund(self, symbol: str, rate_of_hour: RateOfHour) -> None:
-        """Book funding for every hour boundary since the last: direction × quantity × mark × rate is paid."""
+        """Post funding for every hour boundary since the last: direction × quantity × mark × rate is paid."""
         position = self.positions[symbol]
         for boundary in hours_crossed(position.funded_until, self.at):
             mark, rate = self.marks[symbol], rate_of_hour(symbol, boundary)
@@ -326,7 +325,7 @@ class AccountUpdate:
             position = self.book_funding(position, boundary, rate, amount)
 
     def book_funding(self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal) -> Position:
-        """Book what was paid on a position for one hour boundary (negative: by the account). Gives it as it is then."""
+        """Post a funding payment (negative: paid by the account) and return the position after it."""
         after = msgspec.structs.replace(position, funding=position.funding + amount, funded_until=boundary)
         self.positions[position.symbol] = after
         self.funding += amount
@@ -346,12 +345,12 @@ class AccountUpdate:
         return after
 
     def rest(self, order: RestingOrder) -> None:
-        """Lay a limit order into the book."""
+        """Rest a limit order."""
         self.resting[order.id] = order
         self._note_resting(order, "RESTING")
 
     def fill_resting(self, order: RestingOrder, executions: Sequence[Execution], *, maker: bool = True) -> None:
-        """Book fills of a resting order."""
+        """Post fills of a resting order."""
         remaining = order.remaining - totals(executions)[0]
         after = msgspec.structs.replace(order, remaining=remaining)
         if remaining:
@@ -362,7 +361,7 @@ class AccountUpdate:
         self.execute(order.symbol, order.side, executions, Cause.LIMIT, Terms.of(order, order.id), maker=maker)
 
     def cancel(self, order: RestingOrder, reason: str) -> None:
-        """Take a resting order out of the book."""
+        """Cancel a resting order."""
         del self.resting[order.id]
         self._note_resting(order, "CANCELLED", reason)
 
@@ -383,7 +382,7 @@ class AccountUpdate:
         )
 
     def write_off(self) -> None:
-        """Let the insurance fund pay a loss beyond equity, on the trade that was closed last."""
+        """Post a loss beyond equity as an insurance payment on the trade that was closed last."""
         missing = -self.equity()
         if missing <= 0 or not self.trades:
             return
@@ -395,13 +394,13 @@ class AccountUpdate:
         )
 
     def write_off_when_flat(self) -> None:
-        """The same for an account without positions, whose last close cost more than it had."""
+        """Write off the loss of an account without positions, whose last close cost more than it had."""
         if not self.positions:
             self.write_off()
 
 
 def _divide_position(position: Position, quantity: Decimal) -> tuple[Position, Position | None]:
-    """The part of `quantity` and the rest (None when nothing is left). The two add up to the position exactly."""
+    """Return the part of `quantity` and the rest (None when nothing is left), which add up to the position exactly."""
     if quantity == position.quantity:
         return position, None
     notional, margin, fees, funding = (

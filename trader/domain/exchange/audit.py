@@ -1,7 +1,7 @@
-"""The books recomputed from the ledger alone, by the average-cost method, to be compared with the rows of `orders`.
+"""Audit rules: positions and trades recomputed from the ledger alone, by the average-cost method.
 
-And of live trading the ledger compared with the trades of the venue that it was made of. Nothing here is shared with
-the exchange that wrote the rows except the rounding of `money.share`.
+They are compared with the rows of `orders`, and in live trading the fills with the venue's trades. The only code shared
+with the exchange that wrote the rows is the rounding of `money.share`.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ Entry = Fill | FundingPayment | InsurancePayment
 
 
 class OrderFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a row of `orders` says, as far as the ledger knows it. Exit figures are None while it is open."""
+    """The figures of a row of `orders` that follow from the ledger. Exit figures are None while it is open."""
 
     id: UUID
     symbol: str
@@ -47,7 +47,7 @@ class Mismatch(msgspec.Struct, frozen=True):
         return f"order {self.order_id}: {self.figure} is {self.by_row} in the row and {self.by_ledger} by the ledger"
 
 
-class _Holding(msgspec.Struct):
+class _OpenPosition(msgspec.Struct):
     id: UUID
     side: OrderSide
     quantity: Decimal = ZERO
@@ -57,46 +57,45 @@ class _Holding(msgspec.Struct):
 
 
 def recompute(entries: Iterable[Entry]) -> list[OrderFigures]:
-    """Every position and trade that the ledger of one run makes, from its entries in the order of `sequence`.
+    """Return every position and trade that follows from the ledger of one run, its entries in order of `sequence`.
 
-    Funding and insurance of what no fill has made are left out: the figures of that row differ then.
+    Funding and insurance of a position without fills are left out: the figures of that row differ then.
     """
-    holdings: dict[str, _Holding] = {}
+    open_positions: dict[str, _OpenPosition] = {}
     closed: dict[UUID, OrderFigures] = {}
     for _, group in groupby(entries, key=lambda e: (type(e), e.order_id, getattr(e, "side", None))):
         batch = list(group)
         for entry in batch:
             if isinstance(entry, FundingPayment):
-                if (holding := holdings.get(entry.symbol)) is not None:
-                    holding.funding += entry.amount
+                if (position := open_positions.get(entry.symbol)) is not None:
+                    position.funding += entry.amount
             elif isinstance(entry, InsurancePayment) and (trade := closed.get(entry.order_id)) is not None:
                 closed[entry.order_id] = msgspec.structs.replace(trade, insurance=trade.insurance + entry.amount)
         fills = [entry for entry in batch if isinstance(entry, Fill)]
         if fills:
-            _book(holdings, closed, fills)
-    return [*closed.values(), *(_open_figures(symbol, holding) for symbol, holding in holdings.items())]
+            _apply(open_positions, closed, fills)
+    return [*closed.values(), *(_open_figures(symbol, position) for symbol, position in open_positions.items())]
 
 
-def _book(holdings: dict[str, _Holding], closed: dict[UUID, OrderFigures], fills: Sequence[Fill]) -> None:
-    """Book the fills of one row that follow each other: they open, add, or close it together."""
+def _apply(open_positions: dict[str, _OpenPosition], closed: dict[UUID, OrderFigures], fills: Sequence[Fill]) -> None:
+    """Apply successive fills of one row: together they open, add to, or close it."""
     first = fills[0]
-    holding = holdings.get(first.symbol)
+    position = open_positions.get(first.symbol)
     quantity = sum((f.quantity for f in fills), ZERO)
     notional = sum((f.quantity * f.price for f in fills), ZERO)
     fees = sum((f.fee + f.liquidation_fee for f in fills), ZERO)
-    if holding is None or holding.side is first.side:
-        holding = holdings.setdefault(first.symbol, _Holding(first.order_id, first.side))
-        holding.quantity += quantity
-        holding.entry_notional += notional
-        holding.fees += fees
+    if position is None or position.side is first.side:
+        position = open_positions.setdefault(first.symbol, _OpenPosition(first.order_id, first.side))
+        position.quantity += quantity
+        position.entry_notional += notional
+        position.fees += fees
         return
-    entry, entry_fees, funding = (
-        share(amount, quantity, holding.quantity) for amount in (holding.entry_notional, holding.fees, holding.funding)
-    )
+    amounts = (position.entry_notional, position.fees, position.funding)
+    entry, entry_fees, funding = (share(amount, quantity, position.quantity) for amount in amounts)
     closed[first.order_id] = OrderFigures(
         id=first.order_id,
         symbol=first.symbol,
-        side=holding.side.opens,
+        side=position.side.opens,
         quantity=quantity,
         entry_notional=entry,
         fees=entry_fees + fees,
@@ -104,32 +103,32 @@ def _book(holdings: dict[str, _Holding], closed: dict[UUID, OrderFigures], fills
         funding=funding,
         insurance=ZERO,
         exit_notional=notional,
-        gross_pnl=holding.side.direction * (notional - entry),
+        gross_pnl=position.side.direction * (notional - entry),
     )
-    holding.quantity -= quantity
-    holding.entry_notional -= entry
-    holding.fees -= entry_fees
-    holding.funding -= funding
-    if holding.quantity <= 0:  # below: the ledger closes more than it opened, which the row of this trade contradicts
-        del holdings[first.symbol]
+    position.quantity -= quantity
+    position.entry_notional -= entry
+    position.fees -= entry_fees
+    position.funding -= funding
+    if position.quantity <= 0:  # below: the ledger closes more than it opened, which the row of this trade contradicts
+        del open_positions[first.symbol]
 
 
-def _open_figures(symbol: str, holding: _Holding) -> OrderFigures:
+def _open_figures(symbol: str, position: _OpenPosition) -> OrderFigures:
     return OrderFigures(
-        id=holding.id,
+        id=position.id,
         symbol=symbol,
-        side=holding.side.opens,
-        quantity=holding.quantity,
-        entry_notional=holding.entry_notional,
-        fees=holding.fees,
+        side=position.side.opens,
+        quantity=position.quantity,
+        entry_notional=position.entry_notional,
+        fees=position.fees,
         liquidation_fees=ZERO,
-        funding=holding.funding,
+        funding=position.funding,
         insurance=ZERO,
     )
 
 
 def compare(rows: Iterable[OrderFigures], recomputed: Iterable[OrderFigures]) -> list[Mismatch]:
-    """Every figure in which the rows and the ledger differ, missing rows included."""
+    """Return every figure in which the rows and the ledger differ, missing rows included."""
     by_row = {row.id: row for row in rows}
     by_ledger = {row.id: row for row in recomputed}
     mismatches = []
@@ -150,7 +149,7 @@ def compare(rows: Iterable[OrderFigures], recomputed: Iterable[OrderFigures]) ->
 
 
 class VenueTrade(msgspec.Struct, frozen=True, kw_only=True):
-    """A trade of the venue as its row says. `request_id` and `cause` are those of its order; None where it has none."""
+    """A row of the venue's trades. `request_id` and `cause` are those of its order; None where it has none."""
 
     trade_id: int
     request_id: UUID | None
@@ -165,7 +164,7 @@ class VenueTrade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VenueMismatch(msgspec.Struct, frozen=True):
-    """What the trades of the venue and the fills that they were booked as do not agree about."""
+    """A figure in which the venue's trades and the fills made of them differ."""
 
     what: str
     figure: str
@@ -178,7 +177,7 @@ class VenueMismatch(msgspec.Struct, frozen=True):
 
 
 class _Deal(NamedTuple):
-    """What a trade has in common with the fills that it was booked as. A trade that flips is booked as two."""
+    """What a venue's trade has in common with its fills. A trade that flips a position is two fills."""
 
     symbol: str
     side: OrderSide
@@ -194,7 +193,7 @@ class _Deal(NamedTuple):
 
 
 def compare_with_venue(fills: Iterable[Fill], trades: Iterable[VenueTrade]) -> list[VenueMismatch]:
-    """What of one run in live trading is in the fills and not in the venue's trades, or the other way round.
+    """Return what differs between the fills and the venue's trades of one run in live trading.
 
     A fill without a request has its cause from the order that the service sent, else from the trade itself. Only a
     reset fills without the venue.

@@ -1,6 +1,6 @@
-"""Halts: who may not open positions now, and why. And what operators ask of a running service, and what it did.
+"""Halts, operator commands and their outcomes.
 
-A halt stops what opens or adds. What reduces goes on: closing, stops and targets, liquidation, orders that only reduce.
+A halt refuses orders that open or add. What reduces goes on: closing, exit plans, liquidation, reduce-only orders.
 """
 
 from collections.abc import Iterable
@@ -17,22 +17,21 @@ from trader.domain.exchange.orders import Order, OrderSide, OrderType, Side
 
 
 class HaltCause(StrEnum):
-    """What halted: a person, or a rule. Each is in force at most once for an account, and once for all."""
+    """What caused a halt: a person or a rule. Each is in force at most once per account, and once for all accounts."""
 
     OPERATOR = "operator"
     DAILY_LOSS = "daily loss"
     DRAWDOWN = "drawdown"
-    RECONCILIATION = "reconciliation"
 
 
 _HALTED: Final = "trading is halted"
 
 LIMITS: Final = frozenset({HaltCause.DAILY_LOSS, HaltCause.DRAWDOWN})
-"""The causes that are limits of losses."""
+"""The causes that are loss limits."""
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
-    """A halt in force, of one account or, with None, of all. `by` is whoever asked for it."""
+    """A halt in force for one account or, with None, for all. `by` is who asked for it."""
 
     account_id: str | None
     cause: HaltCause
@@ -48,7 +47,7 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verb(StrEnum):
-    """`halt` opens nothing more, `resume` lifts that, `flatten` halts and closes every position."""
+    """`halt` refuses orders that open, `resume` lifts that, `flatten` halts and closes every position."""
 
     HALT = "halt"
     RESUME = "resume"
@@ -56,7 +55,7 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked of the leading process, for one account or, with None, for all."""
+    """A command to the leading process, for one account or, with None, for all."""
 
     id: UUID
     verb: Verb
@@ -69,7 +68,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """A resting order that was taken back."""
+    """A resting order that a command cancelled."""
 
     account_id: str
     symbol: str
@@ -90,7 +89,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be done, and why."""
+    """A part of a command that could not be done, and why."""
 
     account_id: str
     what: str
@@ -98,7 +97,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a command. `note` is what else there is to say."""
+    """The outcome of a command, with an optional `note`."""
 
     cancelled: tuple[Cancelled, ...] = ()
     closed: tuple[Closed, ...] = ()
@@ -107,12 +106,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scope(account_id: str | None) -> str:
-    """Whom a halt or a command is about, in words."""
+    """Return the accounts of a halt or a command in words."""
     return "all accounts" if account_id is None else f"account {account_id}"
 
 
 def refusal_to_open(halts: Iterable[Halt], account_id: str) -> str | None:
-    """Why the account may not open or add now; None when it may."""
+    """Return why the account may not open or add now; None when it may."""
     found = next((halt for halt in halts if halt.covers(account_id)), None)
     if found is None:
         return None
@@ -120,17 +119,17 @@ def refusal_to_open(halts: Iterable[Halt], account_id: str) -> str | None:
 
 
 def is_of_halt(reason: str | None) -> bool:
-    """Whether an order was refused for a halt: that is not decided by the market and the account alone."""
+    """Whether an order was refused by a halt, not by the market and the account alone."""
     return reason is not None and reason.startswith(_HALTED)
 
 
 def may_open(account: Account, order: Order) -> bool:
-    """Whether an order can open or add, now or when it fills: a limit order that rests may outlive what it reduces."""
+    """Whether an order can open or add, now or later: a resting order may outlive the position that it reduces."""
     if order.reduce_only:
         return False
     return order.type is OrderType.LIMIT or order.quantity > opposing(account, order.symbol, order.side)
 
 
 def opening_orders(account: Account) -> list[RestingOrder]:
-    """The resting orders that can open or add when they fill."""
+    """Return the resting orders that can open or add when they fill."""
     return [order for order in account.resting if not order.reduce_only]

@@ -1,6 +1,6 @@
-"""What a change of an account leaves behind: the new account, and every row to write for it.
+"""Postings: each change of an account as the new account and every row to write for it.
 
-`draft.AccountUpdate` makes bookings; `store.exchange.accounts` writes them, each in one transaction or not at all.
+`AccountUpdate` makes postings; `store.exchange.ledger` writes each in one transaction or not at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A completed trade as it is booked: the closed share of a position and what it was closed for.
+    """A completed trade: the closed share of a position and what it was closed for.
 
     `part` carries the closed quantity with its share of entry notional, margin and funding; its `fees` are those of
     entry and exit together. `parent_id` is the position when only a part of it was closed.
@@ -52,7 +52,7 @@ class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RestingChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A resting order as it is after the booking: RESTING, FILLED or CANCELLED (then with the reason)."""
+    """A resting order as it is after the posting: RESTING, FILLED or CANCELLED (then with the reason)."""
 
     order: RestingOrder
     status: str
@@ -62,11 +62,11 @@ class RestingChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of one account, whole: written in one transaction or not at all.
+    """One change of one account, written in one transaction or not at all.
 
-    `sequence_before` is the account's sequence that the change was decided on. `run` is the run to which the rows
-    belong; a reset ends it and starts `account.run`. `sent` and `venue_fills` are of live trading: the venue's trades
-    that are booked here, and what is now known of their orders.
+    `sequence_before` is the account's sequence that the change was decided on. `run` is the run of the rows; a reset
+    ends it and starts `account.run`. Live trading adds `venue_fills`, the venue's trades that the posting records, and
+    `sent`, the new state of their orders.
     """
 
     account: Account
@@ -104,7 +104,13 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 NO_TERMS: Final = Terms()
 
 
+def unopened_account(account_id: str, capital: Decimal, quote_currency: str, at: datetime) -> Account:
+    """Return the account as it would open with its first run; nothing of it is stored yet."""
+    run = Run(id=row_id(account_id, 1), number=1, initial_capital=capital, quote_currency=quote_currency, started_at=at)
+    return Account(id=account_id, run=run, sequence=0, changed_at=at)
+
+
 def row_id(account_id: str, sequence: int) -> UUID:
-    """The id of the row that an account drew with this sequence number: a hash, made in half the time of `uuid5`."""
+    """Return the id of the row with this sequence number of an account: a hash, in half the time of `uuid5`."""
     digest = blake2b(f"{account_id}:{sequence}".encode(), digest_size=16, key=_NAMESPACE).digest()
     return UUID(bytes=digest, version=5)

@@ -1,4 +1,4 @@
-"""Matching against one book snapshot: pure walks over levels that know what an account has taken already."""
+"""Matching against one book snapshot, less the depth that the account has taken from it already."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -11,7 +11,7 @@ from trader.domain.money import ZERO
 
 
 class Execution(NamedTuple):
-    """A quantity that changes hands at one price. `fee_rate` is what a venue charged; None: that of the rules."""
+    """A quantity executed at one price. `fee_rate` is what a venue charged; None: the rules' rate applies."""
 
     price: Decimal
     quantity: Decimal
@@ -19,7 +19,7 @@ class Execution(NamedTuple):
 
 
 def taken_of(book: Book, before: Taken | None) -> Taken:
-    """What was taken of this snapshot: nothing yet when the note is of an earlier one."""
+    """Return the depth taken of this snapshot: nothing yet when `before` is of an earlier one."""
     return before if before is not None and before.book_at == book.at else Taken(book.at, {}, {})
 
 
@@ -28,7 +28,7 @@ def walk(
 ) -> tuple[list[Execution], Taken]:
     """Take up to `quantity` from the opposite side of the book, best price first, never worse than `limit`.
 
-    Gives the executions, at most one per level, and the new note of what was taken.
+    Return the executions, at most one per level, and the depth taken after them.
     """
     buys = side is OrderSide.BUY
     levels, gone = (book.asks, taken.asks) if buys else (book.bids, taken.bids)
@@ -49,7 +49,7 @@ def walk(
 
 
 def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:
-    """Quantity and notional in all."""
+    """Return the total quantity and notional."""
     quantity = notional = ZERO
     for price, amount, _ in executions:
         quantity += amount
@@ -58,17 +58,17 @@ def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:
 
 
 def rate_of(execution: Execution, rate: Decimal) -> Decimal:
-    """The fee rate that a venue charged, else this one."""
+    """Return the fee rate that a venue charged, else this one."""
     return rate if execution.fee_rate is None else execution.fee_rate
 
 
 def fees_of(executions: Sequence[Execution], rate: Decimal) -> Decimal:
-    """What the executions cost: each at the rate that a venue charged, else at this one."""
+    """Return the fees of executions, each at the rate that a venue charged, else at this one."""
     return sum((e.price * e.quantity * rate_of(e, rate) for e in executions), ZERO)
 
 
 def split(executions: Sequence[Execution], quantity: Decimal) -> tuple[list[Execution], list[Execution]]:
-    """The executions up to `quantity`, and those beyond it; the one across the border is cut."""
+    """Return the executions up to `quantity` and those beyond it; the one across the border is cut."""
     first: list[Execution] = []
     second: list[Execution] = []
     for execution in executions:

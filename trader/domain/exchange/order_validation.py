@@ -1,4 +1,4 @@
-"""Whether an order and its exit plan are let in: sizes, prices and times as a market takes them."""
+"""Order validation: sizes and prices as a market accepts them, and exit plans that would not fire at once."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -11,7 +11,7 @@ from trader.domain.money import ZERO, ceil_to, floor_to, format_decimal
 
 
 def quantity_of(account: Account, order: Order, market: Market) -> Decimal:
-    """The quantity that trades: down to the lot, and to the position when the order is reduce-only."""
+    """Return the quantity that trades: down to the lot, and to the position when the order is reduce-only."""
     if order.reduce_only:
         position = opposing(account, order.symbol, order.side)
         return position if order.quantity >= position else floor_to(order.quantity, market.lot)
@@ -19,7 +19,7 @@ def quantity_of(account: Account, order: Order, market: Market) -> Decimal:
 
 
 def passive_limit(order: Order, market: Market) -> Decimal | None:
-    """The limit price on the tick of its passive side: down for a buy, up for a sell."""
+    """Return the limit price on the tick of its passive side: down for a buy, up for a sell."""
     if order.limit_price is None:
         return None
     rounded = floor_to if order.side is OrderSide.BUY else ceil_to
@@ -27,14 +27,14 @@ def passive_limit(order: Order, market: Market) -> Decimal | None:
 
 
 def entry_mark(side: OrderSide, mark: Decimal, limit: Decimal | None) -> Decimal:
-    """The mark that an entry will see: that of now, or the limit when the order waits for it."""
+    """Return the mark that an entry will see: the present one, or the limit when the order waits for it."""
     if limit is None:
         return mark
     return min(mark, limit) if side is OrderSide.BUY else max(mark, limit)
 
 
 def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: Decimal, market: Market) -> str | None:
-    """Why an order is too small to trade; one that closes a whole position never is."""
+    """Return why an order is too small to trade, or None; one that closes a whole position never is."""
     if price <= 0:
         limit, tick = format_decimal(order.limit_price or ZERO), format_decimal(market.tick)
         return f"the limit price {limit} is below one tick ({tick})"

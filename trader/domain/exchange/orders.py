@@ -1,4 +1,4 @@
-"""Orders, fills and what becomes of them: the values the paper exchange takes and gives."""
+"""Orders, answers, fills, payments and trades: the values of every exchange."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -48,7 +48,7 @@ class OrderType(StrEnum):
 
 
 class OrderStatus(StrEnum):
-    """What became of an order at the moment of its answer."""
+    """The status of an order in its answer."""
 
     FILLED = "filled"
     PARTIAL = "partial"
@@ -72,7 +72,7 @@ class Cause(StrEnum):
 
 
 class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """When to leave a position. Prices are marks; `invalidation` is in words, for people and models."""
+    """When to leave a position. Prices are marks; `invalidation` is text for people and models."""
 
     stop: Decimal | None = None
     target: Decimal | None = None
@@ -84,8 +84,8 @@ class ExitPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An order as a caller asks for it.
 
-    `leverage` None means 1; `limit_price` is given for limit orders only; `confidence` is in percent. `invocation_id`
-    is the model's run that placed it, `cause` why it is placed when that was not its account's own decision.
+    `leverage` None means 1; `limit_price` is for limit orders only; `confidence` is in percent. `invocation_id` is the
+    model's invocation that placed it; `cause` tells an operator's order from one of the account itself.
     """
 
     account_id: str
@@ -106,8 +106,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One execution at one price. `order_id` is the row of `orders` whose quantity it changed; fees are positive.
 
-    `sequence` orders every booking of an account. `request_id` is the placed order behind it, None for what the
-    exchange did by itself. A fill that flips a position is booked as two, the closing part first.
+    `sequence` orders every row posted to an account. `request_id` is the placed order behind it, None for what the
+    exchange did by itself. A fill that flips a position is posted as two, the closing part first.
     """
 
     sequence: int
@@ -122,10 +122,6 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     maker: bool
     cause: Cause
     at: datetime
-
-    @property
-    def notional(self) -> Decimal:
-        return self.quantity * self.price
 
 
 class FundingPayment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -160,7 +156,7 @@ class AnswerFill(msgspec.Struct, frozen=True, gc=False):
 
 
 class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the exchange answers to an order; stored, so that the same client order id gets the same answer again.
+    """The answer to an order; stored, so that the same client order id gets the same answer again.
 
     `average_price` is None without a fill; `realized_pnl` is gross.
     """

@@ -1,9 +1,7 @@
-"""The rules of the paper exchange: what becomes of an order, and what an update of the markets does to an account.
+"""Order rules of the paper exchange: placing, refusing and cancelling orders, exit plans, and resets of an account.
 
-Each function takes an account and a moment and gives a `Posting`, or the reason why there is none. Amounts are in the
-quote currency. An update is applied in this order: funding, resting orders that it trades through, liquidation, exit
-plans. Liquidation comes before the exit plans since the margin engine takes an account over the moment its equity is
-gone; resting orders come before both since the price passed them on its way.
+Each function takes an account and a moment and returns a `Posting`, or the reason why there is none. Amounts are in the
+quote currency.
 """
 
 from datetime import datetime

@@ -30,9 +30,9 @@ from trader.domain.money import ZERO
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """The markets as the exchange sees them at `at`: the latest quotes, and a mark for every market ever seen.
+    """The markets at one time: the latest quotes, and a mark for every market ever seen.
 
-    `updated` names the markets whose quotes are new with this update.
+    `updated` names the markets whose quotes are new with this tick.
     """
 
     at: datetime
@@ -42,7 +42,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting | None:
-    """What an update of the markets does to an account; None when nothing."""
+    """Apply a tick to an account; None when it changes nothing."""
     if not is_affected(account, moment, rules):
         return None
     update = AccountUpdate(account, rules, moment.marks, moment.at)
@@ -57,9 +57,9 @@ def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: Rat
 
 
 def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
-    """Whether the update changes the account at all. Quick: it runs for every account on every update."""
+    """Whether a tick changes the account at all. Fast, since it runs for every account on every tick."""
     updated, marks, quotes = moment.updated, moment.marks, moment.quotes
-    at = max(moment.at, account.changed_at)  # a draft's time: that of an account does not go back with the clock
+    at = max(moment.at, account.changed_at)  # as in an update: the time of an account never goes back with the clock
     hour = at.replace(minute=0, second=0, microsecond=0)
     touched = False
     for symbol, position in account.positions.items():
@@ -80,7 +80,7 @@ def _trades_through(order: RestingOrder, quote: Quote) -> bool:
 
 
 def _fill_resting(update: AccountUpdate, moment: Moment) -> None:
-    """Fill what the books trade through, best price first, then oldest first, up to the quantity shown there."""
+    """Fill what the books trade through: best price first, then oldest first, up to the quantity shown there."""
     for order in sorted(update.resting.values(), key=_priority):
         if order.id not in update.resting or order.symbol not in moment.updated:
             continue
@@ -110,14 +110,14 @@ def _priority(order: RestingOrder) -> tuple[Decimal, datetime]:
 
 
 def _affords(update: AccountUpdate, order: RestingOrder, quantity: Decimal) -> bool:
-    """Whether available cash stays at or above zero when the resting order fills. Tried on a copy."""
+    """Whether available cash stays at or above zero when the resting order fills, tried on a copy."""
     trial = AccountUpdate(update.account(), update.rules, update.marks, update.at)
     trial.fill_resting(order, [Execution(order.limit_price, quantity)])
     return free_margin(trial.account(), trial.marks) >= 0
 
 
 def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | None:
-    """The trigger of the exit plan that fires at this mark: stop and invalidation price, then target, then time."""
+    """Return the trigger of the exit plan that fires now: stop or invalidation price, then target, then time."""
     if position.closing is not None:
         return Cause(position.closing)
     plan = position.exit_plan
@@ -135,7 +135,7 @@ def fired_trigger(position: Position, mark: Decimal, at: datetime) -> Cause | No
 
 
 def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Moment) -> None:
-    """Close the whole position at market when its plan fires; what the book cannot take goes with the next ones."""
+    """Close the whole position at market when its plan fires; what the book cannot take follows on later ticks."""
     symbol = position.symbol
     cause = fired_trigger(position, moment.marks[symbol], update.at)
     if cause is None:
@@ -151,10 +151,10 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
 
 
 def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
-    """When equity ≤ maintenance: cancel resting orders, then close the largest losses first until it is above again."""
+    """When equity ≤ maintenance, cancel resting orders, then close the largest losses first until it is above again."""
     if not update.positions or not update.is_liquidable:
         return
-    update.fund_held(rate_of_hour)  # what is closed here may be of a market that has no update since the hour
+    update.fund_held(rate_of_hour)  # a position closed here may be in a market without a tick since the hour
     if not update.is_liquidable:
         return
     for order in list(update.resting.values()):
@@ -163,7 +163,7 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -
     for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
         if quote is None or quote.is_stale(moment.at):
-            continue  # a price that is not there cannot be traded on; the next update of this market comes back here
+            continue  # without a present price nothing trades; the next tick of this market comes back here
         side = CLOSING_SIDE[position.side]
         executions = update.take(quote, side, position.quantity)
         if executions:
@@ -178,7 +178,7 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -
 
 
 class PriceRange(msgspec.Struct, frozen=True):
-    """The extremes that one market reached: of its mark, its best ask (lowest) and its best bid (highest)."""
+    """The extremes that one market reached: lowest and highest mark, lowest best ask, highest best bid."""
 
     lowest_mark: Decimal
     highest_mark: Decimal
@@ -187,14 +187,14 @@ class PriceRange(msgspec.Struct, frozen=True):
 
 
 class PriceRanges(msgspec.Struct, frozen=True):
-    """A few updates that follow each other, and the range of each market in them."""
+    """The price range of each market over successive ticks, the last of which is at `until`."""
 
     until: datetime
-    ranges: Mapping[str, PriceRange]
+    by_symbol: Mapping[str, PriceRange]
 
 
 def price_ranges(moments: Sequence[Moment]) -> PriceRanges:
-    """The stretch of one or more moments. A market counts with every mark that it has in them, updated or not."""
+    """Return the ranges of one or more moments. A market counts with every mark in them, updated or not."""
     ranges = {}
     for symbol in moments[-1].marks:
         seen = [moment for moment in moments if symbol in moment.marks]
@@ -209,24 +209,24 @@ def price_ranges(moments: Sequence[Moment]) -> PriceRanges:
     return PriceRanges(moments[-1].at, ranges)
 
 
-def is_unaffected(account: Account, stretch: PriceRanges, rules: Rules) -> bool:
-    """Whether no update of the stretch can change the account.
+def is_unaffected(account: Account, ranges: PriceRanges, rules: Rules) -> bool:
+    """Whether no tick within the ranges can change the account.
 
-    On the safe side: the worst equity and the highest maintenance are taken together, though they may be of different
-    moments. True therefore means that `exchange.is_due` is false for each moment of the stretch; false means nothing.
+    Conservative: the worst equity and the highest maintenance are taken together, though they may be of different
+    moments. True means that `is_affected` is false at each of these moments; false means nothing.
     """
-    hour = stretch.until.replace(minute=0, second=0, microsecond=0)
+    hour = ranges.until.replace(minute=0, second=0, microsecond=0)
     worst, required = account.cash, ZERO
     for symbol, position in account.positions.items():
-        reached = stretch.ranges[symbol]
-        if position.funded_until < hour or _may_trigger(position, reached, stretch.until):
+        reached = ranges.by_symbol[symbol]
+        if position.funded_until < hour or _may_trigger(position, reached, ranges.until):
             return False
         worst += position.unrealized(reached.lowest_mark if position.side is Side.LONG else reached.highest_mark)
         required += position.quantity * reached.highest_mark * rules.markets[symbol].maintenance_rate
     for order in account.resting:
-        if order.symbol not in stretch.ranges:
+        if order.symbol not in ranges.by_symbol:
             continue
-        reached = stretch.ranges[order.symbol]
+        reached = ranges.by_symbol[order.symbol]
         if (
             reached.lowest_ask <= order.limit_price
             if order.side is OrderSide.BUY

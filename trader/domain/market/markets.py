@@ -1,4 +1,4 @@
-"""Markets, books, quotes and candles: what every source of market data speaks."""
+"""Markets, books, quotes, ticks and candles: the values of every market source."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -6,8 +6,6 @@ from decimal import Decimal
 from typing import Final, Literal, NamedTuple
 
 import msgspec
-
-from trader.domain.money import ZERO
 
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
@@ -19,7 +17,7 @@ INTERVALS: Final[Mapping[Interval, timedelta]] = {
 }
 
 STALE_AFTER: Final = timedelta(seconds=30)
-"""A quote older than this is shown as stale and never traded on; nor is one that lies further in the future."""
+"""A quote older than this, or further in the future, is stale and never traded on."""
 
 PLAIN_FUNDING_RATE: Final = Decimal("0.0000125")
 """Hourly funding rate of sources that have none of their own."""
@@ -54,14 +52,14 @@ MARKETS: Final[Mapping[str, Market]] = {
 
 
 def untimely(at: datetime, now: datetime) -> str | None:
-    """Why a price of `at` is not to be traded on: it is old, or the clock was set back since; None for one of now."""
+    """Return why a price of `at` cannot be traded on: it is old, or the clock was set back since; else None."""
     if abs(now - at) <= STALE_AFTER:
         return None
     return "too old to trade on" if at < now else "in the future, since the clock was set back"
 
 
 def canonical_symbol(spelling: str) -> str:
-    """`btc`, `BTCUSDT`, `BTC/USDT`, `BTC-PERP` and `BTC/USDT:USDT` all name the market `BTC`."""
+    """Return the market that a spelling names: `btc`, `BTCUSDT`, `BTC-PERP` and `BTC/USDT:USDT` are all `BTC`."""
     symbol = spelling.strip().upper().partition(":")[0]
     for separator in "/-_":
         symbol = symbol.partition(separator)[0] or symbol
@@ -113,12 +111,12 @@ class Quote:
         return self._book
 
     def is_stale(self, now: datetime) -> bool:
-        """Whether the quote is not of this time, and so not to be traded on."""
+        """Whether the quote is not of the present, and so cannot be traded on."""
         return untimely(self.at, now) is not None
 
     @classmethod
     def of(cls, book: Book) -> "Quote":
-        """The quote of a two-sided book: its mark is the mid of the best bid and ask."""
+        """Return the quote of a two-sided book: its mark is the mid of the best bid and ask."""
         bid, ask = book.bids[0].price, book.asks[0].price
         return cls(book.symbol, book.at, bid, ask, (bid + ask) / 2, lambda: book)
 
@@ -139,8 +137,3 @@ class Candle(NamedTuple):
     low: float
     close: float
     volume: float
-
-
-def depth(levels: tuple[Level, ...]) -> Decimal:
-    """The quantity that a side of a book shows in all."""
-    return sum((level.quantity for level in levels), ZERO)

@@ -1,6 +1,6 @@
-"""The audit: every account recomputed from its ledger and compared with its rows, to the last digit.
+"""Audit: recomputes every account from its ledger and compares it with its rows, to the last digit.
 
-In live trading its fills are compared with the trades of the venue, too.
+In live trading the fills are compared with the venue's trades, too.
 """
 
 from collections.abc import Callable

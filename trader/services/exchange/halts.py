@@ -1,6 +1,6 @@
-"""Who may not open positions now: the halts in force, as every process sees them and as the rows keep them.
+"""Halts in force: which accounts may not open positions now, in memory and in the database.
 
-A halt is in force here from the moment it is asked for, and in the database as soon as that can take it.
+A halt is in force in this process at once, and is written as soon as the database can take it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ log = logging.getLogger("trader.safety")
 
 
 class Halts:
-    """The halts. The exchange asks `refusal_to_open` before every order that may open or add."""
+    """The halts in force. The exchange calls `refusal_to_open` before every order that may open or add."""
 
     def __init__(self, database: Database, clock: Clock, events: EventBus) -> None:
         self._database = database
@@ -32,23 +32,23 @@ class Halts:
 
     @property
     def in_force(self) -> Sequence[Halt]:
-        """Those in force, the oldest first."""
+        """The halts in force, the oldest first."""
         return self._halts
 
     def refusal_to_open(self, account_id: str) -> str | None:
-        """Why the account may not open or add now; None when it may. Reducing is never refused."""
+        """Return why the account may not open or add now, or None. Reducing is never refused."""
         return rules.refusal_to_open(self._halts, account_id)
 
     def is_limited(self, account_id: str | None) -> bool:
-        """Whether a limit of losses has halted the account, or (None) all together."""
+        """Whether a loss limit has halted the account or, with None, all accounts together."""
         return any(halt.account_id == account_id and halt.cause in rules.LIMITS for halt in self._halts)
 
     async def halt(
         self, account_id: str | None, cause: HaltCause, reason: str, by: str, verb: Verb = Verb.HALT
     ) -> None:
-        """Put a halt in force, and have the rest done: opening orders cancelled or, with FLATTEN, all closed.
+        """Put a halt in force, with a command to cancel opening orders or, with FLATTEN, to close everything.
 
-        While the database is away the halt holds in this process, and is written with a later `load`.
+        While the database is unavailable the halt holds in this process; a later `load` writes it.
         """
         halt = Halt(account_id=account_id, cause=cause, reason=reason, by=by, at=self._clock.now())
         command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=f"{cause}: {reason}", asked_by=by)
@@ -60,10 +60,10 @@ class Halts:
             async with self._rows:
                 await self._save()
         except Unavailable as error:
-            log.error("the halt of %s is not written yet: %s", rules.scope(account_id), error)
+            log.error("the halt of %s is not written to the database yet: %s", rules.scope(account_id), error)
 
     async def load(self) -> list[Halt]:
-        """Take the halts from the rows. Gives those that were lifted since the last time.
+        """Read the halts from the database. Return those that were lifted since the last call.
 
         :raises Unavailable: the database cannot answer now; what was in force stays
         """

@@ -1,4 +1,4 @@
-"""What placing an order comes with at every venue: its checks, one answer for each client order id, answers by now."""
+"""Checks, idempotency and present answers of orders, shared by the paper and the live exchange."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,14 +18,14 @@ from trader.store.exchange import accounts as store
 
 
 class IdempotentOrders:
-    """Sees to it that a client order id is placed once, whoever asks and how often."""
+    """Places each client order id once, however often and concurrently it is asked for."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
-        """The first answer that this order's client order id got, else the one that placing it gives now."""
+        """Return the first answer of the order's client order id; without one, place the order."""
         if order.client_order_id is None:
             return await place(order)
         key = (order.account_id, order.client_order_id)
@@ -36,7 +36,7 @@ class IdempotentOrders:
         try:
             return await first_answer(self._database, *key) or await place(order)
         except BooksViolated:
-            # A placing whose caller was cancelled may have committed between the look-up and now.
+            # An earlier call whose caller was cancelled may have committed since the look-up.
             answer = await first_answer(self._database, *key)
             if answer is None:
                 raise
@@ -47,13 +47,13 @@ class IdempotentOrders:
 
 
 async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:
-    """What was answered to this client order id; None as long as it has no answer."""
+    """Return the answer of this client order id; None as long as it has none."""
     async with database.connection() as conn:
         return await store.select_answer_of_client(conn, account_id, client_order_id)
 
 
 def checked(order: Order, markets: Mapping[str, Market]) -> Order:
-    """The order, its market by our name for it. Raises `InvalidInput` for one that no account could place."""
+    """Return the order with its canonical symbol. Raise `InvalidInput` for one that no account could place."""
     symbol = canonical_symbol(order.symbol)
     market = markets.get(symbol)
     if market is None:
@@ -69,14 +69,14 @@ def checked(order: Order, markets: Mapping[str, Market]) -> Order:
 
 
 def refusal_of_price(market: MarketFeed, symbol: str, now: datetime) -> str | None:
-    """Why there is no price to trade on now."""
+    """Return why there is no price to trade on now, or None."""
     if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
         return f"{symbol} is not traded on now: {trouble}"
     return refusal_of_age(market, symbol, now)
 
 
 def refusal_of_age(market: MarketFeed, symbol: str, now: datetime) -> str | None:
-    """Why the last price, if there is any, says nothing of now."""
+    """Return why there is no price of the present, or None."""
     quote = market.quote(symbol)
     if quote is None:
         return f"there is no price for {symbol} yet"
@@ -86,7 +86,7 @@ def refusal_of_age(market: MarketFeed, symbol: str, now: datetime) -> str | None
 
 
 def order_id_of(account_id: str, text: str) -> UUID:
-    """An order's id from its text. Raises `NotFound` for one that is none."""
+    """Parse an order id. Raise `NotFound` for a text that is none."""
     try:
         return UUID(text)
     except ValueError:
@@ -94,7 +94,7 @@ def order_id_of(account_id: str, text: str) -> UUID:
 
 
 async def present_answer(database: Database, account_id: str, order_id: UUID) -> OrderAnswer:
-    """What has become of an order by now. Raises `NotFound` when the account has no such order."""
+    """Return an order's answer with its fills until now. Raise `NotFound` when the account has no such order."""
     async with database.connection() as conn:
         answer = await store.select_answer(conn, account_id, order_id)
         if answer is None:

@@ -1,6 +1,6 @@
-"""The paper exchange as a service: it takes orders, and takes every account through every update of the markets.
+"""Paper exchange: fills orders against the books of the market feed, and applies every tick to every account.
 
-What becomes of an order or an update is decided by the pure rules of `domain.exchange.rules`; `books` makes it last.
+The pure rules of `domain.exchange` decide; `Accounts` commits what they decided.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from decimal import Decimal
 
 from trader.clock import Clock, iso
 from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.account import Account, Run
+from trader.domain.exchange.account import Account
 from trader.domain.exchange.halts import may_open
-from trader.domain.exchange.ledger import Posting, Rules, row_id
+from trader.domain.exchange.ledger import Posting, Rules, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
 from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
@@ -37,7 +37,7 @@ log = logging.getLogger("trader.exchange")
 
 
 class PaperExchange:
-    """The paper exchange: every account, and all that happens to it."""
+    """The `Exchange` whose fills are simulated."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class PaperExchange:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def lead(self) -> None:
-        """Trade: rebuild every account from its rows, check the books, and go through what was missed while down.
+        """Begin to trade: rebuild the accounts from their rows, check the ledger, and catch up on missed ticks.
 
-        :raises StartError: the database is of another market or trading mode, its books do not balance, or it holds
-            what MARKET_SYMBOLS leaves out
+        :raises StartError: the database belongs to another market or trading mode, its ledger does not balance, or an
+            account holds a market that MARKET_SYMBOLS leaves out
         """
         await self._ticks.lead(self._identity, self._settings.market_symbols)
 
     async def follow(self) -> None:
-        """Show what another process trades: read what it has changed since the last time.
+        """Read what the leading process has changed since the last call.
 
-        :raises StartError: the database is of another market or trading mode
+        :raises StartError: the database belongs to another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
         self._market.restore_marks(await self._accounts.follow(self._identity))
@@ -85,27 +85,24 @@ class PaperExchange:
             await self._market.prime()
 
     def suspend(self) -> None:
-        """Trade no more, from this moment on."""
+        """Stop trading at once."""
         self._ticks.stop()
         self._accounts.end_term()
 
     async def resign(self) -> None:
-        """Trade no more: let changes that are under way finish, and note how far the market was followed."""
+        """Stop trading: let the changes under way finish, and record the last processed tick."""
         self._ticks.stop()
         await self._ticks.checkpoint()
         await self._accounts.resign()
 
     async def on_tick(self, tick: Tick) -> None:
-        """Apply an update of the markets to every account: funding, resting orders, liquidation, exit plans.
-
-        Where a venue has changed its rules, the new ones hold from here on.
-        """
+        """Apply a tick to every account, by the source's present market rules."""
         self._rules.markets.update(self._market.markets)
         await self._ticks.on_tick(tick)
 
     @property
     def term(self) -> int | None:
-        """The term in which this process trades; None while it only follows, or is catching up."""
+        """The term in which this process trades; None as a standby and while catching up."""
         return self._accounts.term if self._ticks.is_live else None
 
     # --- what others read ---------------------------------------------------------------------------------------------
@@ -126,31 +123,27 @@ class PaperExchange:
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """None: what is simulated cannot differ from the books."""
+        """None: what is simulated cannot differ from the accounts."""
         return {}
 
     def undecided(self, account_id: str) -> Collection[str]:
-        """None: an order is filled and booked in one step, under the halts of that moment."""
+        """None: an order is filled and posted in one step, under the halts of that moment."""
         return ()
 
     def marks(self) -> Mapping[str, Decimal]:
-        """The latest mark of each market; before its source has spoken, the last one noted."""
+        """Return the latest mark of each market; of one without a quote yet, the last recorded one."""
         return self._market.marks
 
     def account(self, account_id: str) -> Account:
-        """The account, or, when there is none yet, as it would open (`sequence` 0; not stored)."""
-        existing = self.accounts.get(account_id)
-        if existing is not None:
-            return existing
-        run = self._first_run(account_id, self._settings.initial_capital)
-        return Account(id=account_id, run=run, sequence=0, changed_at=run.started_at)
+        """Return the account or, when there is none yet, the account as it would open (`sequence` 0; not stored)."""
+        return self.accounts.get(account_id) or self._unopened(account_id)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
     async def place_order(self, order: Order) -> OrderAnswer:
-        """Place an order; the answer comes after its commit. A refusal is an answer with status `rejected`.
+        """Place an order and return its answer after the commit. A refusal is an answer with status `rejected`.
 
-        The same client order id on the same account gets the first answer again.
+        A repeated client order id of the same account gets the first answer again.
 
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price, too many accounts
         :raises Unavailable: the database did not confirm the order; ask again with the same client order id
@@ -160,7 +153,7 @@ class PaperExchange:
         return await self._orders.once(order, self._place)
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
-        """Cancel a resting order. One that no longer rests is answered as it is.
+        """Cancel a resting order and return its present answer, which does not change once it no longer rests.
 
         :raises NotFound: the account has no such order
         """
@@ -173,14 +166,14 @@ class PaperExchange:
         return await present_answer(self._database, account_id, wanted)
 
     async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
-        """Replace the exit plan of a position. None when it is set, else why it is refused."""
+        """Replace the exit plan of a position. Return why it is refused, or None."""
         refusal: str | None = None
 
         def decide(account: Account) -> Posting | None:
             nonlocal refusal
             refusal = self._refusal_in_gap() or refusal_of_age(self._market, symbol, self._clock.now())
             if symbol in account.positions and refusal is not None:
-                return None  # nothing tells the side of a price, and the old plan holds for what was missed
+                return None  # without a mark no side can be checked, and the old plan holds for what was missed
             result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._ticks.moment(), self._rules)
             if isinstance(result, str):
                 refusal = result
@@ -196,10 +189,8 @@ class PaperExchange:
     # --- accounts -----------------------------------------------------------------------------------------------------
 
     async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
-        """The account, opened with its first run when it does not exist."""
-        return await self._accounts.open(
-            account_id, self._first_run(account_id, initial_capital or self._settings.initial_capital)
-        )
+        """Return the account; open it with its first run when it does not exist."""
+        return await self._accounts.open(account_id, self._unopened(account_id, initial_capital).run)
 
     async def reset_account(self, account_id: str) -> Account:
         """End the account's run and start the next with SIM_INITIAL_CAPITAL."""
@@ -239,9 +230,9 @@ class PaperExchange:
         return posting.answer
 
     async def _wait_for_book(self, symbol: str) -> str | None:
-        """Wait for the first book at or after now + latency. Gives the reason when there is none to trade on.
+        """Wait for the first book at or after now + latency. Return why there is none to trade on, or None.
 
-        Without latency an order meets the book of the moment.
+        Without latency an order meets the present book.
         """
         now = self._clock.now()
         try:
@@ -257,12 +248,12 @@ class PaperExchange:
             raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
 
     def _refusal_in_gap(self) -> str | None:
-        """Why nothing is decided between a gap of the feed and the news of what happened in it."""
+        """Return why nothing can be decided while a gap of the feed is not caught up on, or None."""
         since = self._ticks.gap_since
         return None if since is None else f"what the market did since {iso(since)} is not known yet; ask again"
 
     async def _open_within_limit(self, account_id: str) -> Account:
-        """Open an account that somebody asked for; one at a time, so that the limit holds."""
+        """Open an account that a caller asked for, one at a time so that MAX_ACCOUNTS holds."""
         async with self._opening:
             limit = self._settings.max_accounts
             if account_id not in self.accounts and len(self.accounts) >= limit:
@@ -270,11 +261,8 @@ class PaperExchange:
                 raise InvalidInput(Issue(("accountId",), why))
             return await self.open_account(account_id)
 
-    def _first_run(self, account_id: str, initial_capital: Decimal) -> Run:
-        return Run(
-            id=row_id(account_id, 1),
-            number=1,
-            initial_capital=initial_capital,
-            quote_currency=self._settings.quote_currency,
-            started_at=self._clock.now(),
+    def _unopened(self, account_id: str, capital: Decimal | None = None) -> Account:
+        settings = self._settings
+        return unopened_account(
+            account_id, capital or settings.initial_capital, settings.quote_currency, self._clock.now()
         )

@@ -1,7 +1,6 @@
-"""What the service asks of an exchange, whether its fills are simulated or real; the composition root chooses which.
+"""Protocol of the two exchanges: `PaperExchange` simulates fills, `LiveExchange` trades at a real venue.
 
-`exchange.Exchange` is the paper one, `live.LiveExchange` the one that trades at a real venue. Nothing but the
-composition root knows which of them it has.
+Only the composition root knows which of them it made.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,28 +13,28 @@ from trader.domain.market.markets import Market, Tick
 
 
 class Exchange(Protocol):
-    """An exchange, and the accounts that trade there."""
+    """An exchange and the accounts that trade there."""
 
     # Life: one process leads and trades, others follow.
 
     async def lead(self) -> None:
-        """Begin to trade. Raises `StartError` when the database, or what is at the venue, does not fit."""
+        """Begin to trade. Raise `StartError` when the database or the accounts at the venue do not fit."""
         ...
 
     async def follow(self) -> None:
-        """Read what the leader has changed. Raises `StartError` and `Unavailable`."""
+        """Read what the leader has changed. Raise `StartError` or `Unavailable`."""
         ...
 
     def suspend(self) -> None:
-        """Trade no more, from this moment on."""
+        """Stop trading at once."""
         ...
 
     async def resign(self) -> None:
-        """Trade no more: let what is under way finish."""
+        """Stop trading: let the changes under way finish."""
         ...
 
     async def on_tick(self, tick: Tick) -> None:
-        """See an update of the markets."""
+        """Take a tick of the market feed."""
         ...
 
     @property
@@ -60,44 +59,44 @@ class Exchange(Protocol):
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """The accounts for which nothing may be opened since books and venue disagree, each with the reason."""
+        """The accounts that may open nothing since they disagree with the venue, each with the reason."""
         ...
 
     def undecided(self, account_id: str) -> Collection[str]:
-        """The markets in which an order that may open is on its way: what it fills is not in the books yet."""
+        """Return the markets with an order under way that may open: its fills are not in the account yet."""
         ...
 
     def marks(self) -> Mapping[str, Decimal]:
-        """The latest mark of each market; before its source has spoken, the last one noted."""
+        """Return the latest mark of each market; of one without a quote yet, the last recorded one."""
         ...
 
     def account(self, account_id: str) -> Account:
-        """The account, or, when there is none yet, as it would open (`sequence` 0; not stored)."""
+        """Return the account or, when there is none yet, the account as it would open (`sequence` 0; not stored)."""
         ...
 
     # What others do
 
     async def place_order(self, order: Order) -> OrderAnswer:
-        """Place an order; a refusal is an answer with status `rejected`. A client order id gets one answer for good.
+        """Place an order; a refusal is an answer with status `rejected`. A client order id always gets the same answer.
 
         :raises InvalidInput: unknown market, leverage above the market's, missing limit price
-        :raises OrderUndecided: what became of the order is not known yet; ask again with the same client order id
+        :raises OrderUndecided: the outcome at the venue is not known yet; ask again with the same client order id
         :raises Unavailable: the database did not confirm the order; the same
         """
         ...
 
     async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
-        """Cancel a resting order. One that no longer rests is answered as it is. Raises `NotFound`."""
+        """Cancel a resting order and return its present answer. Raise `NotFound`."""
         ...
 
     async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
-        """Replace the exit plan of a position. None when it is set, else why not: then the old one stays."""
+        """Replace the exit plan of a position. Return why it is refused, which keeps the old plan, or None."""
         ...
 
     async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
-        """The account, opened with its first run when it does not exist."""
+        """Return the account; open it with its first run when it does not exist."""
         ...
 
     async def reset_account(self, account_id: str) -> Account:
-        """End the account's run and start the next. Raises `Precondition` where money cannot be made up."""
+        """End the account's run and start the next. Raise `Precondition` where the money is real."""
         ...

@@ -5,8 +5,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
 
-from trader.domain.exchange.account import Account, Run
-from trader.domain.exchange.ledger import row_id
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import unopened_account
 from trader.domain.money import ZERO, format_decimal
 from trader.errors import StartError
 from trader.services.live.ledger import LiveContext
@@ -61,10 +61,9 @@ class Bindings:
             )
         return known
 
-    def unopened(self, account_id: str) -> Account:
-        """Return the account that was never opened: the run that it would have, without any capital."""
-        run = self._first_run(account_id, ZERO)
-        return Account(id=account_id, run=run, sequence=0, changed_at=run.started_at)
+    def unopened(self, account_id: str, capital: Decimal = ZERO) -> Account:
+        """Return the account that was never opened, with the run that it would have."""
+        return unopened_account(account_id, capital, self._quote_currency, self._context.clock.now())
 
     async def _open(self, account_id: str, index: int) -> Binding:
         """Open an account with the balance that it has now."""
@@ -84,20 +83,11 @@ class Bindings:
                 f"{account_id} is open in this database with {format_decimal(existing.run.initial_capital)}, and the "
                 f"venue's account {index} has {format_decimal(report.balance)}. Use another database (DATABASE_URL)."
             )
-        await context.accounts.open(account_id, self._first_run(account_id, report.balance))
+        await context.accounts.open(account_id, self.unopened(account_id, report.balance).run)
         binding = Binding(index, context.clock.now())
         async with context.database.connection() as conn:
             await store.insert_venue_account(conn, account_id, *binding)
         return binding
-
-    def _first_run(self, account_id: str, capital: Decimal) -> Run:
-        return Run(
-            id=row_id(account_id, 1),
-            number=1,
-            initial_capital=capital,
-            quote_currency=self._quote_currency,
-            started_at=self._context.clock.now(),
-        )
 
 
 def refuse_shared(indexes: Mapping[str, int]) -> None:

@@ -1,6 +1,6 @@
-"""The markets as the service sees them now: the feed loop, the latest quotes, and candles.
+"""Market feed: the loop over a source's ticks, the latest quotes and marks, and candles.
 
-Everybody who trades waits here for the book an order meets; everybody who shows prices reads here.
+Orders wait here for the book that they meet.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ OnTick = Callable[[Tick], Awaitable[None]]
 
 
 class _Waiter:
-    """One who waits for the first quote of a market at or after a moment."""
+    """An order that waits for the first quote of a market at or after a time."""
 
     __slots__ = ("future", "moment", "symbol")
 
@@ -46,7 +46,7 @@ class _Waiter:
 
 
 class _Series:
-    """The candles of one market and interval that were asked for before."""
+    """The cached candles of one market and interval."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -57,7 +57,7 @@ class _Series:
 
 
 class MarketFeed:
-    """Follows a source. `patience` is how long after its moment an order may wait for a book."""
+    """Follows a market source. `patience` is how much longer than its latency an order may wait for a book."""
 
     def __init__(self, source: MarketSource, clock: Clock, *, patience: timedelta = _PATIENCE) -> None:
         self._source = source
@@ -81,11 +81,11 @@ class MarketFeed:
     # What is known now
 
     def quote(self, symbol: str) -> Quote | None:
-        """The latest quote, however old; None before the first."""
+        """Return the latest quote, however old; None before the first."""
         return self._quotes.get(symbol)
 
     def quotes(self) -> Mapping[str, Quote]:
-        """The latest quote of every market that had one."""
+        """Return the latest quote of every market that had one."""
         return MappingProxyType(self._quotes)
 
     def restore_marks(self, marks: Mapping[str, Decimal]) -> None:
@@ -93,38 +93,38 @@ class MarketFeed:
         self._marks.update({symbol: mark for symbol, mark in marks.items() if symbol not in self._quotes})
 
     def recent(self) -> tuple[Tick, ...]:
-        """The latest updates, ascending: more than come while an order waits for its answer."""
+        """Return the latest ticks, ascending: more than arrive while an order waits for its answer."""
         return tuple(self._recent)
 
     def is_stale(self) -> bool:
-        """Whether the last update is missing or not of this time, and so not to be traded on."""
+        """Whether there is no tick of the present to trade on."""
         return self.last_update_at is None or untimely(self.last_update_at, self._clock.now()) is not None
 
     def trouble(self, symbol: str) -> str | None:
-        """Why a market is not to be traded on now, whatever its last quote; None when nothing speaks against it."""
+        """Return why a market cannot be traded now, whatever its last quote, or None."""
         return self._source.trouble(symbol)
 
     def troubles(self) -> str | None:
-        """All that keeps prices away now, for people; None when nothing does."""
+        """Return every reason for missing prices, or None."""
         if self._is_down:
             return self.last_error
         found = ((symbol, self.trouble(symbol)) for symbol in self.markets)
         return "; ".join(f"{symbol}: {trouble}" for symbol, trouble in found if trouble is not None) or None
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        """The hourly rate due at a whole hour."""
+        """Return the hourly funding rate due at a whole hour."""
         return self._source.funding_rate(symbol, boundary)
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        """The ticks of (after, until], for what was missed. Raises `MarketUnavailable` when the source fails."""
+        """Yield the ticks of (after, until] again. Raise `MarketUnavailable` when the source fails."""
         try:
             async for tick in self._source.history(after, until):
                 yield tick
         except _FEED_ERRORS as error:
-            raise MarketUnavailable(f"{self.source_name} has no history now: {_told(error)}") from error
+            raise MarketUnavailable(f"{self.source_name} has no history now: {_describe(error)}") from error
 
     async def prime(self) -> None:
-        """Take the prices of this moment from a source that can be asked, so that nobody starts blind."""
+        """Load the latest prices from the source's history, so that there are some before the first tick."""
         now = self._clock.now()
         try:
             async for tick in self.history(now - _PRIMED_WITH, now):
@@ -140,9 +140,9 @@ class MarketFeed:
     # Waiting for a book
 
     async def quote_after(self, symbol: str, moment: datetime) -> Quote:
-        """The first quote at or after `moment`, once everything that the tick triggers is done.
+        """Return the first quote at or after `moment`, once its tick has been applied.
 
-        Raises `MarketUnavailable` when none comes within the patience, and at once when none can come.
+        :raises MarketUnavailable: none comes within the patience, or none can come
         """
         quote = self._quotes.get(symbol)
         if quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
@@ -180,14 +180,14 @@ class MarketFeed:
             raise MarketUnavailable(f"{_WAITERS_MAX} orders wait for a price already")
 
     def _real_bound_s(self, moment: datetime) -> float | None:
-        """Real seconds to wait at most; None for a clock that stands still until the market moves it."""
+        """Return how many real seconds to wait at most; None for a clock that only the market advances."""
         if not isinstance(self._clock, SystemClock | ScaledClock):
             return None
         ahead = max(timedelta(0), moment - self._clock.now())
         return self._clock.real_seconds(ahead) + self._patience.total_seconds()
 
     def _release(self, tick: Tick) -> None:
-        """Answer whoever waited for this tick, or has waited too long in the market's own time, in order of arrival."""
+        """Answer the orders that waited for this tick or have waited too long in market time, in order of arrival."""
         waiting: list[_Waiter] = []
         for waiter in self._waiters:
             quote = tick.quotes.get(waiter.symbol)
@@ -207,9 +207,9 @@ class MarketFeed:
     # The feed
 
     async def run(self, on_tick: OnTick, after: datetime) -> None:
-        """Follow the source from `after` on, for ever: `on_tick` is done before anybody meets the tick's book.
+        """Follow the source from `after` on, for ever: `on_tick` ends before any order meets the tick's book.
 
-        A source that fails is asked again, after 1 s at first and 60 s at most.
+        A source that fails is tried again, after 1 s at first and 60 s at most.
         """
         backoff = _BACKOFF_FIRST
         try:
@@ -231,13 +231,13 @@ class MarketFeed:
             self._refuse_all("The market feed was stopped")
 
     async def _next(self, ticks: AsyncIterator[Tick]) -> Tick | None:
-        """The next tick; None when the source has failed, which is noted and told to those who wait."""
+        """Return the next tick, or None when the source has failed; then waiting orders are refused."""
         try:
             return await anext(ticks)
         except StopAsyncIteration:
             self.last_error = "the feed ended"
         except _FEED_ERRORS as error:
-            self.last_error = _told(error)
+            self.last_error = _describe(error)
         self._is_down = True
         logger.warning("The market source %s failed: %s", self.source_name, self.last_error)
         self._refuse_all(f"The market source is down: {self.last_error}")
@@ -255,7 +255,7 @@ class MarketFeed:
         try:
             await on_tick(tick)
         except Unavailable as error:
-            logger.warning("The tick of %s was not worked through: %s", iso(tick.at), error)
+            logger.warning("The tick of %s was not fully applied: %s", iso(tick.at), error)
         self._release(tick)
         if tick.at == self._source.ends_at:
             self.last_error = f"the {self.source_name} ended at {iso(tick.at)}"
@@ -263,7 +263,7 @@ class MarketFeed:
             self._refuse_all(f"The {self.source_name} ended at {iso(tick.at)}; there are no more prices")
 
     def _follow_back(self, span: timedelta) -> None:
-        """The clock was set back, and the feed has followed it: what was kept is of a time to come."""
+        """Drop cached ticks and candles that lie in the future since the clock was set back."""
         logger.warning("The clock was set back: the market's time is %s behind its last update", span)
         self._recent.clear()
         self._series.clear()
@@ -271,9 +271,9 @@ class MarketFeed:
     # Candles
 
     async def candles(self, symbol: str, interval: Interval, count: int) -> list[Candle]:
-        """The last `count` (1000 at most) closed candles, ascending; fewer when the source has fewer.
+        """Return the last `count` (1000 at most) closed candles, ascending; fewer when the source has fewer.
 
-        Asked by many at once they are fetched once. Raises `MarketUnavailable` when the source cannot give them.
+        Concurrent calls fetch them once. Raise `MarketUnavailable` when the source fails.
         """
         if symbol not in self.markets:
             raise MarketUnavailable(f"{symbol} is not traded here")
@@ -290,7 +290,7 @@ class MarketFeed:
             return series.candles[first:]
 
     async def _refresh(self, series: _Series, symbol: str, interval: Interval, end: datetime) -> None:
-        """Bring a series up to `end`: by what has closed since it was asked for last, or whole."""
+        """Extend a series up to `end` by the candles that have closed since, or load it whole."""
         span = INTERVALS[interval]
         start = end - series.count * span
         if series.start is None or series.end is None or start < series.start or start > series.end:
@@ -301,9 +301,9 @@ class MarketFeed:
         else:
             return
         series.start, series.candles = start, candles
-        # A venue may show the latest candle a little late: ask again from the first that is missing.
+        # A venue may publish the latest candle a little late: continue from the first that is missing.
         series.end = candles[-1].open_time + span if candles else start
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) or type(error).__name__

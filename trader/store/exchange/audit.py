@@ -1,4 +1,4 @@
-"""The books compared with themselves: `orders` against the ledger, in sums and row by row."""
+"""Audit queries: the sums of `orders` against those of the ledger, and the rows of each run."""
 
 from decimal import Decimal
 from uuid import UUID
@@ -11,7 +11,7 @@ from trader.store.database.pool import Connection
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One figure of one run that `orders` and the ledger disagree about."""
+    """One figure of one run in which `orders` and the ledger differ."""
 
     account_id: str
     run_number: int
@@ -63,7 +63,7 @@ ORDER BY r.account_id, r.number, d.figure
 
 
 async def select_differences(conn: Connection) -> list[Difference]:
-    """Every figure of every run that does not agree; empty when the books balance."""
+    """Return every figure of every run that differs; empty when the ledger balances."""
     return [
         Difference(r["account_id"], r["run_number"], r["figure"], r["by_orders"], r["by_ledger"])
         for r in await conn.fetch(SELECT_DIFFERENCES)
@@ -74,7 +74,7 @@ SELECT_RUNS = "SELECT id, account_id, number FROM runs ORDER BY account_id, numb
 
 
 async def select_runs(conn: Connection) -> list[tuple[UUID, str, int]]:
-    """(id, account, number) of every run."""
+    """Return (id, account, number) of every run."""
     return [(r["id"], r["account_id"], r["number"]) for r in await conn.fetch(SELECT_RUNS)]
 
 
@@ -85,7 +85,7 @@ FROM orders WHERE run_id = $1
 
 
 async def select_figures(conn: Connection, run_id: UUID) -> list[OrderFigures]:
-    """The rows of `orders` of a run."""
+    """Return the rows of `orders` of a run."""
     return [OrderFigures(**record) for record in await conn.fetch(SELECT_FIGURES, run_id)]
 
 
@@ -106,7 +106,7 @@ SELECT sequence, order_id, amount, created_at AS at FROM insurance_payments WHER
 
 
 async def select_entries(conn: Connection, run_id: UUID) -> list[Entry]:
-    """The ledger of a run, in the order of `sequence`."""
+    """Return the ledger of a run, in the order of `sequence`."""
     fills = [
         Fill(**{**record, "side": OrderSide(record["side"]), "cause": Cause(record["cause"])})
         for record in await conn.fetch(SELECT_FILLS, run_id)
@@ -141,7 +141,7 @@ HAVING l.quantity - l.remaining <> coalesce(sum(f.quantity), 0)
 
 
 async def select_broken_promises(conn: Connection) -> list[Mismatch]:
-    """Orders whose fills are not those they were answered with, or worse than their limit."""
+    """Return the orders whose fills differ from their answer or are worse than their limit."""
     return [Mismatch(**record) for record in await conn.fetch(SELECT_BROKEN_PROMISES)]
 
 
@@ -149,7 +149,7 @@ SELECT_IS_LIVE = "SELECT EXISTS (SELECT FROM service_state WHERE trading_mode = 
 
 
 async def select_is_live(conn: Connection) -> bool:
-    """Whether the fills of this database are those of a venue."""
+    """Return whether the fills of this database are those of a venue."""
     is_live: bool = await conn.fetchval(SELECT_IS_LIVE)
     return is_live
 
@@ -163,7 +163,7 @@ WHERE t.run_id = $1
 
 
 async def select_trades_of_run(conn: Connection, run_id: UUID) -> list[VenueTrade]:
-    """The venue's trades that are booked in a run, each with the request and the cause of its order."""
+    """Return the venue's trades recorded in a run, each with the request and the cause of its order."""
     return [
         VenueTrade(
             **{
@@ -176,7 +176,7 @@ async def select_trades_of_run(conn: Connection, run_id: UUID) -> list[VenueTrad
     ]
 
 
-# What is known of an order at the venue to be filled is what of its trades is booked.
+# The filled quantity of an order at the venue is the sum of its recorded trades.
 SELECT_WRONGLY_FILLED = """
 SELECT o.account_id, o.client_index, o.filled, coalesce(sum(t.quantity), 0) AS traded
 FROM venue_orders o
@@ -188,7 +188,7 @@ ORDER BY o.account_id, o.client_index
 
 
 async def select_wrongly_filled(conn: Connection) -> list[VenueMismatch]:
-    """Orders at the venue whose filled quantity is not that of their booked trades."""
+    """Return the orders at the venue whose filled quantity differs from their recorded trades."""
     return [
         VenueMismatch(f"account {r['account_id']}, order {r['client_index']} at the venue", "filled quantity",
                       r["traded"], r["filled"])

@@ -22,11 +22,11 @@ LIMIT $1
 
 
 async def select_trades(conn: Connection, limit: int) -> list[Trade]:
-    """The latest trades of all accounts and runs, the newest first."""
+    """Return the latest trades of all accounts and runs, the newest first."""
     return [_trade(row) for row in await conn.fetch(SELECT_TRADES, limit)]
 
 
-# The latest of each account, then the latest of those: an account that traded long ago costs no long scan.
+# The latest of each account, then the latest of those: an account that traded long ago needs no long scan.
 SELECT_ACCOUNT_TRADES = """
 SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
 FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
@@ -40,7 +40,7 @@ LIMIT $2
 
 
 async def select_account_trades(conn: Connection, account_ids: Sequence[str], limit: int) -> list[Trade]:
-    """The latest trades of these accounts in all their runs, the newest first."""
+    """Return the latest trades of these accounts in all their runs, the newest first."""
     return [_trade(row) for row in await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, limit)]
 
 
@@ -55,7 +55,7 @@ def _trade(row: asyncpg.Record) -> Trade:
 
 
 class RunTrade(msgspec.Struct, frozen=True, gc=False):
-    """What the statistics of a run need of one of its trades."""
+    """The columns of a trade that the statistics of a run need."""
 
     id: UUID
     net_pnl: Decimal
@@ -66,7 +66,7 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
     closed_at: datetime
 
 
-# OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every trade there is.
+# OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """
 SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG', o.confidence, o.opened_at, o.closed_at
 FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since)
@@ -82,6 +82,6 @@ CROSS JOIN LATERAL (
 async def select_run_trades(
     conn: Connection, since: Sequence[tuple[str, UUID, datetime]]
 ) -> list[tuple[str, RunTrade]]:
-    """The trades of (account, run, earliest closing) triples with their account, each account's in order of closing."""
+    """Return the trades of (account, run, earliest closing) triples with their account, each account's by closing."""
     columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
     return [(account_id, RunTrade(*rest)) for account_id, *rest in await conn.fetch(SELECT_RUN_TRADES, *columns)]
