@@ -77,7 +77,7 @@ async def test_many_trades_come_page_by_page_in_order(venue: FakeExchange, accou
     assert await account.records.fills_since(NOON + timedelta(seconds=1)) == []
     for _ in range(2000):
         venue.trade_by_hand("BTC", "0.001")
-    with pytest.raises(MarketDataError, match="more than 2000 trades"):
+    with pytest.raises(MarketDataError, match="more than 2000 rows"):
         await account.records.fills_since(NOON)
 
 

@@ -3,10 +3,10 @@
 A fee is given as a rate, in millionths of the notional. Trades and funding come newest first, a hundred at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -74,7 +74,7 @@ class _Trade(msgspec.Struct):
 
 
 class _Trades(msgspec.Struct):
-    trades: list[_Trade] | None = None
+    rows: list[_Trade] | None = msgspec.field(default=None, name="trades")
     next_cursor: str | None = None
     code: int = 200
 
@@ -88,7 +88,7 @@ class _Funding(msgspec.Struct):
 
 
 class _Fundings(msgspec.Struct):
-    position_fundings: list[_Funding] | None = None
+    rows: list[_Funding] | None = msgspec.field(default=None, name="position_fundings")
     next_cursor: str | None = None
     code: int = 200
 
@@ -141,36 +141,36 @@ class LighterRecords:
 
     async def fundings_since(self, since: datetime) -> list[VenueFunding]:
         """Return the payments from this moment on, for the markets that are followed; latest first."""
-        found: list[VenueFunding] = []
-        cursor: str | None = None
-        for _ in range(_PAGES_MAX):
-            parameters = self._page(cursor) | {"side": "all", "start_timestamp": epoch_second(since)}
-            answer = await self._api.get(
-                "/api/v1/positionFunding", parameters, _FUNDINGS, authorization=self._signer.authorization()
-            )
-            page = answer.position_fundings or []
-            found += [self._funding(row) for row in page if row.market_id in self._symbols]
-            cursor = answer.next_cursor
-            if not cursor or (page and _moment(page[-1].timestamp) < since):
-                return [payment for payment in found if payment.boundary >= since]
-        raise MarketDataError(f"/api/v1/positionFunding: more than {_PAGES_MAX * _PAGE} payments since {since}")
+        parameters: dict[str, str | int] = {"side": "all", "start_timestamp": epoch_second(since)}
+        rows = [row async for row in self._rows("/api/v1/positionFunding", parameters, _FUNDINGS, since)]
+        payments = [self._funding(row) for row in rows if row.market_id in self._symbols]
+        return [payment for payment in payments if payment.boundary >= since]
 
     async def _fills(self, more: dict[str, str | int], since: datetime | None) -> list[VenueFill]:
-        found: dict[int, VenueFill] = {}
-        cursor: str | None = None
+        parameters = {"sort_by": "trade_id", "sort_dir": "desc"} | more
+        rows = self._rows("/api/v1/trades", parameters, _TRADES, since)
+        fills = {row.trade_id: self._fill(row) async for row in rows}
+        return [fills[trade_id] for trade_id in sorted(fills)]
+
+    async def _rows(
+        self,
+        path: str,
+        parameters: Mapping[str, str | int],
+        decoder: "msgspec.json.Decoder[Any]",
+        since: datetime | None,
+    ) -> AsyncIterator[Any]:
+        """Yield the rows of all pages from a moment on, newest first."""
+        page: dict[str, str | int] = {"account_index": self._signer.account_index, "limit": _PAGE, **parameters}
         for _ in range(_PAGES_MAX):
-            parameters = self._page(cursor) | {"sort_by": "trade_id", "sort_dir": "desc"} | more
-            answer = await self._api.get(
-                "/api/v1/trades", parameters, _TRADES, authorization=self._signer.authorization()
-            )
-            page = answer.trades or []
-            for trade in page:
-                if since is None or _moment(trade.timestamp) >= since:
-                    found[trade.trade_id] = self._fill(trade)
-            cursor = answer.next_cursor
-            if not cursor or (since is not None and page and _moment(page[-1].timestamp) < since):
-                return [found[trade_id] for trade_id in sorted(found)]
-        raise MarketDataError(f"/api/v1/trades: more than {_PAGES_MAX * _PAGE} trades")
+            answer = await self._api.get(path, page, decoder, authorization=self._signer.authorization())
+            rows = answer.rows or []
+            for row in rows:
+                if since is None or _moment(row.timestamp) >= since:
+                    yield row
+            if not answer.next_cursor or (since is not None and rows and _moment(rows[-1].timestamp) < since):
+                return
+            page["cursor"] = answer.next_cursor
+        raise MarketDataError(f"{path}: more than {_PAGES_MAX * _PAGE} rows")
 
     async def _account(self) -> _Account:
         parameters: dict[str, str | int] = {"by": "index", "value": self._signer.account_index}
@@ -197,10 +197,6 @@ class LighterRecords:
             if quantity:
                 held[symbol] = quantity, position.avg_entry_price
         return held
-
-    def _page(self, cursor: str | None) -> dict[str, str | int]:
-        page: dict[str, str | int] = {"account_index": self._signer.account_index, "limit": _PAGE}
-        return page if cursor is None else page | {"cursor": cursor}
 
     def _fill(self, trade: _Trade) -> VenueFill:
         ours = self._signer.account_index

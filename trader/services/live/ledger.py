@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from trader.clock import Clock, floor_time
-from trader.domain.exchange.account import Account
+from trader.domain.exchange.account import Account, hours_crossed
 from trader.domain.exchange.ledger import Posting, Rules, row_id
 from trader.domain.exchange.orders import Cause, Order
 from trader.domain.exchange.venue_orders import SentOrder, SentStatus, VenueFill, VenueOrder
@@ -190,12 +190,11 @@ class AccountLedger:
             return
         await self.book_funding(records)
         position = self.account.positions[symbol]
-        payments, boundary = [], floor_time(position.funded_until, _HOUR) + _HOUR
-        while boundary <= hour:
-            rate = self._context.market.funding_rate(symbol, boundary)
-            amount = -position.side.direction * position.quantity * self._context.market.marks[symbol] * rate
+        market, payments = self._context.market, []
+        for boundary in hours_crossed(position.funded_until, hour):
+            rate = market.funding_rate(symbol, boundary)
+            amount = -position.side.direction * position.quantity * market.marks[symbol] * rate
             payments.append(VenueFunding(symbol, boundary, position.quantity, rate, amount))
-            boundary += _HOUR
         await self._book_payments(await self._without_booked(payments, position.funded_until), {symbol: hour})
 
     async def _without_booked(self, payments: Sequence[VenueFunding], since: datetime) -> list[VenueFunding]:
