@@ -87,7 +87,7 @@ def _base_folder() -> Path:
 @contextmanager
 def _open_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=_base_folder()))
-    folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+    folder.chmod(0o755)  # as root the server runs as nobody, which must have access
     yield folder
     shutil.rmtree(folder)
 

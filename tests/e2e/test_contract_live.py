@@ -1,4 +1,4 @@
-"""Every procedure of the running service, through the real oRPC client and through plain HTTP, held to the contract."""
+"""The contract: every procedure of the running service, through the real oRPC client and through plain HTTP."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
 
 
 async def until(ready: Callable[[], Awaitable[bool]], *, within_s: float = 30) -> None:
-    """Ask until it is so."""
+    """Poll until it holds."""
     async with asyncio.timeout(within_s):
         while not await ready():
             await asyncio.sleep(0.1)
@@ -69,7 +69,7 @@ async def add_models(dsn: str) -> None:
 
 
 async def trade_by_hand(service: ServiceProcess) -> str:
-    """Two trades, two positions and an order that rests. Gives the id of the resting order."""
+    """Two trades, two positions and an order that rests. Returns the id of the resting order."""
 
     async def place(**order: Any) -> Any:
         answer = await service.call("simulator.placeOrder", accountId="by-hand", **order)
@@ -96,7 +96,7 @@ async def trade_by_hand(service: ServiceProcess) -> str:
 
 
 async def ran(service: ServiceProcess) -> bool:
-    """Whether every model has run and been valued."""
+    """Return whether every model has an invocation and a snapshot."""
     runs = (await service.call("models.getInvocations"))["conversations"]
     history = (await service.call("trading.getPortfolioHistory"))["history"]
     return len({run["modelId"] for run in runs}) == 5 and len({entry["modelId"] for entry in history}) == 5
@@ -137,10 +137,10 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
             {"link": "single", "calls": undefined},
         )
         for group in groups[:3]:
-            for (name, _), answer, told in zip(READ_CALLS, group["answers"], plain, strict=True):
+            for (name, _), answer, expected in zip(READ_CALLS, group["answers"], plain, strict=True):
                 assert_shape(answer["output"], OUTPUTS[name])
                 if name not in MOVING:
-                    assert answer["output"] == told, name
+                    assert answer["output"] == expected, name
         for called, answer in zip(changes + reset, groups[3]["answers"] + groups[4]["answers"], strict=True):
             assert_shape(answer["output"], OUTPUTS[".".join(called["path"])])
         placed, cancelled, emptied = (answer["output"] for answer in groups[3]["answers"] + groups[4]["answers"])
@@ -166,7 +166,7 @@ def names() -> list[str]:
 
 
 def check_values(answers: Sequence[Any]) -> None:
-    """What the shapes cannot say: orders of lists, relations between fields."""
+    """Check what shapes cannot express: orders of lists, relations between fields."""
     by_call = {(name, *sorted(request)): answer for (name, request), answer in zip(READ_CALLS, answers, strict=True)}
     check_books(by_call)
     check_models(by_call)

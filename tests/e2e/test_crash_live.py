@@ -92,7 +92,7 @@ async def crash(database: Database, candles: Path) -> Crash:
     return Crash(database, source)
 
 
-async def test_longs_are_liquidated_at_what_the_books_give_and_never_owe(crash: Crash, database: Database) -> None:
+async def test_longs_are_liquidated_at_book_prices_and_never_owe(crash: Crash, database: Database) -> None:
     answers = await crash.run({"small": SMALL, "large": LARGE})
     for given in answers:
         assert given[0].status in {OrderStatus.FILLED, OrderStatus.PARTIAL}
@@ -178,6 +178,6 @@ async def is_clean(dsn: str) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", str(ROOT / "scripts" / "audit.py"), "--database-url", dsn, stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
-    assert b"clean" in said
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    assert b"clean" in output

@@ -1,4 +1,4 @@
-"""The edges of the running service: hostile bodies, foreign origins, the token, limits."""
+"""Hostile bodies, foreign origins, the API token and limits at the running service."""
 
 import asyncio
 import io
@@ -34,7 +34,7 @@ NO_INPUTS: Sequence[dict[str, Any]] = (
     {"json": "x"}, {"json": {"unknown": 1}}, {"json": {}, "meta": {}}, {"json": {}, "meta": 1},
     {"meta": []}, {"input": {}},
 )  # fmt: skip
-"""Objects that no procedure takes."""
+"""Objects that no procedure accepts."""
 
 BAD_VALUES: Sequence[Any] = (None, [], {}, "", "x" * 5000, "\x00", -1, 0.5, 10**400, True, ["a"] * 200, {"a": 1})
 
@@ -88,7 +88,7 @@ def hostile_bodies(name: str) -> list[tuple[bytes, bool]]:
     return bodies
 
 
-async def test_no_body_is_a_bug_of_any_procedure(tmp_path: Path, dsn: str) -> None:
+async def test_no_body_causes_an_internal_error(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         found = await asyncio.gather(*(attack(service, name) for name in OUTPUTS))
         assert not [problem for problems in found for problem in problems]
@@ -226,7 +226,7 @@ async def check_preflights(service: ServiceProcess) -> None:
         assert response.headers["Access-Control-Allow-Origin"] == ALLOWED
 
 
-async def test_the_token_guards_what_changes_something(tmp_path: Path, dsn: str) -> None:
+async def test_the_token_protects_procedures_that_change_something(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, API_TOKEN=TOKEN, SIM_LATENCY_MS="0") as service:
 
         async def post(name: str, body: bytes, authorization: str | None) -> tuple[int, Any]:
@@ -246,7 +246,7 @@ async def test_the_token_guards_what_changes_something(tmp_path: Path, dsn: str)
         assert TOKEN.encode() not in b"".join(service.log)
 
 
-async def test_nobody_is_turned_away_when_all_come_at_once(tmp_path: Path, dsn: str) -> None:
+async def test_simultaneous_connections_are_all_accepted(tmp_path: Path, dsn: str) -> None:
     """As after a restart: a caller for whom there is no room to wait would try again after a second."""
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         url = URL(service.url)

@@ -1,4 +1,4 @@
-"""What the operator of the running service sees: its figures, its log, and how it bears up against idle connections."""
+"""Metrics, log and health of the running service, idle connections included."""
 
 import asyncio
 import time

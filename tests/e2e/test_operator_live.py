@@ -1,4 +1,4 @@
-"""The operator's commands against the running process, and across its death."""
+"""Operator commands against the running process, and across a kill."""
 
 import asyncio
 import os
@@ -52,10 +52,10 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         assert (await buy(service, "other", "ETH", **resting))["status"] == "resting"
         assert await halts(service) == []
 
-        said = await operate(tmp_path, "halt", "--reason", "strange prices", DATABASE_URL=dsn)
-        assert said.code == 0, said
-        assert "cancelled: other: buy 0.02 ETH at 1000" in said.out
-        assert "In force: all accounts: operator: strange prices" in said.out
+        output = await operate(tmp_path, "halt", "--reason", "strange prices", DATABASE_URL=dsn)
+        assert output.code == 0, output
+        assert "cancelled: other: buy 0.02 ETH at 1000" in output.out
+        assert "In force: all accounts: operator: strange prices" in output.out
         (halt,) = await halts(service)
         assert (halt["cause"], halt["reason"], "accountId" in halt) == ("operator", "strange prices", False)
         refused = await buy(service)
@@ -64,11 +64,11 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         sold = {"accountId": "me", "symbol": "BTC", "side": "sell", "quantity": 0.01, "reduceOnly": True}
         assert (await service.call("simulator.placeOrder", **sold))["order"]["status"] == "filled"
 
-        said = await operate(tmp_path, "flatten", "--account", "me", DATABASE_URL=dsn)
-        assert said.code == 0, said
-        assert "closed: me: LONG 0.01 BTC" in said.out
-        assert "closed: me: LONG 0.02 ETH" in said.out
-        assert "2 fills closed, 0 left" in said.out
+        output = await operate(tmp_path, "flatten", "--account", "me", DATABASE_URL=dsn)
+        assert output.code == 0, output
+        assert "closed: me: LONG 0.01 BTC" in output.out
+        assert "closed: me: LONG 0.02 ETH" in output.out
+        assert "2 fills closed, 0 left" in output.out
         assert await service.call("trading.getPositions", modelId="me") == []
         trades = (await service.call("trading.getTrades", modelId="me"))["trades"]
         assert [trade["closeReason"] for trade in trades] == ["operator", "operator", "order"]
@@ -82,30 +82,30 @@ async def test_halt_resume_and_flatten_a_running_service(tmp_path: Path, dsn: st
         assert service.traceback() == ""
 
 
-async def test_a_halt_outlives_a_kill_and_works_without_a_service(tmp_path: Path, dsn: str) -> None:
+async def test_a_halt_survives_a_kill_and_works_without_a_service(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
         assert (await operate(tmp_path, "halt", "--account", "me", DATABASE_URL=dsn)).code == 0
         await service.kill()
-    said = await operate(tmp_path, "flatten", DATABASE_URL=dsn)
-    assert said.code == 1
-    assert "No service runs. From its next start on the halt holds" in said.out
-    assert "remains: me: LONG 0.02 BTC" in said.out
-    assert "NOT closed: " in said.out
+    output = await operate(tmp_path, "flatten", DATABASE_URL=dsn)
+    assert output.code == 1
+    assert "No service runs. From its next start on the halt holds" in output.out
+    assert "remains: me: LONG 0.02 BTC" in output.out
+    assert "NOT closed: " in output.out
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         assert [halt.get("accountId") for halt in await halts(service)] == ["me", None]
         assert (await buy(service))["status"] == "rejected"
         assert (await buy(service, "new"))["status"] == "rejected"
         assert len(await service.call("trading.getPositions", modelId="me")) == 1, "nobody closes unasked"
         await service.kill()
-    said = await operate(tmp_path, "resume", DATABASE_URL=dsn)
-    assert (said.code, "No service runs; it trades again from its next start on." in said.out) == (0, True)
+    output = await operate(tmp_path, "resume", DATABASE_URL=dsn)
+    assert (output.code, "No service runs; it trades again from its next start on." in output.out) == (0, True)
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         assert [halt.get("accountId") for halt in await halts(service)] == ["me"]
         assert (await buy(service, "new"))["status"] == "filled"
 
 
-async def test_a_kill_in_the_middle_of_a_flatten_is_made_up_for_by_the_next_start(tmp_path: Path, dsn: str) -> None:
+async def test_a_flatten_that_a_kill_interrupted_is_completed_by_the_next_start(tmp_path: Path, dsn: str) -> None:
     slow = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "3000"}
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
         for account in ("one", "two", "three"):
@@ -118,10 +118,10 @@ async def test_a_kill_in_the_middle_of_a_flatten_is_made_up_for_by_the_next_star
                 await asyncio.sleep(0.05)
         await service.kill()
     async with serving(tmp_path, DATABASE_URL=dsn, **QUICKLY) as service:
-        said = await flatten
-        assert said.code == 0, said
+        output = await flatten
+        assert output.code == 0, output
         for account in ("one", "two", "three"):
-            assert f"closed: {account}: LONG 0.02 BTC" in said.out, said.out
+            assert f"closed: {account}: LONG 0.02 BTC" in output.out, output.out
             assert await service.call("trading.getPositions", modelId=account) == []
         assert (await buy(service, "one"))["status"] == "rejected"
 
@@ -147,15 +147,15 @@ async def test_a_limit_halts_and_flattens_and_only_the_operator_resumes(tmp_path
         assert service.traceback().count("limit: equity") == len(service.traceback().splitlines())
 
 
-async def test_on_the_embedded_database(open_folder: Path) -> None:
+async def test_commands_work_on_the_embedded_database(open_folder: Path) -> None:
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
-        said = await operate(open_folder, "flatten")
-        assert said.code == 0, said
-        assert "closed: me: LONG 0.02 BTC" in said.out
+        output = await operate(open_folder, "flatten")
+        assert output.code == 0, output
+        assert "closed: me: LONG 0.02 BTC" in output.out
         assert await service.stop() == 0
-    said = await operate(open_folder, "resume")
-    assert (said.code, "Nothing is halted." in said.out) == (0, True), said
+    output = await operate(open_folder, "resume")
+    assert (output.code, "Nothing is halted." in output.out) == (0, True), output
     async with serving(open_folder, **QUICKLY) as service:
         assert (await buy(service))["status"] == "filled"
 
@@ -179,7 +179,7 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "output"),
     [
         (("halt", "--account", "nobody"), 1, "There is no account 'nobody'. Nothing was changed."),
         (("resume",), 1, "No halt of all accounts."),
@@ -188,21 +188,21 @@ async def test_a_standby_shows_halts_and_takes_over_halted(tmp_path: Path, dsn: 
         (("halt", "--help"), 0, "open no more positions"),
     ],
 )
-async def test_what_cannot_be_done_is_said(
-    tmp_path: Path, dsn: str, arguments: tuple[str, ...], code: int, said: str
+async def test_impossible_commands_are_reported(
+    tmp_path: Path, dsn: str, arguments: tuple[str, ...], code: int, output: str
 ) -> None:
     found = await operate(tmp_path, *arguments, DATABASE_URL=dsn)
-    assert (found.code, said in found.out + found.err) == (code, True), found
+    assert (found.code, output in found.out + found.err) == (code, True), found
 
 
-async def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path: Path) -> None:
-    said = await operate(tmp_path, "halt", DATABASE_URL="postgresql://u:s3cr3t@127.0.0.1:1/trader")
-    assert said.code == 1
-    assert "127.0.0.1:1/trader cannot be reached" in said.err
-    assert "s3cr3t" not in said.out + said.err
-    said = await operate(tmp_path, "halt", DATABASE_URL="nonsense:s3cr3t")
-    assert said.code == 2
-    assert "s3cr3t" not in said.out + said.err
-    said = await operate(tmp_path, "halt")
-    assert said.code == 1
-    assert "There is no embedded database" in said.err
+async def test_an_unusable_database_is_reported_without_its_password(tmp_path: Path) -> None:
+    output = await operate(tmp_path, "halt", DATABASE_URL="postgresql://u:s3cr3t@127.0.0.1:1/trader")
+    assert output.code == 1
+    assert "127.0.0.1:1/trader cannot be reached" in output.err
+    assert "s3cr3t" not in output.out + output.err
+    output = await operate(tmp_path, "halt", DATABASE_URL="nonsense:s3cr3t")
+    assert output.code == 2
+    assert "s3cr3t" not in output.out + output.err
+    output = await operate(tmp_path, "halt")
+    assert output.code == 1
+    assert "There is no embedded database" in output.err

@@ -1,4 +1,4 @@
-"""A day of real candles, traded by the rule agents in the real process: clean books, and the same rows every time."""
+"""Lockstep replay of a day of real candles by the rule agents: clean books, and the same rows in every run."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -96,9 +96,7 @@ async def rows(dsn: str) -> dict[str, list[str]]:
         await conn.close()
 
 
-async def test_a_day_of_real_candles_is_traded_cleanly_and_the_same_twice(
-    tmp_path: Path, dsn: str, candles: Path
-) -> None:
+async def test_two_replays_of_a_day_have_clean_books_and_the_same_rows(tmp_path: Path, dsn: str, candles: Path) -> None:
     async with copied(dsn) as twin:
         await asyncio.gather(replay(tmp_path / "first", dsn, candles), replay(tmp_path / "second", twin, candles))
         first, second = await rows(dsn), await rows(twin)

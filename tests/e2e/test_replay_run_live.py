@@ -22,12 +22,12 @@ async def replay(folder: Path, invocation: str, dsn: str) -> tuple[int, str]:
         cwd=folder, env={"PATH": os.environ["PATH"], "DATABASE_URL": dsn},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
-async def test_the_books_come_out_the_same(tmp_path: Path, database: Database, dsn: str) -> None:
+async def test_invocations_reproduce_the_same_books(tmp_path: Path, database: Database, dsn: str) -> None:
     now = SystemClock().now()
     async with database.connection() as conn:
         for number in range(MODELS):
@@ -54,7 +54,7 @@ async def test_the_books_come_out_the_same(tmp_path: Path, database: Database, d
             (18_000, 1_200, 0.004)
         ] * MODELS
         found = await asyncio.gather(*(replay(tmp_path, each["id"], dsn) for each in ended[:3]))
-    for code, said in found:
-        assert code == 0, said
-        assert "2. createPosition (ok): same: " in said
-        assert said.endswith("The books come out the same.\n")
+    for code, output in found:
+        assert code == 0, output
+        assert "2. createPosition (ok): same: " in output
+        assert output.endswith("The books come out the same.\n")

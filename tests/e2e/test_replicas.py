@@ -1,4 +1,4 @@
-"""Two processes on one database: one trades, the other shows, and takes over when the first is gone."""
+"""Two processes on one database: a leader that trades, and a standby that serves reads and takes over."""
 
 import asyncio
 import signal
@@ -20,7 +20,7 @@ async def role(service: ServiceProcess) -> str:
 
 
 async def until_leading(service: ServiceProcess, within_s: float) -> float:
-    """Seconds until the service leads."""
+    """Return the seconds until the service leads."""
     started_s = time.monotonic()
     async with asyncio.timeout(within_s):
         while await role(service) != "leader":
@@ -43,7 +43,7 @@ async def test_a_standby_serves_reads_and_takes_over_within_five_seconds(tmp_pat
                 await asyncio.sleep(0.05)
         status, refusal = await second.try_call("simulator.placeOrder", **order())
         assert (status, refusal["code"]) == (503, "SERVICE_UNAVAILABLE")
-        async with asyncio.timeout(10):  # as soon as the leader has told of its schedulers
+        async with asyncio.timeout(10):  # as soon as the leader has reported its schedulers
             while (await second.get("/health"))[0] != 200:
                 await asyncio.sleep(0.1)
 
@@ -79,7 +79,7 @@ async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: s
         assert (await standby.try_call("simulator.placeOrder", **order()))[0] == 503
 
 
-async def test_a_leader_whose_word_to_the_standbys_hangs_ends_as_soon_as_it_loses_its_lock(
+async def test_a_leader_with_a_hanging_notification_ends_as_soon_as_it_loses_its_lock(
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service, asyncio.timeout(60):
@@ -102,7 +102,7 @@ async def test_a_leader_whose_word_to_the_standbys_hangs_ends_as_soon_as_it_lose
             await asyncio.sleep(0.02)
 
 
-async def test_a_leader_that_stands_still_is_followed_within_ten_seconds_and_books_nothing_when_it_goes_on(
+async def test_a_suspended_leader_is_replaced_within_ten_seconds_and_books_nothing_when_resumed(
     tmp_path: Path, dsn: str, database: Database
 ) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as first, serving(tmp_path, DATABASE_URL=dsn) as second:

@@ -1,4 +1,4 @@
-"""No secret leaves the service: everything that a failing service produces is searched for each of them.
+"""No secret leaves the service: all output of a failing service is searched for each of them.
 
 The models of this service talk to a provider that repeats its key wherever it can, and fails in every way.
 """
@@ -67,7 +67,7 @@ ANSWERS: Mapping[str, Callable[[str], web.Response]] = {
     "escapes": _escaping,
     "repeats": _repeating,
 }
-"""What becomes of a call with a key, by the name of the model."""
+"""How a call with a key fails, by the name of the model."""
 
 
 @pytest.fixture
@@ -126,9 +126,7 @@ async def _rows(database: Database) -> list[str]:
     return found
 
 
-async def test_no_secret_in_anything_that_is_produced(
-    tmp_path: Path, database: Database, dsn: str, provider: str
-) -> None:
+async def test_no_output_contains_a_secret(tmp_path: Path, database: Database, dsn: str, provider: str) -> None:
     now = SystemClock().now()
     async with database.connection() as conn:
         for number, kind in enumerate(ANSWERS):

@@ -1,4 +1,4 @@
-"""The matcher that the contract is held by: it must see what is wrong, and say where."""
+"""The matcher of the contract tests: it finds every mismatch and says where it is."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ AT = "2025-01-31T12:00:00.000Z"
         ("-0.001", decimal),
     ],
 )
-def test_what_fits(value: Any, shape: Shape) -> None:
+def test_matching_values_are_accepted(value: Any, shape: Shape) -> None:
     assert mismatches(value, shape) == []
 
 
@@ -49,5 +49,5 @@ def test_what_fits(value: Any, shape: Shape) -> None:
         ([{"modelId": "a"}], [POSITION_EVENT], "$[0].availableCash: missing"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_place(value: Any, shape: Shape, where: str) -> None:
+def test_mismatches_are_reported_with_their_path(value: Any, shape: Shape, where: str) -> None:
     assert mismatches(value, shape)[0].startswith(where)

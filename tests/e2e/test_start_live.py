@@ -1,4 +1,4 @@
-"""How the service starts, refuses to start, is killed, and starts again, as an operator sees it."""
+"""Start, failed starts, kill and restart of the service."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from support.shapes import assert_shape
 
 
 async def ended(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:
-    """Run the command to its end; its exit code and everything it said."""
+    """Run the command to its end; return its exit code and its output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "trader", *arguments,
         cwd=folder,
@@ -27,13 +27,13 @@ async def ended(folder: Path, *arguments: str, **environ: str) -> tuple[int, str
         stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     async with asyncio.timeout(60):
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
-async def test_every_mistake_of_the_settings_is_told_at_once(tmp_path: Path) -> None:
-    code, said = await ended(
+async def test_all_mistakes_in_the_settings_are_reported_at_once(tmp_path: Path) -> None:
+    code, output = await ended(
         tmp_path,
         PORT="http",
         TRADING_MODE="dreaming",
@@ -45,31 +45,31 @@ async def test_every_mistake_of_the_settings_is_told_at_once(tmp_path: Path) -> 
     )
     assert code == 2
     for name in ("PORT", "TRADING_MODE", "SIM_INITIAL_CAPITAL", "MARKET_SYMBOLS", "DATABASE_URL", "REPLAY_SPEED"):
-        assert name in said, name
-    assert "API_KEY" in said, "without --demo a provider is needed"
-    assert "hunter" not in said
-    assert "Traceback" not in said
+        assert name in output, name
+    assert "API_KEY" in output, "without --demo a provider is needed"
+    assert "hunter" not in output
+    assert "Traceback" not in output
     assert (await ended(tmp_path, "--nonsense"))[0] == 2
 
 
-async def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
+async def test_an_unreachable_database_is_reported_without_its_password(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     dsn = f"postgresql://trader:hunter2@127.0.0.1:{port}/books"
     for arguments in (("--demo",), ("--demo", "--check")):
-        code, said = await ended(tmp_path, *arguments, DATABASE_URL=dsn)
+        code, output = await ended(tmp_path, *arguments, DATABASE_URL=dsn)
         assert code == 1
-        assert f"127.0.0.1:{port}/books" in said
-        assert "hunter2" not in said
-        assert "Traceback" not in said
+        assert f"127.0.0.1:{port}/books" in output
+        assert "hunter2" not in output
+        assert "Traceback" not in output
 
 
 async def test_check_tries_the_database_and_help_names_every_setting(tmp_path: Path, dsn: str) -> None:
-    code, said = await ended(tmp_path, "--demo", "--check", DATABASE_URL=dsn)
+    code, output = await ended(tmp_path, "--demo", "--check", DATABASE_URL=dsn)
     assert code == 0
-    assert "database: connected" in said
-    assert "synthetic" in said
-    code, said = await ended(tmp_path, "--help")
+    assert "database: connected" in output
+    assert "synthetic" in output
+    code, output = await ended(tmp_path, "--help")
     assert code == 0
     for name in (
         "PORT",
@@ -81,33 +81,33 @@ async def test_check_tries_the_database_and_help_names_every_setting(tmp_path: P
         "--demo",
         "--check",
     ):
-        assert name in said, name
+        assert name in output, name
 
 
-async def test_a_taken_port_is_named(tmp_path: Path, dsn: str) -> None:
+async def test_a_taken_port_is_reported(tmp_path: Path, dsn: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
-        code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, PORT=str(port))
+        code, output = await ended(tmp_path, "--demo", DATABASE_URL=dsn, PORT=str(port))
     assert code == 1
-    assert f"trader cannot start: cannot listen on 127.0.0.1 port {port}: Address already in use." in said
-    assert "leading" not in said, "who cannot serve does not trade"
+    assert f"trader cannot start: cannot listen on 127.0.0.1 port {port}: Address already in use." in output
+    assert "leading" not in output, "a service that cannot listen must not trade"
 
 
-async def test_a_host_that_is_none_of_ours_is_named(tmp_path: Path, dsn: str) -> None:
+async def test_a_foreign_host_address_is_reported(tmp_path: Path, dsn: str) -> None:
     for host in ("no-such-host.invalid", "192.0.2.1"):
-        code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, HOST=host)
+        code, output = await ended(tmp_path, "--demo", DATABASE_URL=dsn, HOST=host)
         assert code == 1
-        assert f"trader cannot start: cannot listen on {host} port " in said
-        assert "Traceback" not in said
+        assert f"trader cannot start: cannot listen on {host} port " in output
+        assert "Traceback" not in output
 
 
-async def test_another_market_is_refused_on_the_same_database(tmp_path: Path, dsn: str) -> None:
+async def test_another_market_is_rejected_on_the_same_database(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         assert await service.stop() == 0
-    code, said = await ended(tmp_path, "--demo", DATABASE_URL=dsn, SIM_SEED="7")
+    code, output = await ended(tmp_path, "--demo", DATABASE_URL=dsn, SIM_SEED="7")
     assert code == 1
-    assert "synthetic:0" in said
-    assert "synthetic:7" in said
+    assert "synthetic:0" in output
+    assert "synthetic:7" in output
 
 
 async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Path) -> None:
@@ -143,8 +143,8 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
                 await again.kill()
 
 
-async def test_it_stops_while_it_catches_up_on_a_long_downtime(tmp_path: Path, dsn: str) -> None:
-    """Months of missed seconds take many minutes; whoever starts it may think better of it."""
+async def test_it_can_be_stopped_while_it_catches_up_on_a_long_downtime(tmp_path: Path, dsn: str) -> None:
+    """Catching up on months takes many minutes; an operator may interrupt it."""
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         placed = await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.001)
         assert placed["order"]["status"] == "filled"
@@ -163,11 +163,11 @@ async def test_it_stops_while_it_catches_up_on_a_long_downtime(tmp_path: Path, d
         while b"catching up" not in (line := await process.stderr.readline()):
             assert line, "it ended"
         process.send_signal(signal.SIGTERM)
-        said = (await process.stderr.read()).decode()
+        output = (await process.stderr.read()).decode()
         assert await process.wait() == 0
-    assert "stopping before the start is done" in said
-    assert "leading" not in said
-    assert "Traceback" not in said
+    assert "stopping before the start is done" in output
+    assert "leading" not in output
+    assert "Traceback" not in output
     assert await conn.fetchval("SELECT processed_until FROM service_state") >= before, "it goes on from there"
     await conn.close()
 
@@ -187,7 +187,7 @@ async def healthy(service: ServiceProcess) -> None:
 
 
 async def books(service: ServiceProcess) -> dict[str, Any]:
-    """What a restart must not change: everything of the account but what the market makes of it."""
+    """Return what a restart must not change: everything of the account that does not depend on prices."""
     answer = await service.call("simulator.getAccount")
     assert_shape(answer, OUTPUTS["simulator.getAccount"])
     account = answer["account"]
@@ -204,10 +204,10 @@ async def books(service: ServiceProcess) -> dict[str, Any]:
 
 async def second_start_is_clear(folder: Path) -> None:
     """The embedded server belongs to the process that started it."""
-    code, said = await ended(folder, "--demo")
+    code, output = await ended(folder, "--demo")
     assert code == 1
-    assert "Traceback" not in said
-    assert "another" in said.lower() or "already" in said.lower(), said
+    assert "Traceback" not in output
+    assert "another" in output.lower() or "already" in output.lower(), output
 
 
 async def test_positions_survive_a_kill_and_both_signals_end_it(tmp_path: Path, dsn: str) -> None:
@@ -228,7 +228,7 @@ async def test_positions_survive_a_kill_and_both_signals_end_it(tmp_path: Path, 
         assert not again.traceback()
 
 
-async def test_it_listens_when_its_statistics_are_read(tmp_path: Path, dsn: str) -> None:
+async def test_it_listens_after_its_statistics_are_read(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
-        said = b"".join(service.log).decode()
-    assert 0 < said.find("statistics of the current runs were read") < said.find("listening on")
+        output = b"".join(service.log).decode()
+    assert 0 < output.find("statistics of the current runs were read") < output.find("listening on")

@@ -44,7 +44,7 @@ async def place(service: ServiceProcess, **order: Any) -> Any:
     return answer["order"]
 
 
-async def test_streams_begin_with_the_state_and_follow_what_happens(tmp_path: Path, dsn: str) -> None:
+async def test_streams_begin_with_the_state_and_follow_its_changes(tmp_path: Path, dsn: str) -> None:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0"))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
@@ -78,11 +78,11 @@ async def test_streams_begin_with_the_state_and_follow_what_happens(tmp_path: Pa
         assert_shape(event.json(), STATES["trades"])
         assert by_hand(event) == (await service.call("trading.getTrades", modelId="default"))["trades"]
         for name in ("positions:changed", "trades:changed"):  # the agents may trade meanwhile
-            told = await streams["workflow"].until(
+            message = await streams["workflow"].until(
                 lambda message, name=name: message.event == name and message.json()["accountIds"] == ["default"],  # type: ignore[misc]
                 within_s=5,
             )
-            assert_shape(told.json(), {"type": name, "timestamp": iso, "accountIds": ["default"]})
+            assert_shape(message.json(), {"type": name, "timestamp": iso, "accountIds": ["default"]})
         await service.call("simulator.resetAccount")
         await streams["workflow"].until(lambda message: message.event == "positions:changed", within_s=5)
 
@@ -113,7 +113,7 @@ async def check_ping_and_price_updates(positions: Stream, portfolio: Stream) -> 
     await asyncio.gather(pings(positions), pings(portfolio))
 
 
-async def test_the_workflow_of_every_model_is_told_step_by_step(tmp_path: Path, dsn: str) -> None:
+async def test_the_workflow_of_every_model_is_streamed_step_by_step(tmp_path: Path, dsn: str) -> None:
     async with (
         serving(tmp_path, DATABASE_URL=dsn) as service,
         streaming(service.http, service.url, "workflow") as workflow,
@@ -127,15 +127,15 @@ async def test_the_workflow_of_every_model_is_told_step_by_step(tmp_path: Path, 
             return is_of_all and begun == set(MODELS)
 
         await workflow.until(is_whole, within_s=125)
-        told = [message for message in workflow.seen if (message.event or "").startswith("workflow:")]
-        for message in told:
+        messages = [message for message in workflow.seen if (message.event or "").startswith("workflow:")]
+        for message in messages:
             assert message.json()["type"] == message.event
             assert_shape(
                 {key: message.json()[key] for key in ("type", "timestamp", "modelId")},
                 {"type": text, "timestamp": iso, "modelId": text},
             )
         for model_id in MODELS:
-            kinds = [message.event for message in told if message.json()["modelId"] == model_id]
+            kinds = [message.event for message in messages if message.json()["modelId"] == model_id]
             assert kinds[-1] == "workflow:complete"
             assert set(kinds) <= {"workflow:started", "workflow:step", "workflow:complete"}
         latest = await conversations.until(
@@ -144,7 +144,7 @@ async def test_the_workflow_of_every_model_is_told_step_by_step(tmp_path: Path, 
         assert_shape(latest.json(), STATES["conversations"])
 
 
-async def test_a_stream_takes_fifty_subscribers_and_refuses_the_next(tmp_path: Path, dsn: str) -> None:
+async def test_a_stream_accepts_fifty_subscribers_and_rejects_the_next(tmp_path: Path, dsn: str) -> None:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0"))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
@@ -205,7 +205,7 @@ async def test_sigterm_ends_streams_and_the_request_under_way_within_three_secon
             assert status in {200, 503}, body
         assert not service.traceback()
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as again:
-        # Whatever the caller was told: asked again with the same id, the order is there once.
+        # Whatever the caller received: repeated with the same id, the order exists once.
         answers = [
             await again.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, clientOrderId="late")
             for _ in range(2)

@@ -1,11 +1,11 @@
-"""kill -9 in the middle of an order storm: nothing acknowledged is lost, nothing is double, the books are clean."""
+"""kill -9 during an order storm: no acknowledged order is lost or doubled, and the books are clean."""
 
 from pathlib import Path
 
 from support.torture import torture
 
 
-async def test_five_rounds_of_kills_leave_the_books_clean(tmp_path: Path) -> None:
+async def test_books_are_clean_after_five_rounds_of_kills(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)  # as root the server runs as nobody, who must get in
     tally = await torture(rounds=5, seed=1, folder=tmp_path)

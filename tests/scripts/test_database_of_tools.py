@@ -1,4 +1,4 @@
-"""The tools look where the service does: a DATABASE_URL in .env names the database, whatever else is in the folder."""
+"""The tools read the same database as the service: a DATABASE_URL in .env names it."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "code", "said"),
+    ("script", "arguments", "code", "printed"),
     [
         ("audit.py", [], 0, "{place}: 0 runs, 0 orders"),
         ("report.py", [], 1, "{place} has no model with a snapshot"),
@@ -28,19 +28,19 @@ def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProc
         ("replay_run.py", [NO_RUN], 2, f"there is no invocation {NO_RUN}"),
     ],
 )
-async def test_the_database_of_the_file_is_read(
-    database: Database, dsn: str, tmp_path: Path, script: str, arguments: list[str], code: int, said: str
+async def test_the_database_of_the_env_file_is_read(
+    database: Database, dsn: str, tmp_path: Path, script: str, arguments: list[str], code: int, printed: str
 ) -> None:
     (tmp_path / ".env").write_text(f"DATABASE_URL={dsn}\n", encoding="utf-8")
     ended = _run(tmp_path, script, *arguments)
     assert ended.returncode == code, ended.stderr
-    assert said.format(place=place(dsn)) in ended.stdout + ended.stderr
+    assert printed.format(place=place(dsn)) in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize(
     ("script", "arguments"), [("audit.py", []), ("report.py", []), ("drift.py", []), ("replay_run.py", [NO_RUN])]
 )
-async def test_a_database_of_another_version_is_named(
+async def test_a_database_of_another_schema_version_is_reported(
     database: Database, dsn: str, tmp_path: Path, script: str, arguments: list[str]
 ) -> None:
     async with database.connection() as conn:
@@ -52,7 +52,7 @@ async def test_a_database_of_another_version_is_named(
 
 
 @pytest.mark.parametrize("script", ["audit.py", "report.py", "drift.py"])
-def test_a_wrong_address_is_told_without_its_password(tmp_path: Path, script: str) -> None:
+def test_a_wrong_address_is_reported_without_its_password(tmp_path: Path, script: str) -> None:
     (tmp_path / ".env").write_text("DATABASE_URL=mysql://root:hunter2@localhost/x\n", encoding="utf-8")
     ended = _run(tmp_path, script)
     assert ended.returncode == 1

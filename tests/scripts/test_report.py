@@ -1,4 +1,4 @@
-"""The season report: one file, whole by itself, whose costs explain every change of equity or say that they do not."""
+"""The season report: one self-contained file whose costs explain every change of equity, or which says where not."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
-async def test_a_report_of_a_season(database: Database, dsn: str, tmp_path: Path) -> None:
+async def test_a_season_is_rendered_and_unexplained_equity_named(database: Database, dsn: str, tmp_path: Path) -> None:
     season = ["--demo", "--models", "8", "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
     seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
     assert seeded.returncode == 0, seeded.stderr
@@ -91,7 +91,7 @@ async def test_without_models_there_is_nothing_to_report(database: Database, dsn
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (-3.2, 17.0), (99.9, 100.1), (-1e-9, 1e-9), (5.0, 5.0)])
-def test_scales_hold_their_values(low: float, high: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_contain_their_values(low: float, high: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     from report_charts import steps  # noqa: PLC0415 - it is beside the script, not on the path of the tests
 
@@ -99,10 +99,10 @@ def test_scales_hold_their_values(low: float, high: float, monkeypatch: pytest.M
     assert found[0] <= low
     assert found[-1] >= high
     assert 2 <= len(found) <= 9
-    assert steps(-4.0, 1e-14)[-1] == 0, "what floats lose is no value of its own"
+    assert steps(-4.0, 1e-14)[-1] == 0, "a rounding error adds no step"
 
 
-def test_the_first_hours_can_be_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_charts_of_the_first_hours_show_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     from report_charts import Line, line_chart  # noqa: PLC0415 - as above
 

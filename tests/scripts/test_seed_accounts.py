@@ -1,4 +1,4 @@
-"""Seeding: models and accounts as asked, repeatable; and a past whose books balance."""
+"""Seeding: models and accounts of a file or of arguments, repeatable, and a past whose books balance."""
 
 import importlib.util
 import sys
@@ -64,7 +64,7 @@ def _run(seed: ModuleType, *arguments: str) -> int:
     return code
 
 
-async def test_a_file_of_models_is_brought_in_and_repeated(
+async def test_a_file_of_models_is_seeded_and_may_be_repeated(
     seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("models.toml").write_text(FILE, encoding="utf-8")
@@ -73,9 +73,9 @@ async def test_a_file_of_models_is_brought_in_and_repeated(
     assert "2 of 2 models are new, 2 accounts were opened" in capsys.readouterr().out
     Path("models.toml").write_text(FILE.replace("2500.5", "9").replace("DeepSeek", "Deep"), encoding="utf-8")
     assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
-    said = capsys.readouterr().out
-    assert "0 of 2 models are new, 0 accounts were opened" in said
-    assert "deepseek-apex is open with 2500.5 already" in said
+    output = capsys.readouterr().out
+    assert "0 of 2 models are new, 0 accounts were opened" in output
+    assert "deepseek-apex is open with 2500.5 already" in output
     async with database.connection() as conn:
         models = {model.id: model for model in await select_models(conn)}
         accounts = await select_accounts(conn)
@@ -89,7 +89,7 @@ async def test_a_file_of_models_is_brought_in_and_repeated(
     assert (await audit(database)).is_clean
 
 
-async def test_a_live_model_gets_its_account_at_the_venue_and_no_capital_of_ours(
+async def test_a_live_model_gets_its_venue_account_and_no_paper_capital(
     seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -108,7 +108,7 @@ async def test_a_live_model_gets_its_account_at_the_venue_and_no_capital_of_ours
     assert indexes == {"deepseek-apex": None, "rules-c": 12}, "a file that does not name it leaves it"
 
 
-async def test_one_model_by_arguments(seed: ModuleType, database: Database, dsn: str) -> None:
+async def test_one_model_is_seeded_by_arguments(seed: ModuleType, database: Database, dsn: str) -> None:
     asked = ["--variant", "Sovereign", "--provider", "nim", "--router-model", "meta/llama-4", "--capital", "77"]
     assert _run(seed, *asked, "--demo", "--database-url", dsn) == 0
     async with database.connection() as conn:
@@ -136,7 +136,7 @@ async def test_one_model_by_arguments(seed: ModuleType, database: Database, dsn:
         (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--capital", "nan"], "the model"),
     ],
 )
-def test_mistakes_are_told_and_nothing_is_done(
+def test_mistakes_are_reported_and_nothing_is_changed(
     seed: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     assert seed.main([*arguments, "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
@@ -158,7 +158,7 @@ def test_mistakes_are_told_and_nothing_is_done(
         (("\nname", '\nlogo = "a\\u001bb"\nname'), "logo"),
     ],
 )
-def test_a_file_that_is_wrong_says_where(
+def test_mistakes_in_the_file_are_located(
     seed: ModuleType, capsys: pytest.CaptureFixture[str], change: tuple[str, str], problem: str
 ) -> None:
     Path("models.toml").write_text(FILE.replace(*change), encoding="utf-8")
@@ -186,13 +186,13 @@ async def test_a_past_is_written_once_and_continued(
     assert last <= until, "idle accounts have none in their last minutes"
     assert (await audit(database)).is_clean
     assert _run(seed, *arguments) == 0
-    said = capsys.readouterr().out
-    assert "0 of 2 models are new" in said
-    assert "complete up to" in said or "is written" in said
+    output = capsys.readouterr().out
+    assert "0 of 2 models are new" in output
+    assert "complete up to" in output or "is written" in output
     assert (await audit(database)).is_clean
 
 
-async def test_a_season_in_bulk_balances_and_is_as_the_service_would_have_left_it(
+async def test_a_season_in_bulk_balances_and_has_the_rows_that_the_service_writes(
     seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--demo", "--models", "5", "--language-models", "--history", "1.5", "--how", "bulk"]
@@ -249,7 +249,7 @@ WHERE (v.total, v.count) <> (
 """
 
 
-async def test_a_past_is_refused_where_it_cannot_be(
+async def test_a_past_that_cannot_be_written_is_rejected(
     seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     past = ["--history", "0.01", "--demo", "--database-url", dsn]

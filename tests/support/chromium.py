@@ -1,4 +1,4 @@
-"""A real browser without a screen."""
+"""A headless browser, driven over its debugging protocol."""
 
 import asyncio
 import os
@@ -60,7 +60,7 @@ async def browsing(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subpr
 
 
 class Tab:
-    """One page in a browser, driven over its debugging protocol. `problems` holds what its console was told."""
+    """One page in a browser, driven over its debugging protocol. `problems` holds the messages of its console."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -81,9 +81,9 @@ class Tab:
 
     async def evaluate(self, expression: str) -> Any:
         """The value of an expression of JavaScript in the page; a promise is waited for."""
-        told = await self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        answer = await self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
 
 @asynccontextmanager

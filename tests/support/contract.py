@@ -1,4 +1,4 @@
-"""The answers and stream messages of the contract, as shapes: written by hand, apart from the service's own structs."""
+"""Shapes of all answers and stream messages, written by hand and independent of the service's structs."""
 
 from collections.abc import Mapping
 

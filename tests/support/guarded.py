@@ -1,4 +1,4 @@
-"""An exchange with its guards: halts, limits and operators, driven by the test."""
+"""An exchange with halts, loss limits and operator commands, driven by the test."""
 
 import asyncio
 from collections.abc import AsyncIterator

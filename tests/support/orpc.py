@@ -1,4 +1,4 @@
-"""The real oRPC client of npm, as a program that the tests call with."""
+"""The real oRPC client of npm, called as a program."""
 
 import asyncio
 import fcntl

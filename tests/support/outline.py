@@ -1,4 +1,4 @@
-"""What a page of HTML is made of, as far as the tests ask."""
+"""Outline of an HTML page: its open tags, and what it would fetch."""
 
 from html.parser import HTMLParser
 

@@ -1,4 +1,4 @@
-"""The service as its operators run it: a process of its own, on a free port, spoken to over its real ports."""
+"""The service as a process of its own on a free port, called over its real ports."""
 
 import asyncio
 import os

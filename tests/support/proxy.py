@@ -1,4 +1,4 @@
-"""A small TCP proxy in front of a PostgreSQL server, to take the server away in every way a network can."""
+"""A TCP proxy in front of a PostgreSQL server that simulates network faults."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class FaultyProxy:
-    """Passes bytes between clients and the server of `dsn` until told otherwise.
+    """Passes bytes between clients and the server of `dsn` until a fault is set.
 
     `stop` refuses connections and drops those that are open; `stall` keeps them open and passes nothing;
     `cut` drops those that are open; `pass_on` makes all well again. `cut_after` drops a connection after so many more
@@ -87,7 +87,7 @@ class FaultyProxy:
         self._bytes_left -= size
         if self._bytes_left <= 0:
             self._bytes_left = None
-            raise ConnectionResetError("cut as told")
+            raise ConnectionResetError("cut after the set number of bytes")
 
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passed: Callable[[int], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""A strict matcher of JSON answers against shapes that are written by hand, apart from the service's own structs.
+"""A strict matcher of JSON values against shapes written by hand, independent of the service's structs.
 
 A shape is a dict (exactly these keys; `"key?"` may be absent), a one-element list (each item), a tuple (any of them), a
 function that says what is wrong (or None), or a constant.

@@ -1,4 +1,4 @@
-"""The engine and the reference account side by side: the same calls to both, compared to the last digit after each."""
+"""The exchange's rules beside the reference account: the same calls to both, compared exactly after each."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class SideBySide:
         return answer
 
     def refuse(self, order: Order, at: datetime) -> None:
-        """What the service does with an order that it does not let in: there is an answer, and nothing else."""
+        """Reject an order as the service does: there is an answer, and nothing else."""
         posting = exchange.refuse(self.account, order, "halted", at)
         assert posting.answer is not None
         assert posting.answer.status is OrderStatus.REJECTED

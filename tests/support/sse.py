@@ -1,4 +1,4 @@
-"""A reader of event streams, as plain as the protocol."""
+"""A minimal reader of server-sent events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

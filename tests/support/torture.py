@@ -1,4 +1,4 @@
-"""Kill the service in the middle of an order storm, again and again, and look at the books after every restart.
+"""Kill the service repeatedly during an order storm, and check the books after every restart.
 
 Each round starts the service, lets clients place, cancel, reset and trigger as fast as they can, kills it with SIGKILL
 at a random moment, starts it again and checks: every acknowledged order is in the database, none is there twice, the
@@ -175,7 +175,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trader-torture-") as name:
         folder = Path(name)
-        folder.chmod(0o755)  # as root the server runs as nobody, who must get in
+        folder.chmod(0o755)  # as root the server runs as nobody, which must have access
         tally = asyncio.run(torture(options.rounds, options.seed, folder))
     for problem in tally.audit_problems[:20]:
         print(f"  {problem}")

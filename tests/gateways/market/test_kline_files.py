@@ -1,4 +1,4 @@
-"""Kline files: every form of them reads the same, and whatever is wrong is named by file, line and reason."""
+"""Kline files: every accepted format reads the same, and errors name file, line and reason."""
 
 import gzip
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def write(folder: Path, rows: Sequence[Row], name: str = "BTCUSDT-1m-2025-01.csv
 @pytest.mark.parametrize("unit", [60_000, 60_000_000], ids=["ms", "us"])
 @pytest.mark.parametrize("columns", [6, 12])
 @pytest.mark.parametrize("has_header", [False, True])
-def test_every_form_of_a_file_reads_the_same(
+def test_every_accepted_format_reads_the_same(
     tmp_path: Path, name: str, unit: int, columns: int, has_header: bool
 ) -> None:
     header = ",".join(HEADER_12.split(",")[:columns]) if has_header else ""
@@ -68,14 +68,14 @@ def candles(draw: st.DrawFn) -> Row:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(candles(), min_size=2, max_size=20), st.sets(st.integers(2, 10_000), min_size=18, max_size=18))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, found: list[Row], gaps: set[int]) -> None:
+def test_written_candles_are_read(tmp_path_factory: pytest.TempPathFactory, found: list[Row], gaps: set[int]) -> None:
     minutes = [0, 1, *sorted(gaps)]
     rows = [row._replace(minute=29_000_000 + minute) for row, minute in zip(found, minutes, strict=False)]
     read = read_file(write(tmp_path_factory.mktemp("files"), rows))
     assert [read[place] for place in range(len(read))] == rows
 
 
-def test_windows_line_ends_and_a_mark_at_the_start_are_read(tmp_path: Path) -> None:
+def test_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
     place = tmp_path / "BTCUSDT.csv"
     place.write_bytes(
         b"\xef\xbb\xbf"
@@ -116,7 +116,7 @@ T = GOOD[1].split(",")[0]
     ],
 )
 @pytest.mark.parametrize("has_header", [False, True])
-def test_a_broken_row_is_named_by_file_line_and_reason(
+def test_an_invalid_row_is_reported_with_file_line_and_reason(
     tmp_path: Path, line: str, reason: str, has_header: bool
 ) -> None:
     place = tmp_path / "BTCUSDT-1m-2025-01.csv"
@@ -141,7 +141,7 @@ def test_a_broken_row_is_named_by_file_line_and_reason(
         (text_of(rows_of(5, step=5)).encode(), "no two candles are a minute apart"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_file_without_candles_is_rejected(tmp_path: Path, content: bytes, reason: str) -> None:
     place = tmp_path / "BTCUSDT.csv"
     place.write_bytes(content)
     with pytest.raises(MarketDataError) as caught:
@@ -152,21 +152,21 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes, reason: 
 @pytest.mark.parametrize(
     "damage", [lambda data: b"no gzip", lambda data: data[:-20], lambda data: data[:40] + b"\0\0\0" + data[43:]]
 )
-def test_a_damaged_gzip_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_gzip_file_is_rejected(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     place = write(tmp_path, rows_of(200), "BTCUSDT.csv.gz")
     place.write_bytes(damage(place.read_bytes()))
     with pytest.raises(MarketDataError, match=r"BTCUSDT\.csv\.gz, line \d+: "):
         read_file(place)
 
 
-def test_files_of_one_market_are_joined_in_time_order(tmp_path: Path) -> None:
+def test_files_of_a_market_are_joined_in_time_order(tmp_path: Path) -> None:
     later = write(tmp_path, rows_of(10, first=10), "BTCUSDT-1m-2025-01.csv")
     earlier = write(tmp_path, rows_of(10), "BTCUSDT-1m-2025-02.csv.gz")
     minutes = read_market([later, earlier])
     assert list(minutes.minute) == [row.minute for row in rows_of(20)]
 
 
-def test_files_of_one_market_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_overlapping_files_of_a_market_are_rejected(tmp_path: Path) -> None:
     one = write(tmp_path, rows_of(10), "BTCUSDT-1m-2025-01.csv")
     other = write(tmp_path, rows_of(10, first=9), "BTC-USDT.csv")
     with pytest.raises(MarketDataError, match=r"BTC-USDT\.csv: begins at 2025-01-06T00:09:00\+00:00, which BTCUSDT"):
@@ -187,7 +187,7 @@ def test_files_are_found_by_market(tmp_path: Path) -> None:
     assert list(find_files(tmp_path / "ethusdt.csv")) == ["ETH"]
 
 
-def test_no_files_other_intervals_and_missing_places_are_refused(tmp_path: Path) -> None:
+def test_missing_files_folders_and_other_intervals_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(MarketDataError, match="no kline files"):
         find_files(tmp_path)
     with pytest.raises(MarketDataError, match=r"BTCUSDT.csv: No such file or directory"):

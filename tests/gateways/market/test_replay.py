@@ -1,4 +1,4 @@
-"""Recorded candles: played second by second, served as closed candles."""
+"""Replay source: the path and the books of recorded candles, its clocks, and the candles it serves."""
 
 import asyncio
 import gzip
@@ -97,7 +97,7 @@ def test_the_path_goes_to_the_nearer_extreme_first() -> None:
     assert (mirrored[20], mirrored[40]) == (140, 80)
 
 
-def test_of_two_extremes_as_near_the_one_away_from_the_close_comes_first() -> None:
+def test_of_two_equally_near_extremes_the_one_away_from_the_close_comes_first() -> None:
     grid = Grid(MARKETS["BTC"])
     assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 105.0, 1.0))[20]) == 90
     assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 95.0, 1.0))[20]) == 110
@@ -110,7 +110,7 @@ def marks_of(ticks: Sequence[Tick], symbol: str = "BTC") -> list[Decimal]:
     return [tick.quotes[symbol].mark for tick in ticks]
 
 
-async def test_a_tick_a_second_with_a_book_around_the_path(tmp_path: Path) -> None:
+async def test_there_is_a_tick_a_second_with_a_book_around_the_path(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(5)))
     ticks = [tick async for tick in source.history(START - MINUTE, START + 10 * MINUTE)]
     assert [tick.at for tick in ticks] == [START + timedelta(seconds=n) for n in range(300)]
@@ -142,7 +142,7 @@ async def test_more_volume_makes_a_narrower_and_deeper_book(tmp_path: Path) -> N
     assert depths[3] > 50 * depths[0]
 
 
-async def test_history_is_what_is_pushed_in_lockstep(tmp_path: Path) -> None:
+async def test_history_yields_the_ticks_that_are_pushed_in_lockstep(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(3)), speed=0)
     clock = source.clock(None)
     assert isinstance(clock, LockstepClock)
@@ -157,7 +157,7 @@ async def test_history_is_what_is_pushed_in_lockstep(tmp_path: Path) -> None:
     assert marks_of(pushed) == marks_of([tick async for tick in source.history(START, START + timedelta(days=1))])
 
 
-async def test_after_its_end_a_replay_lets_prices_grow_stale_and_waits(tmp_path: Path) -> None:
+async def test_after_its_end_prices_grow_stale_and_the_replay_waits(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(1)), speed=0)
     clock = source.clock(None)
     ticks = [tick async for tick in _until_quiet(source, clock)]
@@ -178,7 +178,7 @@ async def _until_quiet(source: ReplaySource, clock: Clock) -> AsyncIterator[Tick
         yield coming.result()
 
 
-async def test_speed_is_a_factor_of_real_time(tmp_path: Path) -> None:
+async def test_speed_is_a_multiple_of_real_time(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(10)), speed=600)
     clock = source.clock(None)
     assert isinstance(clock, ScaledClock)
@@ -204,7 +204,7 @@ async def test_time_waits_for_a_feed_that_cannot_follow(tmp_path: Path) -> None:
             break
 
 
-async def test_a_released_clock_goes_on_where_it_was_held() -> None:
+async def test_a_released_clock_continues_from_where_it_was_held() -> None:
     clock = ScaledClock(START, 1_000_000)
     await clock.advance_to(START + timedelta(seconds=5))
     await asyncio.sleep(0.01)
@@ -219,7 +219,7 @@ async def test_a_clock_resumes_where_an_earlier_process_left_off(tmp_path: Path)
     assert source.clock(START + 7 * MINUTE).now() == START + 7 * MINUTE
 
 
-async def test_no_ticks_are_made_up_in_a_gap(tmp_path: Path) -> None:
+async def test_a_gap_has_no_ticks(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, [*rows_of(2), *rows_of(2, first=100)]))
     times = [tick.at async for tick in source.history(START - MINUTE, START + 200 * MINUTE)]
     assert len(times) == 240
@@ -232,7 +232,7 @@ async def test_no_ticks_are_made_up_in_a_gap(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_market_within_a_gap_of_its_own_is_left_out_of_the_tick(tmp_path: Path) -> None:
+async def test_a_market_in_a_gap_is_missing_from_the_tick(tmp_path: Path) -> None:
     write(tmp_path, rows_of(5))
     write(tmp_path, [*rows_of(2, price=3000), *rows_of(2, first=3, price=3000)], "ETHUSDT-1m-2025-01.csv")
     source = await opened(tmp_path, ("BTC", "ETH"))
@@ -252,7 +252,7 @@ async def test_only_the_time_that_all_markets_share_is_traded(tmp_path: Path) ->
     assert source.identity == "replay:2025-01-06T00:05:00.000Z"
 
 
-async def test_start_and_end_cut_the_replay(tmp_path: Path) -> None:
+async def test_start_and_end_limit_the_replay(tmp_path: Path) -> None:
     source = await opened(write(tmp_path, rows_of(20)), start=START + 3 * MINUTE, end=START + 5 * MINUTE)
     clock = source.clock(None)
     assert clock.now() - (START + 3 * MINUTE) < MINUTE
@@ -276,7 +276,7 @@ async def test_long_data_is_traded_after_a_warm_up(tmp_path: Path) -> None:
         (("BTC",), {"end": START}, "REPLAY_START and REPLAY_END leave nothing"),
     ],
 )
-async def test_what_cannot_be_replayed_stops_the_start(
+async def test_a_recording_that_cannot_be_replayed_fails_the_start(
     tmp_path: Path, symbols: tuple[str, ...], options: dict[str, object], reason: str
 ) -> None:
     write(tmp_path, rows_of(5))
@@ -285,7 +285,7 @@ async def test_what_cannot_be_replayed_stops_the_start(
         await opened(tmp_path, symbols, **options)
 
 
-async def test_a_price_of_a_few_ticks_stops_the_start(tmp_path: Path) -> None:
+async def test_a_price_of_a_few_ticks_fails_the_start(tmp_path: Path) -> None:
     rows = [Row(row.minute, 3.0, 4.0, 2.0, 3.0, 1.0) for row in rows_of(3)]
     with pytest.raises(MarketDataError, match=r"BTCUSDT.*a price of 2\.0 is too low for the tick 0\.1 of BTC"):
         await opened(write(tmp_path, rows))
@@ -335,14 +335,14 @@ async def test_funding_is_the_plain_rate(tmp_path: Path) -> None:
 
 
 @needs_real
-async def test_the_recorded_candles_are_whole_and_played_exactly() -> None:
+async def test_the_recorded_month_is_complete_and_played_exactly() -> None:
     source = await opened(FOLDER, ("BTC", "ETH", "SOL"), speed=0)
     assert source.identity == "replay:2025-01-01T03:00:00.000Z"
     assert source.ends_at == datetime(2025, 2, 4, 20, 19, 59, tzinfo=UTC)
     assert source.clock(None).now() == datetime(2025, 1, 2, 3, tzinfo=UTC)
     crash = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
-    told = source.history(crash - timedelta(seconds=1), crash + timedelta(minutes=60) - timedelta(seconds=1))
-    ticks = [tick async for tick in told]
+    hour = source.history(crash - timedelta(seconds=1), crash + timedelta(minutes=60) - timedelta(seconds=1))
+    ticks = [tick async for tick in hour]
     assert len(ticks) == 3600
     for symbol in ("BTC", "ETH", "SOL"):
         found = await source.candles(symbol, "1m", crash, crash + timedelta(minutes=60))

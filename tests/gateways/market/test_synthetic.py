@@ -1,4 +1,4 @@
-"""The synthetic market: one function of seed and time, and a market that behaves like one."""
+"""Synthetic source: a function of seed and time, with the statistics of a real market."""
 
 import subprocess
 import sys
@@ -43,20 +43,20 @@ def seen(tick: Tick) -> list[tuple[datetime, str, Decimal, Decimal, Decimal, Boo
     return [(tick.at, s, q.bid, q.ask, q.mark, q.book) for s, q in tick.quotes.items()]
 
 
-async def test_history_is_what_is_pushed() -> None:
+async def test_history_yields_the_ticks_that_are_pushed() -> None:
     clock = ManualClock(NOW)
     pushed: list[Tick] = []
     async for tick in source.ticks(clock, NOW + timedelta(milliseconds=300)):
         pushed.append(tick)
         if len(pushed) == 130:
             break
-    told = SyntheticSource(7, SYMBOLS).history(NOW + timedelta(milliseconds=300), pushed[-1].at)
-    assert [seen(tick) for tick in pushed] == [seen(tick) async for tick in told]
+    ticks = SyntheticSource(7, SYMBOLS).history(NOW + timedelta(milliseconds=300), pushed[-1].at)
+    assert [seen(tick) for tick in pushed] == [seen(tick) async for tick in ticks]
     assert [tick.at for tick in pushed] == [NOW + timedelta(seconds=n) for n in range(1, 131)]
     assert clock.now() == pushed[-1].at
 
 
-async def test_history_leaves_out_after_and_takes_until() -> None:
+async def test_history_excludes_after_and_includes_until() -> None:
     ticks = [tick async for tick in source.history(NOW, NOW + timedelta(seconds=2))]
     assert [tick.at for tick in ticks] == [NOW + timedelta(seconds=1), NOW + timedelta(seconds=2)]
     assert not [tick async for tick in source.history(NOW, NOW)]
@@ -76,7 +76,7 @@ def test_another_process_sees_the_same_market(at: datetime) -> None:
     assert other.stdout.strip() == str([(s, str(q.mark), str(q.book)) for s, q in mine.quotes.items()])
 
 
-def test_the_order_of_questions_does_not_matter() -> None:
+def test_the_order_of_calls_does_not_matter() -> None:
     one, other = SyntheticSource(3, SYMBOLS), SyntheticSource(3, SYMBOLS)
     moments = [epoch_second(NOW) + offset for offset in (0, 5_000_000, -9_000_000, 7, 30_000, 1)]
     forward = {moment: seen(one.tick(moment)) for moment in moments}
@@ -111,7 +111,7 @@ def check_book(quote: Quote) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seconds)
-def test_books_are_sound(second: int) -> None:
+def test_books_are_valid(second: int) -> None:
     for quote in source.tick(second).quotes.values():
         check_book(quote)
         level = Decimal(CHARACTERS[quote.symbol].level)
@@ -136,7 +136,7 @@ def test_books_are_those_of_a_liquid_market() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1_000_000), st.sampled_from((1, BLOCK_H, BLOCK_H * 256)), st.sampled_from(SYMBOLS))
-def test_prices_go_on_at_the_joints_of_hours_blocks_and_eras(place: int, size: int, symbol: str) -> None:
+def test_prices_are_continuous_at_the_joints_of_hours_blocks_and_eras(place: int, size: int, symbol: str) -> None:
     hour = place // size * size
     paths = Paths(11)
     before, after = paths.hour(symbol, hour - 1), paths.hour(symbol, hour)
@@ -191,7 +191,7 @@ async def test_markets_are_correlated_and_as_volatile_as_real_ones() -> None:
     assert volatility["BTC"] < volatility["ETH"] < volatility["SOL"] < 1.5
 
 
-def test_every_regime_comes_and_does_what_its_name_says() -> None:
+def test_every_regime_occurs_with_the_moves_of_its_name() -> None:
     regimes, paths = Regimes(5), Paths(5)
     blocks: dict[Regime, list[int]] = {regime: [] for regime in Regime}
     for block in range(60_000, 62_000):
@@ -246,7 +246,7 @@ def test_prices_stay_plausible_for_years() -> None:
         assert max(prices) < character.level * 4
 
 
-def test_a_market_it_does_not_have_stops_the_start() -> None:
+def test_an_unknown_market_fails_the_start() -> None:
     with pytest.raises(StartError, match=r"DOGE.*BTC, ETH, SOL"):
         SyntheticSource(0, ["BTC", "DOGE"])
 
