@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader import logs
-from trader.logs import ConsoleFormatter, JsonFormatter, LogWriter, RequestRecord, configure_logs
+from trader.logs import REQUEST_MESSAGE, ConsoleFormatter, JsonFormatter, LogWriter, RequestEntry, configure_logs
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -67,6 +67,7 @@ def root_logger() -> Iterator[logging.Logger]:
     handlers, level = list(root.handlers), root.level
     root.handlers.clear()
     yield root
+    configure_logs("warning", "json")  # forgets the writer of requests
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -91,11 +92,25 @@ def test_debug_shows_what_other_levels_leave_out(capsys: pytest.CaptureFixture[s
     assert "GET /health" in capsys.readouterr().err
 
 
+def request_record(entry: RequestEntry, *, has_fields: bool) -> logging.LogRecord:
+    """The record that `logging` makes of a request."""
+    at_ms, request_id, procedure, status, duration_ms = entry
+    fields = {
+        "request_id": request_id, "procedure": procedure, "status": status, "duration_ms": round(duration_ms, 3)
+    }  # fmt: skip
+    made = logging.getLogger("trader.request").makeRecord(
+        "trader.request", logging.INFO, "", 0, REQUEST_MESSAGE, (procedure, status, duration_ms, request_id), None,
+        extra=fields if has_fields else None,
+    )  # fmt: skip
+    made.created = at_ms / 1000
+    return made
+
+
 @given(st.lists(st.tuples(st.integers(0, 4 * 10**12), st.integers(100, 599), st.floats(0, 1e6))))
 def test_lines_of_requests_are_those_of_their_records(ended: list[tuple[int, int, float]]) -> None:
     entries = [(at, f"ab-{number:x}", "trading.getTrades", status, ms) for number, (at, status, ms) in enumerate(ended)]
-    for formatter in (JsonFormatter(), ConsoleFormatter()):
-        expected = [formatter.format(RequestRecord(*entry)) + "\n" for entry in entries]
+    for formatter, has_fields in ((JsonFormatter(), True), (ConsoleFormatter(), False)):
+        expected = [formatter.format(request_record(entry, has_fields=has_fields)) + "\n" for entry in entries]
         assert list(formatter.format_requests(entries)) == expected
 
 

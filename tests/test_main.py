@@ -15,6 +15,7 @@ import pytest
 from trader import app
 from trader.__main__ import main
 from trader.errors import MarketDataError, StartError
+from trader.logs import configure_logs
 from trader.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +28,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
+    configure_logs("warning", "json")  # forgets the writer of requests
     root.handlers[:] = handlers
     root.setLevel(level)
 
