@@ -38,7 +38,6 @@ from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
-from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
 from trader.store.database.partitions import ensure_partitions
@@ -211,7 +210,6 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
         clock=clock,
         market=market,
         exchange=exchange,
-        trading=TradingRecords(database, exchange),
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),

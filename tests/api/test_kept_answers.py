@@ -28,7 +28,6 @@ from trader.services.events import EventBus
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
-from trader.services.portfolio.trades import TradingRecords
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 
@@ -68,7 +67,6 @@ class PaperBench:
             clock=context.clock,
             market=context.market,
             exchange=context.exchange,
-            trading=TradingRecords(database, context.exchange),
             portfolio=Portfolio(database, context.exchange, context.clock, context.settings),
             analytics=Analytics(database, context.exchange, context.clock),
             agents=context.agents,
@@ -137,7 +135,6 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
         clock=clock,
         market=market,
         exchange=exchange,
-        trading=TradingRecords(database, exchange),
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock),
         agents=agents,
@@ -170,14 +167,14 @@ async def test_who_reads_after_a_write_gets_what_it_left(desk: PaperBench, seed:
 async def test_what_is_asked_twice_is_made_once(desk: PaperBench) -> None:
     await desk.see(random.Random(0))
     made = 0
-    original = desk.context.trading.trades
+    original = desk.context.portfolio.trades
 
     async def counted(**asked: Any) -> Any:
         nonlocal made
         made += 1
         return await original(**asked)
 
-    untyped: Any = desk.context.trading
+    untyped: Any = desk.context.portfolio
     untyped.trades = counted
     await asyncio.gather(*(desk.post("trading.getTrades", {}) for _ in range(10)))
     await desk.post("trading.getTrades", {})

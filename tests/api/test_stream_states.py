@@ -28,7 +28,6 @@ from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
-from trader.services.portfolio.trades import TradingRecords
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
 
@@ -66,7 +65,6 @@ async def house(database: Database) -> AsyncIterator[House]:
             clock=clock,
             market=venue.market,
             exchange=exchange,
-            trading=TradingRecords(database, exchange),
             portfolio=Portfolio(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock),
             agents=agents,

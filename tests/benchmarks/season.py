@@ -46,7 +46,6 @@ from trader.services.exchange.audit import audit
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
-from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
@@ -224,7 +223,6 @@ class Season:
             clock=clock,
             market=market,
             exchange=exchange,
-            trading=TradingRecords(database, exchange),
             portfolio=Portfolio(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock),
             agents=Agents(database, exchange, market, clock, events, settings, Providers()),

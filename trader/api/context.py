@@ -1,4 +1,4 @@
-"""What a procedure may use: the services, handed in by the composition root."""
+"""Context of procedures and streams: the services that they may use."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,6 @@ from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
-from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
 
 
@@ -18,7 +17,6 @@ class Context:
     clock: Clock
     market: MarketFeed
     exchange: Exchange
-    trading: TradingRecords
     portfolio: Portfolio
     analytics: Analytics
     agents: Agents

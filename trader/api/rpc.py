@@ -1,4 +1,4 @@
-"""The RPC endpoint: the registry of procedures, their dispatch, and what each error is on the wire.
+"""RPC endpoint: the registry of procedures, their dispatch, and the HTTP status of each error.
 
 HTTP statuses live in this module alone. Every error that a procedure raises is answered here; what is not one of
 `errors.RequestError` is a bug, logged with the request id and answered with 500 and nothing about its cause.
@@ -138,7 +138,7 @@ procedure: Final = REGISTRY.procedure
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """What a raw path names: a procedure, and the style of its callers. One object for each path that is served."""
+    """The procedure and the style of callers that a raw path stands for. There is one object for each such path."""
 
     procedure: Procedure
     style: Style
@@ -164,7 +164,7 @@ class Dispatcher:
         self.cache = ResponseCache()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """The aiohttp handler of every path and method under `/api/rpc/`."""
+        """Handle a request of any path and method under `/api/rpc/`."""
         started_s = time.perf_counter()
         request[REQUEST_ID] = request_id = self._requests.new_id()
         name, response = await self._respond(request, request_id)
@@ -260,7 +260,7 @@ class Dispatcher:
         return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
 
     async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
-        """One call of a batch. It comes from the oRPC client, so it is answered in its style whatever the path."""
+        """Answer one call of a batch. It comes from the oRPC client, so it has its style whatever the path."""
         started_s = time.perf_counter()
         target = self._targets.get(item.path)
         if target is None:

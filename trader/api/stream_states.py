@@ -28,7 +28,7 @@ def state_loaders(context: Context) -> dict[str, Load]:
         return ENCODER.encode(await position_entries(context.exchange, context.agents.models))
 
     async def trades() -> bytes:
-        return ENCODER.encode([TradeView.of(trade) for trade in await context.trading.trades(limit=TRADES_MAX)])
+        return ENCODER.encode([TradeView.of(trade) for trade in await context.portfolio.trades(limit=TRADES_MAX)])
 
     async def conversations() -> bytes:
         records = await context.agents.invocations(limit=CONVERSATIONS_MAX)

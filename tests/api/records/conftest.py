@@ -30,7 +30,6 @@ from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.snapshots import Portfolio
-from trader.services.portfolio.trades import TradingRecords
 from trader.settings import Settings
 from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import ensure_partitions
@@ -49,7 +48,6 @@ class RecordsContext:
 
     settings: Settings
     clock: ManualClock
-    trading: TradingRecords
     portfolio: Portfolio
     analytics: Analytics
     exchange: FakeExchange
@@ -63,7 +61,6 @@ async def context(database: Database) -> RecordsContext:
     return RecordsContext(
         settings=settings,
         clock=clock,
-        trading=TradingRecords(database, exchange),
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock),
         exchange=exchange,

@@ -1,1 +1,1 @@
-"""Thin handlers, one module per domain; importing this package declares them all."""
+"""Procedures: thin handlers, one module per domain, each declared by `@procedure`."""

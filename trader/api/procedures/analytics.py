@@ -1,4 +1,4 @@
-"""Statistics of models, their failures, and the run as a whole."""
+"""Procedures of `analytics`: statistics, leaderboard, failures, and the current runs together."""
 
 from trader.api.context import Context
 from trader.api.response_cache import rankings_token
@@ -20,7 +20,7 @@ from trader.api.schemas.common import Empty, chosen_variant, iso
 
 @procedure("analytics.getModelStats")
 async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetModelStatsOutput:
-    """Statistics of every model: the figures everybody asks for, or the advanced ones."""
+    """Return statistics of every model: the usual figures, or the advanced ones."""
     stats = await context.analytics.model_stats(chosen_variant(request.variant))
     if request.mode == "overall":
         return GetModelStatsOutput(overall=[OverallStats.of(each) for each in stats])
@@ -46,7 +46,7 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
 
 @procedure("analytics.getRunInfo")
 async def get_run_info(context: Context, _: Empty) -> GetRunInfoOutput:
-    """Tell since when the models trade, in which mode, and how much they have done."""
+    """Return when the current runs began, the trading mode, and the numbers of models, invocations and trades."""
     info = await context.analytics.run_info()
     return GetRunInfoOutput(
         run_start_time=None if info.started_at is None else iso(info.started_at),

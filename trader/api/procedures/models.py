@@ -1,8 +1,8 @@
-"""models.*: who trades, and what each run did."""
+"""Procedures of `models`: the models and their invocations."""
 
 from trader.api.context import Context
 from trader.api.rpc import procedure
-from trader.api.schemas.common import UNSET, Empty, chosen_variant, optional
+from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
 from trader.api.schemas.models import (
     GetInvocationsInput,
     GetInvocationsOutput,
@@ -26,7 +26,7 @@ async def get_models(context: Context, _: Empty) -> GetModelsOutput:
 async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
     """List finished runs with their tool calls, the latest first."""
     found = await context.agents.invocations(
-        model_id=optional(request.model_id),
+        model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
         limit=request.limit,
         with_answers=True,

@@ -1,4 +1,4 @@
-"""The equity of models over time."""
+"""Procedure of `trading`: the equity history of models."""
 
 from datetime import timedelta
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from trader.api.context import Context
 from trader.api.response_cache import histories_token
 from trader.api.rpc import procedure
-from trader.api.schemas.common import LongOutput, chosen_variant, optional
+from trader.api.schemas.common import LongOutput, chosen_variant, or_none
 from trader.api.schemas.portfolio import GetPortfolioHistoryInput, GetPortfolioHistoryOutput, history_of
 from trader.domain.portfolio.histories import minute_end
 from trader.errors import InvalidInput, Issue
@@ -29,7 +29,7 @@ async def get_portfolio_history(
     if start > end:
         raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
     history = await context.portfolio.history(
-        model_id=optional(request.model_id),
+        model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
         start=start,
         end=end,

@@ -1,4 +1,4 @@
-"""Open positions and market prices, both from memory."""
+"""Procedures of `trading` that are answered from memory: open positions and market prices."""
 
 from trader.api.context import Context
 from trader.api.response_cache import positions_token, prices_token

@@ -1,4 +1,4 @@
-"""Orders and accounts of the simulator."""
+"""Procedures of `simulator`: orders and accounts of the paper exchange."""
 
 from trader.api.context import Context
 from trader.api.rpc import procedure

@@ -1,9 +1,9 @@
-"""Completed trades."""
+"""Procedures of `trading` and `simulator` that list completed trades."""
 
 from trader.api.context import Context
 from trader.api.response_cache import trades_token
 from trader.api.rpc import procedure
-from trader.api.schemas.common import chosen_variant, optional
+from trader.api.schemas.common import chosen_variant, or_none
 from trader.api.schemas.trades import (
     CompletedStats,
     CompletedTrade,
@@ -18,8 +18,8 @@ from trader.api.schemas.trades import (
 @procedure("trading.getTrades", token=trades_token)
 async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
     """List completed trades, the latest first."""
-    trades = await context.trading.trades(
-        account_id=optional(request.model_id), variant=chosen_variant(request.variant), limit=request.limit
+    trades = await context.portfolio.trades(
+        account_id=or_none(request.model_id), variant=chosen_variant(request.variant), limit=request.limit
     )
     return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades])
 
@@ -27,6 +27,6 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
 @procedure("simulator.getCompletedTradesFromDB", paper_only=True, token=trades_token)
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
     """List completed trades of simulated accounts, the latest first, and figures over those that are listed."""
-    trades = await context.trading.trades(account_id=optional(request.model_id), limit=request.limit)
+    trades = await context.portfolio.trades(account_id=or_none(request.model_id), limit=request.limit)
     completed = [CompletedTrade.of(trade) for trade in trades]
     return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed))

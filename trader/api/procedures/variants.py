@@ -1,4 +1,4 @@
-"""Variants: what they are, and how their models do."""
+"""Procedures of `variants`: their definitions, histories and statistics."""
 
 from trader.api.context import Context
 from trader.api.response_cache import constant_token, histories_token, trades_token

@@ -1,4 +1,4 @@
-"""What the wire's structs share: naming, strictness, and how decimals and times are written."""
+"""Common parts of the wire structs: naming, strictness, and the form of decimals and times."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ __all__ = [
     "chosen_variant",
     "format_decimal",
     "iso",
-    "optional",
+    "or_none",
     "or_unset",
     "trimmed",
 ]
@@ -107,25 +107,25 @@ class LongOutput(Generic[T]):
 
 
 def or_unset(value: T | None) -> T | UnsetType:
-    """The value, or absence on the wire when there is none."""
+    """Return the value, or absence on the wire when there is none."""
     return UNSET if value is None else value
 
 
 def optional_text(value: Decimal | None) -> str | UnsetType:
-    """Decimal text, or absence."""
+    """Return the value as decimal text, or absence on the wire."""
     return UNSET if value is None else format_decimal(value)
 
 
 def trimmed(value: Decimal) -> Decimal:
-    """The same number without exponent and trailing zeros, which a JSON number would show."""
+    """Return the same number without the exponent and trailing zeros that a JSON number would show."""
     return Decimal(format_decimal(value))
 
 
-def optional(value: T | UnsetType) -> T | None:
-    """What was given, or None."""
+def or_none(value: T | UnsetType) -> T | None:
+    """Return the value of an optional input field, or None when it is absent."""
     return None if value is UNSET else value
 
 
 def chosen_variant(choice: VariantFilter) -> VariantId | None:
-    """The variant, or None for `all`."""
+    """Return the variant, or None for `all`."""
     return None if choice == "all" else VariantId(choice)

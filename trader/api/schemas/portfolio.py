@@ -1,4 +1,4 @@
-"""Equity of models on the wire: over time, and live for the portfolio stream."""
+"""Equity of models on the wire: its history, and the live values of the portfolio stream."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -90,7 +90,7 @@ _RECORDS: Final = msgspec.json.Decoder(list[HistoryEntry])
 
 
 def history_of(history: History) -> LongOutput[GetPortfolioHistoryOutput]:
-    """Return the output of records that the database has written: a hundred models have 67,000 of them, or 19 MB."""
+    """Return the output of records that the database has written: a hundred models have 67,000 of them, 19 MB."""
     frame = GetPortfolioHistoryOutput(history=[], resolution=history.resolution)
     return LongOutput(frame, _RECORDS, history.chunks)
 
@@ -115,7 +115,7 @@ class PortfolioUpdate(Wire, kw_only=True):
 
     @classmethod
     def of(cls, live: LiveValues, models: Iterable[Model]) -> "PortfolioUpdate":
-        """The models that have a value now, in the order given."""
+        """Return the message with the models that have a value now, in the order given."""
         at = iso(live.at)
         snapshots = [
             LiveSnapshot(

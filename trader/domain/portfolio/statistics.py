@@ -1,4 +1,4 @@
-"""The statistics of accounts and trades, as pure functions of equity series and net pnl.
+"""Statistics of accounts and trades, as pure functions of equity series and net pnl.
 
 Everything is in floats: ratios are for reading, never booked with. A figure that has no value is None; one that is
 unbounded (a profit without any loss) is `math.inf`, and never minus infinity: what only loses has no such ratio.
@@ -75,12 +75,12 @@ class Confidence95(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Arithmetic mean."""
+    """Return the arithmetic mean."""
     return math.fsum(values) / len(values) if values else None
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Standard deviation of a sample (ddof 1); exactly 0 when the values differ by no more than rounding."""
+    """Return the standard deviation of a sample (ddof 1); exactly 0 when the values differ by no more than rounding."""
     if len(values) < 2:
         return None
     centre = math.fsum(values) / len(values)
@@ -89,26 +89,26 @@ def deviation(values: Sequence[float]) -> float | None:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, median and maximum."""
+    """Return mean, median and maximum."""
     if not values:
         return Summary(None, None, None)
     return Summary(mean(values), float(median(values)), max(values))
 
 
 def _over(value: float, risk: float) -> float | None:
-    """`value / risk`. Without risk a gain is unbounded, and anything else has no value."""
+    """Return `value / risk`. Without risk a gain is unbounded, and anything else has no value."""
     if risk > 0:
         return value / risk
     return math.inf if value > 0 else None
 
 
 def percent(part: float, whole: float) -> float | None:
-    """The part in percent of the whole; None of nothing."""
+    """Return the part in percent of the whole; None when the whole is zero."""
     return 100 * part / whole if whole else None
 
 
 def return_percent(start: float, end: float) -> float | None:
-    """The gain from `start` to `end`, in percent of `start`."""
+    """Return the gain from `start` to `end`, in percent of `start`."""
     return 100 * (end - start) / start if start > 0 else None
 
 
@@ -116,7 +116,7 @@ def return_percent(start: float, end: float) -> float | None:
 
 
 def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
-    """The equity at each 00:00 UTC within an ascending hourly series: the last value before it.
+    """Return the equity at each 00:00 UTC within an ascending hourly series: the last value before it.
 
     A day without any value keeps the one before, since nothing was known to change. The day still running has no
     close.
@@ -133,14 +133,14 @@ def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
 
 
 def daily_returns(closes: Sequence[float]) -> list[float]:
-    """Relative changes between daily closes. Equity that was zero has no return; fewer than 3 closes give none."""
+    """Return the changes between daily closes. Equity that was zero has no return; fewer than 3 closes have none."""
     if len(closes) < CLOSES_MIN:
         return []
     return [close / before - 1 for before, close in pairwise(closes) if before > 0]
 
 
 def sharpe_ratio(closes: Sequence[float]) -> float | None:
-    """Mean / standard deviation (ddof 1) of the daily returns × √365."""
+    """Return mean / standard deviation (ddof 1) of the daily returns × √365."""
     returns = daily_returns(closes)
     average, spread = mean(returns), deviation(returns)
     if average is None or spread is None:
@@ -150,7 +150,7 @@ def sharpe_ratio(closes: Sequence[float]) -> float | None:
 
 
 def sortino_ratio(closes: Sequence[float]) -> float | None:
-    """Mean of the daily returns / √(Σ min(r, 0)² / n) × √365."""
+    """Return mean of the daily returns / √(Σ min(r, 0)² / n) × √365."""
     returns = daily_returns(closes)
     average = mean(returns)
     if average is None:
@@ -161,7 +161,7 @@ def sortino_ratio(closes: Sequence[float]) -> float | None:
 
 
 def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | None:
-    """Annualised return / max drawdown of the whole series, both as parts of one.
+    """Return annualised return / max drawdown of the whole series, both as parts of one.
 
     The annualised return compounds the one from the first to the last daily close: (last / first)^(365 / days) − 1.
     """
@@ -176,7 +176,7 @@ def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | 
 
 
 def max_drawdown(values: Iterable[float]) -> Drawdown | None:
-    """The largest fall from a running peak. None without values; zero when equity never fell."""
+    """Return the largest fall from a running peak. None without values; zero when equity never fell."""
     peak, share, money = -math.inf, 0.0, 0.0
     for value in values:
         if value >= peak:
@@ -190,7 +190,7 @@ def max_drawdown(values: Iterable[float]) -> Drawdown | None:
 
 
 def return_confidence(series: Sequence[EquityPoint], draws: int = BOOTSTRAP_DRAWS) -> Confidence95 | None:
-    """95 % interval of the series' total return in percent, by stationary block bootstrap of hourly log returns.
+    """Return the 95 % interval of the total return in percent, by stationary block bootstrap of hourly log returns.
 
     Politis and Romano, "The Stationary Bootstrap" (1994): blocks begin anywhere, wrap around, and have geometric
     lengths with a mean of 24 h. A block's sum is a difference of prefix sums, so a draw costs as many steps as it has
@@ -218,7 +218,7 @@ class _Blocks(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _drawn_blocks(changes: int, draws: int) -> _Blocks:
-    """Where the blocks lie depends on the seed and the number of changes alone: series as long as each other share it.
+    """Return the blocks, which depend on the seed and the number of changes alone: series of one length share them.
 
     An end beyond the last change is one that wraps around.
     """
@@ -238,7 +238,7 @@ def _drawn_blocks(changes: int, draws: int) -> _Blocks:
 
 
 def hourly_values(series: Sequence[EquityPoint]) -> list[float]:
-    """The values hour by hour; an hour without one keeps that of the hour before."""
+    """Return the values hour by hour; an hour without one keeps that of the hour before."""
     values = []
     for point, after in pairwise(series):
         values.extend([point.value] * ((after.hour - point.hour) // _HOUR))
@@ -246,7 +246,7 @@ def hourly_values(series: Sequence[EquityPoint]) -> list[float]:
 
 
 def quantile(ascending: Sequence[float], part: float) -> float:
-    """The value below which `part` of the sorted values lie, interpolated linearly. Raises IndexError when empty."""
+    """Return the value below which `part` of the sorted values lie, interpolated. Raise IndexError when empty."""
     place = (len(ascending) - 1) * part
     below = int(place)
     above = min(below + 1, len(ascending) - 1)
@@ -261,52 +261,52 @@ def _percent_growth(log_return: float) -> float:
 
 
 def win_rate(pnls: Sequence[float]) -> float | None:
-    """Trades with a net pnl above zero, in percent."""
+    """Return the trades with a net pnl above zero, in percent."""
     return percent(sum(pnl > 0 for pnl in pnls), len(pnls))
 
 
 def average_win(pnls: Sequence[float]) -> float | None:
-    """Mean net pnl of the wins."""
+    """Return the mean net pnl of the wins."""
     return mean([pnl for pnl in pnls if pnl > 0])
 
 
 def average_loss(pnls: Sequence[float]) -> float | None:
-    """Mean net pnl of the losses, as a positive number."""
+    """Return the mean net pnl of the losses, as a positive number."""
     loss = mean([pnl for pnl in pnls if pnl <= 0])
     return None if loss is None else abs(loss)
 
 
 def expectancy(pnls: Sequence[float]) -> float | None:
-    """Mean net pnl per trade."""
+    """Return the mean net pnl per trade."""
     return mean(pnls)
 
 
 def profit_factor(pnls: Sequence[float]) -> float | None:
-    """Σ wins / |Σ losses|."""
+    """Return Σ wins / |Σ losses|."""
     won = math.fsum(pnl for pnl in pnls if pnl > 0)
     lost = -math.fsum(pnl for pnl in pnls if pnl < 0)
     return _over(won, lost)
 
 
 def average_r_multiple(pnls: Sequence[float]) -> float | None:
-    """Mean win / |mean loss|. None without a win or without a loss: a mean of nothing has no value."""
+    """Return mean win / |mean loss|. None without a win or without a loss: the mean of no trades has no value."""
     won, lost = average_win(pnls), average_loss(pnls)
     return None if won is None or lost is None else _over(won, lost)
 
 
 def recovery_factor(pnls: Sequence[float], drawdown: Drawdown | None) -> float | None:
-    """Total net pnl / max drawdown in money."""
+    """Return total net pnl / max drawdown in money."""
     return None if drawdown is None or not pnls else _over(math.fsum(pnls), drawdown.money)
 
 
 def trade_signal_to_noise(pnls: Sequence[float]) -> float | None:
-    """Mean / standard deviation (ddof 1) of the net pnl per trade."""
+    """Return mean / standard deviation (ddof 1) of the net pnl per trade."""
     average, spread = mean(pnls), deviation(pnls)
     return None if average is None or spread is None else _over(average, spread)
 
 
 def decision_quality(decisions: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson correlation of (confidence, net pnl) over the trades that carry a confidence; at least 3 of them.
+    """Return the Pearson correlation of (confidence, net pnl) over the trades with a confidence; at least 3 of them.
 
     None also when one of the two never varies.
     """
@@ -324,14 +324,14 @@ def decision_quality(decisions: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _scaled(values: Sequence[float], centre: float) -> list[float]:
-    """Distances from the centre, in parts of the largest of them."""
+    """Return the distances from the centre, in parts of the largest of them."""
     distances = [value - centre for value in values]
     largest = max(abs(distance) for distance in distances)
     return [distance / largest for distance in distances]
 
 
 def streaks(pnls: Sequence[float]) -> Streaks:
-    """The runs of wins and losses in the order of closing."""
+    """Return the runs of wins and losses in the order of closing."""
     longest = {True: 0, False: 0}
     count = 0
     before: bool | None = None
@@ -345,10 +345,10 @@ def streaks(pnls: Sequence[float]) -> Streaks:
 
 
 def minutes(opened_at: datetime, closed_at: datetime) -> float:
-    """How long a trade was held."""
+    """Return how long a trade was held."""
     return (closed_at - opened_at) / timedelta(minutes=1)
 
 
 def average_minutes(holds: Iterable[tuple[float, float]], *, won: bool) -> float | None:
-    """Mean holding time in minutes of the wins, or of the losses, from (net pnl, minutes)."""
+    """Return the mean holding time in minutes of the wins, or of the losses, from (net pnl, minutes)."""
     return mean([held for pnl, held in holds if (pnl > 0) is won])

@@ -1,4 +1,4 @@
-"""Statistics of models and variants: how they do in their current run."""
+"""Analytics: statistics, leaderboard and failures of models and variants in their current runs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,13 @@ SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 
 
 INTERVAL_LAG: Final = timedelta(minutes=2)
-"""How long before the end of the running minute an hour must have ended to count in the intervals: they are made in
-the first minute after it.
+"""An hour counts in the intervals when it had ended so long before the end of the running minute: meanwhile they are
+made.
 """
 
 RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How long the raw answers of one failure, and of all that are listed at once, may be."""
+"""Largest size of the raw answers of one failure, and of all that are listed at once."""
 
 
 class FailureCounts(NamedTuple):
@@ -67,12 +67,12 @@ class ModelStats(NamedTuple):
 
     @property
     def cost_usd(self) -> Decimal | None:
-        """What its providers took in the run; nothing of a rule agent, None when no provider told."""
+        """Return what its providers charged in the run: 0 of a rule agent, None when no provider reported a cost."""
         return ZERO if self.model.provider == "rules" else self.run_statistics.run.cost_usd
 
     @property
     def net_after_cost(self) -> Decimal | None:
-        """What it gained in the run, open positions included, less that cost; a USD counts as one of quote currency."""
+        """Return its gain in the run, open positions included, less that cost; a USD counts as one quote currency."""
         if self.account_value is None or self.cost_usd is None:
             return None
         return self.account_value - self.run_statistics.run.initial_capital - self.cost_usd
@@ -98,7 +98,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failures(NamedTuple):
-    """The latest failures with all that is kept of them, and the counts of every model.
+    """The latest failures with all that is stored of them, and the counts of every model.
 
     `answers` are the provider's raw answers, JSON, of the invocations that have any left that are not too long.
     """
@@ -175,7 +175,7 @@ class Analytics:
         return None if value is None else value.net_portfolio
 
     async def model_stats(self, variant: VariantId | None = None) -> list[ModelStats]:
-        """Every model, or those of a variant, the oldest first."""
+        """Return every model, or those of a variant, the oldest first."""
         models, runs = await self._models(variant), await self._runs.refresh()
         await make_figures(runs.values())
         found = []
@@ -212,7 +212,7 @@ class Analytics:
             return {model_id: run.interval(window, hour) for model_id, run in runs.items()}
 
     async def failures(self, limit: int, variant: VariantId | None = None) -> Failures:
-        """The latest invocations that failed or in which a tool call failed, the newest first."""
+        """Return the latest invocations that failed or in which a tool call failed, the newest first."""
         models = await self._models(variant)
         async with self._database.connection() as conn:
             runs = await store.select_current_runs(conn)
@@ -229,7 +229,7 @@ class Analytics:
         return Failures(found, tool_calls, steps, answers, models, counts)
 
     async def run_info(self) -> RunInfo:
-        """What happened in the current runs of all models."""
+        """Return the totals of the current runs of all models."""
         models, runs = await self._models(), await self._runs.refresh()
         return RunInfo(
             started_at=min((run.run.started_at for run in runs.values()), default=None),
@@ -239,7 +239,7 @@ class Analytics:
         )
 
     async def variant_stats(self) -> list[VariantStats]:
-        """Every variant, those without models too."""
+        """Return every variant, those without models too."""
         models, runs = await self._models(), await self._runs.refresh()
         await make_figures(runs.values())
         return [
@@ -283,7 +283,7 @@ def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> Variant
 
 
 def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decimal, Decimal, str]:
-    """Best first; equal ones by pnl and then by id, so that the order is the same in every answer."""
+    """Return the key that sorts best first; ties by pnl, then by id, so that the order is always the same."""
     if sort_by == "maxDrawdown":
         first: float | Decimal = entry.max_drawdown
     elif sort_by == "pnlAbsolute":
@@ -299,7 +299,7 @@ def _hour(moment: datetime) -> datetime:
 
 
 def _marked(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
-    """The ordered entries with what is to be known of their order."""
+    """Return the ordered entries with their ties, and whether their places are certain."""
     figures = [_sort_key(entry, sort_by)[0] for entry in entries]
     bounds = [None if sort_by == "maxDrawdown" else _bounds(entry, sort_by) for entry in entries]
     marked = []
@@ -314,7 +314,7 @@ def _marked(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[Leade
 
 
 def _bounds(entry: LeaderboardEntry, sort_by: SortKey) -> Confidence95 | None:
-    """The interval of an entry in the unit of the order."""
+    """Return the interval of an entry in the unit of the order."""
     if entry.ci95 is None or sort_by == "pnlPercent":
         return entry.ci95
     unit = float(entry.start_value) / 100

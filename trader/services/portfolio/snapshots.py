@@ -1,4 +1,4 @@
-"""What accounts are worth: now, every minute on record, and over time."""
+"""Portfolio: snapshots of what accounts are worth, equity histories, and completed trades."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ import msgspec
 
 from trader.clock import Clock
 from trader.domain.exchange.account import Account
+from trader.domain.exchange.orders import Trade
 from trader.domain.models import VariantId
 from trader.domain.portfolio.histories import (
     RESOLUTIONS,
@@ -25,8 +26,10 @@ from trader.domain.portfolio.histories import (
 from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.services.exchange.protocol import Exchange
 from trader.settings import Settings
+from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import drop_partitions_before, ensure_partitions, week_of
 from trader.store.database.pool import Database
+from trader.store.exchange import trades as trades_store
 from trader.store.portfolio import snapshots as store
 
 log = logging.getLogger("trader.portfolio")
@@ -38,7 +41,7 @@ SLICE_BUCKETS: Final = 8
 """Buckets of a history in one text: of a hundred models some 800 records."""
 
 HISTORIES_AT_ONCE: Final = 2
-"""Histories that the database makes at once: the others wait, and leave it and its connections to the trading."""
+"""Histories that the database makes at once; the others wait, and leave its connections to trading."""
 
 _DAY: Final = timedelta(days=1)
 
@@ -66,7 +69,7 @@ class LiveValues(msgspec.Struct, frozen=True):
 
 
 class Portfolio:
-    """Snapshots of all accounts, and the histories made of them."""
+    """Snapshots of all accounts, and what is read of their past."""
 
     def __init__(self, database: Database, exchange: Exchange, clock: Clock, settings: Settings) -> None:
         self._database = database
@@ -79,7 +82,7 @@ class Portfolio:
         self._retired_at: datetime | None = None
         self._created = 0
         self.version = 0
-        """Grows with every writing of snapshots."""
+        """Grows each time snapshots are written."""
 
     # -- the scheduler's job
 
@@ -107,7 +110,7 @@ class Portfolio:
             self._last[snapshot.account_id] = store.LastSnapshot(snapshot.run_id, now)
 
     async def maintain(self, now: datetime) -> None:
-        """See that the partitions of this week and the next exist, and once a day drop those beyond the retention.
+        """Create the partitions of this week and the next, and once a day drop those beyond the retention.
 
         Idempotent, and cheap when there is nothing to do.
         """
@@ -131,12 +134,12 @@ class Portfolio:
     # -- live
 
     def live(self) -> LiveValues:
-        """What every account is worth now. One whose markets have no price yet is absent."""
+        """Return the worth of every account now. One whose markets have no price yet is absent."""
         now, marks = self._clock.now(), self._exchange.marks()
         values = (value_account(account, marks, now) for account in self._exchange.accounts.values())
         return LiveValues(now, {value.account_id: value for value in values if value is not None}, self._created)
 
-    # -- histories
+    # -- the past
 
     async def variant_history(self, window: Window) -> VariantHistories:
         """Return the average of the snapshots in the window per variant and hour; variants without any are empty."""
@@ -169,9 +172,26 @@ class Portfolio:
         async with self._histories, self._database.connection() as conn:
             return History(await store.select_history(conn, asked, SLICE_BUCKETS * bucket), resolution)
 
+    async def trades(
+        self, *, account_id: str | None = None, variant: VariantId | None = None, limit: int
+    ) -> list[Trade]:
+        """Return the latest completed trades of one account or variant, or of all (None), the newest first.
+
+        Trades of earlier runs are among them.
+        """
+        async with self._database.connection() as conn:
+            if variant is not None:
+                chosen = [model.id for model in await agents_store.select_models(conn) if model.variant is variant]
+                accounts = [each for each in chosen if account_id in (None, each)]
+            elif account_id is not None:
+                accounts = [account_id]
+            else:
+                return await trades_store.select_trades(conn, limit)
+            return await trades_store.select_account_trades(conn, accounts, limit)
+
 
 def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:
-    """Whether the account's snapshot of this minute is to be taken."""
+    """Return whether the account's snapshot of this minute is due: an idle account has one an hour."""
     if not account.is_idle:
         return True
     if account.last_order_at is not None and now - account.last_order_at <= ACTIVE_AFTER_ORDER:

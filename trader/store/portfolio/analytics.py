@@ -1,4 +1,4 @@
-"""Current runs of the models, and their failures."""
+"""SQL of analytics: the current runs of the models, and their failed invocations."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,7 +11,7 @@ from trader.store.database.pool import Connection
 
 
 class CurrentRun(NamedTuple):
-    """A model's run, how its invocations in it ended, and what they cost (None: no provider told a cost).
+    """A model's run, how its invocations ended, and what they cost (None: no provider reported a cost).
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
     """
@@ -39,7 +39,7 @@ LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number
 
 
 async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
-    """The current run of every model whose account was opened."""
+    """Return the current run of every model whose account was opened."""
     return {row[0]: CurrentRun(*row) for row in await conn.fetch(SELECT_CURRENT_RUNS)}
 
 
@@ -54,7 +54,7 @@ LIMIT $1
 
 
 async def select_failures(conn: Connection, limit: int) -> list[Invocation]:
-    """The latest invocations that failed, or in which a tool call failed, the newest first."""
+    """Return the latest invocations that failed, or in which a tool call failed, the newest first."""
     return [Invocation(**row) for row in await conn.fetch(SELECT_FAILURES, limit)]
 
 
@@ -75,5 +75,5 @@ LIMIT $2
 
 
 async def select_model_failures(conn: Connection, model_ids: Sequence[str], limit: int) -> list[Invocation]:
-    """The same for these models only."""
+    """Return the latest failures of these models, the newest first."""
     return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, limit)]

@@ -1,4 +1,4 @@
-"""Portfolio snapshots, their hourly rollups, and the histories read from them."""
+"""SQL of portfolio snapshots: writing them with their hourly rollups, and reading histories from both."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -66,7 +66,7 @@ SELECT count(*) FROM added
 
 
 async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot]) -> int:
-    """Add snapshots to the raw rows and to both rollups, in one statement; how many were new.
+    """Add snapshots to the raw rows and to both rollups in one statement. Return how many were new.
 
     The partitions of their times must exist.
     """
@@ -99,7 +99,7 @@ CROSS JOIN LATERAL (
 
 
 async def select_last_snapshots(conn: Connection) -> dict[str, LastSnapshot]:
-    """The last snapshot of every account that has one."""
+    """Return the last snapshot of every account that has one."""
     rows = await conn.fetch(SELECT_LAST_SNAPSHOTS)
     return {account_id: LastSnapshot(run_id, last_at) for account_id, run_id, last_at in rows}
 
@@ -236,12 +236,12 @@ CROSS JOIN LATERAL (
 
 
 async def select_run_hours(conn: Connection, since: Sequence[tuple[str, UUID, datetime]]) -> list[HourlyValue]:
-    """The hourly values of (account, run, first hour) triples, each account's ascending."""
+    """Return the hourly values of (account, run, first hour) triples, each account's ascending."""
     columns = [list(column) for column in zip(*since, strict=True)] or [[], [], []]
     return [HourlyValue(*row) for row in await conn.fetch(SELECT_RUN_HOURS, *columns)]
 
 
 def ceil_to_hour(moment: datetime) -> datetime:
-    """The first full hour at or after `moment`."""
+    """Return the first full hour at or after `moment`."""
     hour = moment.replace(minute=0, second=0, microsecond=0)
     return hour if hour == moment else hour + timedelta(hours=1)
