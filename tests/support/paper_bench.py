@@ -19,7 +19,7 @@ BUY, SELL = OrderSide.BUY, OrderSide.SELL
 
 
 class PaperBench:
-    """An account, the market it sees, and every booking so far."""
+    """An account, the market it sees, and every posting so far."""
 
     def __init__(self, capital: int = 10_000, *quotes: Quote) -> None:
         self.account: Account = open_account(capital)

@@ -1,4 +1,4 @@
-"""A stretch that is called calm hides nothing: no update of it is due."""
+"""Price ranges: an account that they leave unaffected is affected by none of their ticks."""
 
 from datetime import timedelta
 from decimal import Decimal

@@ -25,8 +25,7 @@ from trader.api.schemas.common import (
     optional_text,
     trimmed,
 )
-from trader.domain.exchange import account as books
-from trader.domain.exchange.account import Account, Marks, Position
+from trader.domain.exchange.account import Account, Marks, Position, liquidation_price
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.markets import Market, Quote
 from trader.domain.models import Model
@@ -101,16 +100,6 @@ class CryptoPrice(Wire, kw_only=True):
 
 class GetCryptoPricesOutput(Wire, kw_only=True):
     prices: list[CryptoPrice]
-
-
-def has_marks(account: Account, marks: Marks) -> bool:
-    """Whether every market in which the account has a position has a price, as the account's figures need."""
-    return account.positions.keys() <= marks.keys()
-
-
-def liquidation_price(account: Account, symbol: str, marks: Marks, markets: Markets) -> Decimal | None:
-    """As `domain.account.liquidation_price`; None too while a price that it needs is missing."""
-    return books.liquidation_price(account, symbol, marks, markets) if has_marks(account, marks) else None
 
 
 def position_of(

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, iso, or_unset, trimmed
-from trader.api.schemas.positions import ExitPlanView, Markets, has_marks, liquidation_price, shown
+from trader.api.schemas.positions import ExitPlanView, Markets, shown
 from trader.clock import cut_to_ms
-from trader.domain.exchange import account as books
+from trader.domain.exchange import account as figures
 from trader.domain.exchange.account import Account, Marks, Position, RestingOrder
 from trader.domain.exchange.orders import (
     AnswerFill,
@@ -202,7 +202,7 @@ class AccountPosition(Wire, kw_only=True):
             leverage=trimmed(position.leverage),
             unrealized_pnl=None if mark is None else trimmed(position.unrealized(mark)),
             realized_pnl=trimmed(position.realized),
-            liquidation_price=shown(liquidation_price(account, position.symbol, marks, markets)),
+            liquidation_price=shown(figures.liquidation_price(account, position.symbol, marks, markets)),
             exit_plan=ExitPlanView.of(position.exit_plan),
         )
 
@@ -254,7 +254,7 @@ class AccountView(Wire, kw_only=True):
     @classmethod
     def of(cls, account: Account, marks: Marks, markets: Markets, *, is_open: bool) -> "AccountView":
         def priced(figure: Callable[[], Decimal]) -> Decimal | None:
-            return trimmed(figure()) if has_marks(account, marks) else None
+            return trimmed(figure()) if figures.has_marks(account, marks) else None
 
         held = sorted(account.positions.values(), key=lambda position: (position.opened_at, position.symbol))
         return cls(
@@ -263,13 +263,13 @@ class AccountView(Wire, kw_only=True):
             quote_currency=account.run.quote_currency,
             initial_capital=trimmed(account.run.initial_capital),
             cash_balance=trimmed(account.cash),
-            equity=priced(lambda: books.equity(account, marks)),
-            available_cash=priced(lambda: books.available_cash(account, marks)),
+            equity=priced(lambda: figures.equity(account, marks)),
+            available_cash=priced(lambda: figures.available_cash(account, marks)),
             borrowed_balance=trimmed(account.borrowed),
             margin_balance=trimmed(account.margin),
-            maintenance_margin=priced(lambda: books.maintenance(account, marks, markets)),
+            maintenance_margin=priced(lambda: figures.maintenance(account, marks, markets)),
             total_realized_pnl=trimmed(account.realized),
-            total_unrealized_pnl=priced(lambda: books.unrealized(account, marks)),
+            total_unrealized_pnl=priced(lambda: figures.unrealized(account, marks)),
             total_fees=trimmed(account.fees),
             total_funding_pnl=trimmed(account.funding),
             positions=[AccountPosition.of(account, position, marks, markets) for position in held],

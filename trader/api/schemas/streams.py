@@ -5,8 +5,8 @@ from typing import Literal
 
 from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
 from trader.api.schemas.health import HaltInForce
-from trader.api.schemas.positions import Markets, PositionView, has_marks, positions_of_account
-from trader.domain.exchange.account import Account, Marks, available_cash, unrealized
+from trader.api.schemas.positions import Markets, PositionView, positions_of_account
+from trader.domain.exchange.account import Account, Marks, available_cash, has_marks, unrealized
 from trader.domain.models import Model
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import Market
-from trader.domain.money import ONE, ZERO, divide
+from trader.domain.money import ONE, ZERO, divide, share
 
 Marks = Mapping[str, Decimal]
 
@@ -59,6 +59,16 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Direction × quantity × (mark − entry)."""
         gain = self.quantity * mark - self.entry_notional
         return gain if self.side is Side.LONG else -gain
+
+    def split(self, quantity: Decimal) -> tuple["Position", "Position | None"]:
+        """Return the part of `quantity` and the rest (None when nothing is left), which add up exactly."""
+        if quantity == self.quantity:
+            return self, None
+        names = ("entry_notional", "margin", "fees", "funding")
+        parts = {name: share(getattr(self, name), quantity, self.quantity) for name in names}
+        rests = {name: getattr(self, name) - part for name, part in parts.items()}
+        part = msgspec.structs.replace(self, quantity=quantity, realized=ZERO, closing=None, **parts)
+        return part, msgspec.structs.replace(self, quantity=self.quantity - quantity, **rests)
 
 
 class RestingOrder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -147,6 +157,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         return not self.positions and not self.resting
 
 
+def has_marks(account: Account, marks: Marks) -> bool:
+    """Whether there is a mark of every market in which the account has a position, as its figures need."""
+    return account.positions.keys() <= marks.keys()
+
+
 def unrealized(account: Account, marks: Marks) -> Decimal:
     """Σ direction × quantity × (mark − entry)."""
     return sum((p.unrealized(marks[p.symbol]) for p in account.positions.values()), ZERO)
@@ -195,11 +210,14 @@ def available_cash(account: Account, marks: Marks) -> Decimal:
 
 
 def liquidation_price(account: Account, symbol: str, marks: Marks, markets: Mapping[str, Market]) -> Decimal | None:
-    """The mark of `symbol` at which, all else equal, equity meets maintenance. None when no positive mark does.
+    """Return the mark of `symbol` at which, all else equal, equity meets maintenance.
 
+    None when no positive mark does, and while the mark of a position is missing.
     With direction d, quantity q, rate r and mark m: equity − maintenance changes by q × (d − r) per unit of m, so the
     price is m − (equity − maintenance) / (q × (d − r)).
     """
+    if not has_marks(account, marks):
+        return None
     position = account.positions[symbol]
     headroom = equity(account, marks) - maintenance(account, marks, markets)
     slope = position.quantity * (position.side.direction - markets[symbol].maintenance_rate)

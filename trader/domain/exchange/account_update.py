@@ -45,7 +45,7 @@ from trader.domain.exchange.orders import (
     OrderStatus,
 )
 from trader.domain.market.markets import Quote
-from trader.domain.money import ONE, ZERO, divide, share
+from trader.domain.money import ONE, ZERO, divide
 
 
 class AccountUpdate:
@@ -237,7 +237,7 @@ class AccountUpdate:
     ) -> None:
         rate = self._fee_rate(cause, maker=maker)
         quantity, notional = totals(executions)
-        part, rest = _divide_position(position, quantity)
+        part, rest = position.split(quantity)
         gross = notional - part.entry_notional
         if side is OrderSide.BUY:
             gross = -gross
@@ -397,32 +397,3 @@ class AccountUpdate:
         """Write off the loss of an account without positions, whose last close cost more than it had."""
         if not self.positions:
             self.write_off()
-
-
-def _divide_position(position: Position, quantity: Decimal) -> tuple[Position, Position | None]:
-    """Return the part of `quantity` and the rest (None when nothing is left), which add up to the position exactly."""
-    if quantity == position.quantity:
-        return position, None
-    notional, margin, fees, funding = (
-        share(amount, quantity, position.quantity)
-        for amount in (position.entry_notional, position.margin, position.fees, position.funding)
-    )
-    part = msgspec.structs.replace(
-        position,
-        quantity=quantity,
-        entry_notional=notional,
-        margin=margin,
-        fees=fees,
-        funding=funding,
-        realized=ZERO,
-        closing=None,
-    )
-    rest = msgspec.structs.replace(
-        position,
-        quantity=position.quantity - quantity,
-        entry_notional=position.entry_notional - notional,
-        margin=position.margin - margin,
-        fees=position.fees - fees,
-        funding=position.funding - funding,
-    )
-    return part, rest
