@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ from trader.clock import iso
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.external import ExternalSystems, open_external
-from trader.gateways.agents.providers import make_providers
+from trader.gateways.agents.providers import Provider, make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.leadership import Leadership, TradingControls
 from trader.schedulers import Schedulers, jobs
@@ -62,6 +62,7 @@ class Service:
     context: Context
     database: Database
     accounts: Accounts
+    providers: Mapping[str, Provider]
     hubs: streams.Hubs
     schedulers: Schedulers
     controls: TradingControls
@@ -221,7 +222,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     # A live leader that has lost its lock would go on sending orders to the venue, which knows no terms: no silence.
     lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
     leadership = Leadership(context, database, accounts, events, schedulers, lock, controls)
-    return Service(context, database, accounts, hubs, schedulers, controls, leadership, clock.now())
+    return Service(context, database, accounts, providers, hubs, schedulers, controls, leadership, clock.now())
 
 
 def _make_schedulers(context: Context, events: EventBus) -> Schedulers:
@@ -264,7 +265,7 @@ def build_app(service: Service) -> web.Application:
                 schedulers=service.schedulers.status,
                 pool=service.database.use,
                 tally=service.accounts.tally,
-                providers=context.agents.providers,
+                providers=service.providers,
                 cache=dispatcher.cache,
                 models_running=context.agents.running,
             ),

@@ -1,4 +1,4 @@
-"""What the reference account keeps of orders and exit plans, and the rules in words that need nothing else."""
+"""Orders and exit plans of the reference account, and the rules in words that need nothing else."""
 
 from dataclasses import dataclass
 from datetime import datetime

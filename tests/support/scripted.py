@@ -1,4 +1,4 @@
-"""A market whose every quote the test says, and the settings of a service under test."""
+"""A market source whose ticks the test lists, and the settings of a service under test."""
 
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta

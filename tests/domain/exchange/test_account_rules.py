@@ -1,4 +1,4 @@
-"""Each rule of the account by name: its figures, its liquidation, its funding."""
+"""Rules of the account, each by name: its figures, liquidation and funding."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The engine against the reference account on recorded candles, the crash of 3 February 2025 included."""
+"""The exchange rules against the reference account on recorded candles, the crash of 3 February 2025 included."""
 
 import asyncio
 import os

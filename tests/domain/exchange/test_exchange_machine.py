@@ -1,4 +1,4 @@
-"""The engine against the reference account, on random orders over random books and over real candles."""
+"""The exchange rules against the reference account, on random orders over random books and over real candles."""
 
 from datetime import datetime, timedelta
 from decimal import Decimal

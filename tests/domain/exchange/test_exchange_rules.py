@@ -1,4 +1,4 @@
-"""Each rule of markets, orders and fills by name, on numbers that can be checked by hand."""
+"""Rules of markets, orders and fills, each by name, on numbers that can be checked by hand."""
 
 from datetime import timedelta
 

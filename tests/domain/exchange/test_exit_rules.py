@@ -1,4 +1,4 @@
-"""Each rule of exit plans and runs by name."""
+"""Rules of exit plans and runs, each by name."""
 
 from datetime import timedelta
 

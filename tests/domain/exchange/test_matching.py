@@ -68,7 +68,7 @@ def test_the_two_sides_of_a_book_are_taken_apart() -> None:
     assert walk(book, OrderSide.SELL, Decimal(1), taken)[0] == [Execution(Decimal(100), Decimal(1))]
 
 
-def test_the_note_of_what_was_taken_is_not_changed_under_others() -> None:
+def test_the_depth_taken_is_a_value_that_no_later_walk_changes() -> None:
     book = Book("BTC", START, levels([(100, 5)]), levels([(101, 5)]))
     _, first = walk(book, OrderSide.BUY, Decimal(1), taken_of(book, None))
     walk(book, OrderSide.BUY, Decimal(1), first)

@@ -61,7 +61,7 @@ walks = st.lists(st.fixed_dictionaries({s: st.integers(-60, 60) for s in PRICES}
 
 
 @given(orders, walks, st.sampled_from([0, 1700, 3590]))
-def test_no_update_of_a_calm_stretch_is_due(
+def test_an_account_that_price_ranges_leave_unaffected_is_affected_by_no_tick_within_them(
     placed: list[tuple[str, OrderSide, int, int | None, int | None, int | None]],
     walk: list[dict[str, int]],
     start_s: int,
@@ -72,7 +72,7 @@ def test_no_update_of_a_calm_stretch_is_due(
         assert not any(is_affected(account, moment, RULES) for moment in moments)
 
 
-def test_a_quiet_minute_of_a_safe_position_is_calm() -> None:
+def test_a_quiet_minute_leaves_a_safe_position_unaffected() -> None:
     account = account_with([("BTC", OrderSide.BUY, 1, 50, 50, None), ("ETH", OrderSide.BUY, 1, None, None, 40)])
     moments = [moment_at(1 + n, {"BTC": n % 5, "ETH": -n % 5}) for n in range(60)]
     assert is_unaffected(account, price_ranges(moments), RULES)

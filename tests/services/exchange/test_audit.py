@@ -1,4 +1,4 @@
-"""The audit finds what is wrong: each test breaks books that are clean in one place."""
+"""The audit finds every error: each test falsifies a clean ledger in one place."""
 
 from collections.abc import AsyncIterator
 from decimal import Decimal
@@ -79,14 +79,14 @@ FLIP = (
         ("UPDATE venue_orders SET filled = 0 WHERE cause = 'stop'", "at the venue: filled quantity is 1"),
     ],
 )  # fmt: skip
-async def test_a_trade_of_the_venue_that_is_not_what_was_booked_is_told(
+async def test_a_trade_of_the_venue_that_differs_from_its_fills_is_reported(
     traded: Bench, statement: str, said: str
 ) -> None:
     report = await after(traded.database, statement)
     assert any(said in problem for problem in report.problems), report.problems
 
 
-async def test_a_fill_that_is_missing_or_booked_twice_is_told(traded: Bench) -> None:
+async def test_a_fill_that_is_missing_or_recorded_twice_is_reported(traded: Bench) -> None:
     report = await after(
         traded.database,
         "DELETE FROM fill_drift",
@@ -120,7 +120,7 @@ async def test_a_resting_order_that_filled_before_its_answer_is_known_is_no_brok
         assert any("acknowledged quantity" in problem for problem in report.problems)
 
 
-async def test_books_with_holes_are_told_and_do_not_end_the_audit(database: Database) -> None:
+async def test_a_ledger_with_holes_is_reported_and_does_not_end_the_audit(database: Database) -> None:
     async with running(database, ScriptedSource(), ManualClock(START)) as venue:
         await venue.see({"BTC": "94000"})
         await venue.buy("2", leverage=D(40))

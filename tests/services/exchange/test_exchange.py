@@ -1,4 +1,4 @@
-"""The exchange on a real PostgreSQL: what is answered is in the rows, and the rows are all there is."""
+"""The paper exchange on a real PostgreSQL: every answer is in the rows, and a restart rebuilds all from them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -96,7 +96,7 @@ async def test_a_resting_order_reserves_margin_fills_as_maker_and_can_be_cancell
         await venue.exchange.cancel_order("b", str(other.id))
 
 
-async def test_a_cancelled_order_tells_what_its_fills_realized(venue: Venue) -> None:
+async def test_the_answer_of_a_cancelled_order_has_what_its_fills_realized(venue: Venue) -> None:
     await venue.buy("0.1")
     target = await venue.sell("0.1", type=OrderType.LIMIT, limit_price=Decimal(95000), reduce_only=True)
     await venue.see({"BTC": "95000.1"}, size="0.04")  # one level at or beyond the limit
@@ -111,7 +111,7 @@ async def test_a_cancelled_order_tells_what_its_fills_realized(venue: Venue) -> 
     assert filled.realized_pnl == venue.exchange.accounts["a"].realized - account.realized > 0
 
 
-async def test_a_resting_order_that_has_closed_tells_what_it_realized(venue: Venue) -> None:
+async def test_the_answer_of_a_resting_order_that_closed_has_what_it_realized(venue: Venue) -> None:
     await venue.buy("0.05")
     entry = venue.exchange.accounts["a"].positions["BTC"].entry_price
     flip = await venue.sell("0.08", type=OrderType.LIMIT, limit_price=Decimal(95000))
@@ -303,7 +303,7 @@ async def test_a_position_in_a_market_that_is_not_followed_any_more_stops_the_st
         assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.1")
 
 
-async def test_books_that_do_not_balance_stop_the_start(database: Database) -> None:
+async def test_a_ledger_that_does_not_balance_stops_the_start(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as venue:
         await venue.see({"BTC": "94000"})
@@ -315,7 +315,7 @@ async def test_books_that_do_not_balance_stop_the_start(database: Database) -> N
             pass
 
 
-async def test_a_leader_whose_term_is_over_books_nothing(database: Database) -> None:
+async def test_a_leader_whose_term_is_over_writes_no_posting(database: Database) -> None:
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as old:
         await old.see(QUIET)
@@ -329,7 +329,7 @@ async def test_a_leader_whose_term_is_over_books_nothing(database: Database) -> 
             await agree_with_rows(new)
 
 
-async def test_a_leader_whose_term_is_over_says_nothing_of_how_far_the_market_was_followed(database: Database) -> None:
+async def test_a_leader_whose_term_is_over_records_no_checkpoint(database: Database) -> None:
     """Else the next start would leave out what the accounts of the true leader have missed."""
     source, clock = ScriptedSource(), ManualClock(START)
     async with running(database, source, clock) as old:

@@ -1,4 +1,4 @@
-"""The exchange while the database is away: nothing half-booked, nothing lost, and back in step by itself."""
+"""The paper exchange while the database is away: nothing half-written, nothing lost, and recovery by itself."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -72,7 +72,7 @@ async def test_a_stalled_database_is_given_up_and_what_it_did_commit_counts(venu
     assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.03")
 
 
-async def test_a_server_that_hangs_ends_neither_the_writing_of_bookings_nor_the_checkpoint(
+async def test_a_server_that_hangs_ends_neither_the_ledger_writer_nor_the_checkpoint(
     venue: Venue, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await venue.buy("0.01", client_order_id="warm")
@@ -134,7 +134,9 @@ async def test_a_bug_in_writing_one_account_keeps_no_other_from_following_the_ma
     assert [tuple(row) for row in closed] == [("a", "stop", fired_at), ("b", "stop", fired_at)]
 
 
-async def test_what_the_market_did_meanwhile_is_made_up_for_at_its_own_time(venue: Venue, proxy: FaultyProxy) -> None:
+async def test_ticks_missed_without_the_database_are_applied_at_their_own_time(
+    venue: Venue, proxy: FaultyProxy
+) -> None:
     await venue.buy("0.1", leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000)))
     proxy.stop()
     await venue.see({"BTC": "92500"})

@@ -186,7 +186,7 @@ async def test_a_halted_account_that_cannot_be_reached_keeps_no_other_from_being
     assert [bool(venue.exchange.accounts[one].resting) for one in ("a", "b")] == [True, False]
 
 
-async def test_events_and_log_tell_of_halts(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+async def test_halts_are_published_and_logged(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         await guarded.do(Verb.HALT)
         await guarded.do(Verb.HALT)
@@ -287,7 +287,7 @@ async def test_while_the_database_is_away_a_halt_holds_and_is_written_later(dsn:
     await proxy.close()
 
 
-async def test_a_model_is_told_the_truth(database: Database) -> None:
+async def test_a_model_gets_the_reason_of_the_halt(database: Database) -> None:
     async with open_floor(database) as floor:
         await floor.add("m")
         floor.provider.scripts["m"] = [calling(opening()), hold()]
@@ -304,7 +304,7 @@ async def test_a_model_is_told_the_truth(database: Database) -> None:
 # --- flattening -------------------------------------------------------------------------------------------------------
 
 
-async def test_flatten_closes_everything_and_says_so(database: Database, guarded: Guarded) -> None:
+async def test_flatten_closes_everything_and_reports_it(database: Database, guarded: Guarded) -> None:
     venue = guarded.venue
     await venue.buy("0.1", leverage=D(5))
     await venue.sell("0.5", symbol="ETH", account_id="b", leverage=D(5))

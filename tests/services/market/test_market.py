@@ -42,7 +42,7 @@ async def test_a_quote_of_the_moment_is_there_at_once() -> None:
         assert (await feed.market.quote_after("BTC", after(0.2))).at == after(1)
 
 
-async def test_who_waits_gets_the_first_quote_at_or_after_the_moment() -> None:
+async def test_an_order_gets_the_first_quote_at_or_after_its_time() -> None:
     async with feeding(ManualClock(START)) as feed:
         await feed.give(tick(1))
         waiting = asyncio.create_task(feed.market.quote_after("BTC", after(2)))
@@ -54,7 +54,7 @@ async def test_who_waits_gets_the_first_quote_at_or_after_the_moment() -> None:
         assert (await waiting).at == after(2)
 
 
-async def test_who_waits_is_answered_after_the_tick_is_worked_through_in_order_of_arrival() -> None:
+async def test_waiting_orders_are_answered_after_the_tick_is_applied_in_order_of_arrival() -> None:
     events: list[str] = []
     proceed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Candles that many ask for at once."""
+"""Candles that several callers ask for at once."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What the markets did while nobody could see them is made up for, as soon as the source tells of it."""
+"""Gaps of the market feed: missed ticks are applied as soon as the source has their history."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -1,4 +1,4 @@
-"""The rows of postings have exactly the columns of their tables: a misspelt one would be dropped without a word."""
+"""The rows of postings have exactly the columns of their tables: a misspelt one would be dropped silently."""
 
 from datetime import timedelta
 from decimal import Decimal

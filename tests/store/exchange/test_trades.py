@@ -1,4 +1,4 @@
-"""Completed trades: newest first, whole, of all runs, with their model or without."""
+"""Completed trades of all runs: newest first, with their model or without."""
 
 from datetime import datetime
 from decimal import Decimal

@@ -198,11 +198,6 @@ class Agents:
         """The models by id, as of the last cycle; oldest first."""
         return MappingProxyType(self._models)
 
-    @property
-    def providers(self) -> Mapping[str, Provider]:
-        """The configured providers by name."""
-        return self._providers
-
     def running(self) -> Mapping[str, datetime]:
         """Return the models that run now, and since when."""
         return {model_id: since for model_id, (_, since) in self._running.items()}
