@@ -1,15 +1,17 @@
 """A running exchange over a real database, whose market the test moves."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
 
+import pytest
 from support.manual_clock import ManualClock
 from support.scripted import ScriptedSource, make_settings, make_tick
 
 from trader.clock import Clock
 from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.services.events import Event, EventBus
 from trader.services.exchange.accounts import Accounts
@@ -19,8 +21,9 @@ from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
-from trader.store.database.pool import Database
+from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_accounts
+from trader.store.exchange.ledger import write_postings
 
 
 def make_exchange(
@@ -30,6 +33,17 @@ def make_exchange(
     bus = events or EventBus()
     accounts, halts = Accounts(database, LedgerWriter(database), bus), Halts(database, clock, bus)
     return PaperExchange(database, market, clock, settings, accounts, halts)
+
+
+def break_ledger_writer(patch: pytest.MonkeyPatch, account_id: str | None = None) -> None:
+    """Make the writing of postings, or of those of one account, fail with a bug."""
+
+    async def broken(conn: Connection, postings: Sequence[Posting], term: int) -> set[str]:
+        if account_id is None or any(posting.account.id == account_id for posting in postings):
+            raise KeyError("no such thing")
+        return await write_postings(conn, postings, term)
+
+    patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
 
 
 class Venue:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
-from support.venue import make_exchange
+from support.venue import break_ledger_writer, make_exchange
 
 from trader.api import cors, rpc
 from trader.domain.models import Model, VariantId
@@ -254,11 +254,8 @@ async def test_the_same_client_order_id_trades_once(desk: PaperBench) -> None:
 async def test_a_bug_in_the_ledger_writer_is_an_internal_error(
     desk: PaperBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: object) -> set[str]:
-        raise KeyError("no such thing")
-
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
+        break_ledger_writer(patch)
         answer = await desk.order(500, clientOrderId="one")
         assert answer["code"] == "INTERNAL_SERVER_ERROR"
     assert (await desk.order(clientOrderId="one"))["status"] == "filled"

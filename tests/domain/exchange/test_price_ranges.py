@@ -5,16 +5,16 @@ from decimal import Decimal
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.books import RULES
 from support.scripted import START, make_tick
 
 from trader.domain.exchange.account import Account, Run
-from trader.domain.exchange.ledger import Rules, row_id
+from trader.domain.exchange.ledger import row_id
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, OrderType
 from trader.domain.exchange.rules import place
 from trader.domain.exchange.tick_rules import Moment, is_affected, is_unaffected, price_ranges
-from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE
+from trader.domain.market.markets import PLAIN_FUNDING_RATE
 
-RULES = Rules(dict(MARKETS), Decimal("0.0005"), Decimal("0.0002"))
 PRICES = {"BTC": 94000, "ETH": 3300}
 
 

@@ -9,15 +9,13 @@ import pytest
 from support.manual_clock import ManualClock
 from support.proxy import FaultyProxy
 from support.scripted import START, ScriptedSource
-from support.venue import Venue, agree_with_rows, running
+from support.venue import Venue, agree_with_rows, break_ledger_writer, running
 
-from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
 from trader.errors import InternalError, Unavailable
 from trader.services.exchange import accounts as books
 from trader.store.database import pool
-from trader.store.database.pool import Connection, Database
-from trader.store.exchange.ledger import write_postings
+from trader.store.database.pool import Database
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 
@@ -93,13 +91,8 @@ async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_holds_up_nobo
     """Written together with others, it is theirs no more than it is a reason to write nothing from then on."""
     await venue.exchange.open_account("b")
 
-    async def broken(conn: Connection, postings: list[Posting], term: int) -> set[str]:
-        if any(posting.account.id == "a" for posting in postings):
-            raise KeyError("no such thing")
-        return await write_postings(conn, postings, term)
-
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
+        break_ledger_writer(patch, "a")
         async with asyncio.timeout(10):
             ours, theirs = await asyncio.gather(
                 venue.buy("0.01", client_order_id="first"), venue.buy("0.01", account_id="b"), return_exceptions=True
@@ -118,13 +111,8 @@ async def test_a_bug_in_writing_one_account_keeps_no_other_from_following_the_ma
     for account_id in ("a", "b"):
         await venue.buy("0.1", leverage=Decimal(5), exit_plan=plan, account_id=account_id)
 
-    async def broken(conn: Connection, postings: list[Posting], term: int) -> set[str]:
-        if any(posting.account.id == "a" for posting in postings):
-            raise KeyError("no such thing")
-        return await write_postings(conn, postings, term)
-
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
+        break_ledger_writer(patch, "a")
         await venue.see({"BTC": "92500"})
         assert [bool(venue.exchange.accounts[one].positions) for one in ("a", "b")] == [True, False]
     fired_at = venue.clock.now()

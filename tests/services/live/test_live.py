@@ -10,6 +10,7 @@ from support.fake_exchange import ACCOUNT
 from support.fake_venue import until
 from support.live import Bench, PlainSigner, add_model, live_settings, prepared, trading
 from support.records import add_run, make_run
+from support.venue import break_ledger_writer
 
 from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.ledger import Posting
@@ -277,11 +278,8 @@ async def test_a_booking_that_the_database_does_not_confirm_leaves_the_order_und
 async def test_a_bug_in_the_ledger_writer_is_an_internal_error_and_the_order_is_not_sent_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(*_: object) -> set[str]:
-        raise KeyError("no such thing")
-
     with monkeypatch.context() as patch:
-        patch.setattr("trader.services.exchange.ledger_writer.write_postings", broken)
+        break_ledger_writer(patch)
         with pytest.raises(InternalError):
             await bench.buy("0.25", leverage=D(5), client_order_id="lost")
     await bench.synchronize()

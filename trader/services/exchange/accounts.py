@@ -1,4 +1,4 @@
-"""The accounts in memory, equal to their rows: the one place where an account changes.
+"""Accounts in memory, equal to their rows: the one place where an account changes.
 
 Every change takes the same steps: lock the account, decide (pure), commit in one transaction, apply to memory, publish.
 When a commit is not confirmed the account is in doubt: before its next change it is read again from its rows and caught
