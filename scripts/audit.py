@@ -1,9 +1,9 @@
 """Recompute every account from its fills, funding and insurance, and compare with the rows of `orders`.
 
-Of live trading the fills are compared with the trades of the venue that they were booked from, too.
+In live trading, fills are also compared with the venue's trades that they were booked from.
 
 Without --database-url: DATABASE_URL (of the environment or of .env), or every database of the embedded PostgreSQL of
-this folder (of a service at work too). Exit code 0: the books are clean; 1: they are not, or cannot be read.
+this folder, where a service may be running. Exit code 0: the books are clean; 1: they are not, or cannot be read.
 """
 
 import argparse
@@ -45,7 +45,7 @@ async def _audit(database_url: str | None) -> int:
 
 
 async def _audit_one(dsn: str) -> int:
-    """One of several databases: what cannot be read must not keep the others from it."""
+    """Audit one of several databases; an unreadable one must not prevent the others' audit."""
     try:
         return await _audit_database(dsn)
     except StartError as error:
@@ -56,8 +56,8 @@ async def _audit_one(dsn: str) -> int:
 async def _audit_database(dsn: str) -> int:
     async with open_database(dsn) as database:
         report = await audit(database, _show_progress)
-    looked_at = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
-    print(f"{place(dsn)}: {looked_at}{f', {report.trades} trades of the venue' if report.trades else ''}")
+    counts = f"{report.runs} runs, {report.orders} orders, {report.entries} ledger entries"
+    print(f"{place(dsn)}: {counts}{f', {report.trades} trades of the venue' if report.trades else ''}")
     for problem in report.problems[:PROBLEMS_SHOWN_MAX]:
         print(f"  {problem}")
     if len(report.problems) > PROBLEMS_SHOWN_MAX:

@@ -67,7 +67,7 @@ export type TraderError = {
 
 
 def declarations(document: Mapping[str, Any]) -> str:
-    """The whole `.d.ts` of an OpenAPI document."""
+    """Return the whole `.d.ts` of an OpenAPI document."""
     components = document["components"]
     parts = [HEADER]
     parts += [_named(name, schema) for name, schema in components["schemas"].items() if name != "Empty"]
@@ -86,18 +86,18 @@ def _procedures(paths: Mapping[str, Any]) -> str:
             continue
         operation = methods["post"]
         media, answer = operation["requestBody"], operation["responses"]["200"]
-        given = _type(media["content"][JSON]["schema"])
+        accepted = _type(media["content"][JSON]["schema"])
         optional = "" if media["required"] else " | undefined"
         lines += _comment(operation["summary"], operation.get("description"), indent="  ")
         lines.append(f"  {_quoted(path.removeprefix(rpc.PREFIX))}: {{")
-        lines.append(f"    input: {given}{optional}")
+        lines.append(f"    input: {accepted}{optional}")
         lines.append(f"    output: {_type(answer['content'][JSON]['schema'])}")
         lines.append("  }")
     return "\n".join([*lines, "}", ""])
 
 
 def _client(paths: Mapping[str, Any]) -> str:
-    """The nested client, spelled out so that an editor shows what each procedure does."""
+    """Return the nested client, spelled out so that an editor shows what each procedure does."""
     lines = ["/** The client with a level for each domain: `client.trading.getPositions()`. */"]
     lines.append("export type TraderClient<TContext extends ClientContext = Record<never, never>> = {")
     operations = [methods["post"] for path, methods in paths.items() if path.startswith(rpc.PREFIX)]

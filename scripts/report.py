@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"report: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     print(f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades")
-    if season.unseen:
-        names = ", ".join(model.model_id for model in season.unseen[:10])
-        print(f"Without a snapshot in their current run, so in no figure: {len(season.unseen)} models: {names}")
+    if season.unvalued:
+        names = ", ".join(model.model_id for model in season.unvalued[:10])
+        print(f"Without a snapshot in their current run, so in no figure: {len(season.unvalued)} models: {names}")
     if season.unexplained:
         print(f"report: the books do not explain the equity of {len(season.unexplained)} accounts", file=sys.stderr)
     return 1 if season.unexplained else 0
@@ -49,14 +49,14 @@ async def _read(options: argparse.Namespace) -> Season:
         accounts = await store.select_report_accounts(conn)
         hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
         trades = await store.select_report_trades(conn)
-        unseen = await store.select_report_unseen(conn)
+        unvalued = await store.select_unvalued_models(conn)
     if not accounts:
         raise StartError(f"{place} has no model with a snapshot: there is nothing to report.")
-    return Season(options.name or place.rpartition("/")[2], make_standings(accounts, hours), unseen, trades)
+    return Season(options.name or place.rpartition("/")[2], make_standings(accounts, hours), unvalued, trades)
 
 
 def make_standings(
-    accounts: Sequence[store.Account], hours: Mapping[str, Sequence[tuple[datetime, float]]]
+    accounts: Sequence[store.AccountReport], hours: Mapping[str, Sequence[tuple[datetime, float]]]
 ) -> list[Standing]:
     """Return the accounts with their statistics, best return first."""
     standings: list[Standing] = []

@@ -13,7 +13,7 @@ from report_charts import CARD_WIDTH, Line, bars, histogram, interval, line_char
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.statistics import Confidence95
-from trader.store.portfolio.season import Account, TradeShape, Unseen
+from trader.store.portfolio.season import AccountReport, TradeOutcome, UnvaluedModel
 from trader.variants import VARIANTS
 
 Curve = Sequence[tuple[datetime, float]]
@@ -22,7 +22,7 @@ Curve = Sequence[tuple[datetime, float]]
 class Standing(NamedTuple):
     """A model's place. `curve` is its hourly equity in percent above its start; an uncertain place may be luck."""
 
-    account: Account
+    account: AccountReport
     curve: Curve
     interval: Confidence95 | None
     drawdown: float
@@ -34,19 +34,19 @@ class Standing(NamedTuple):
 
 
 class Season(NamedTuple):
-    """What the page shows. `standings` are ordered best first; `unseen` models are in no figure but their trades."""
+    """What the page shows. `standings` are ordered best first; `unvalued` models are in no figure but their trades."""
 
     name: str
     standings: Sequence[Standing]
-    unseen: Sequence[Unseen]
-    trades: Sequence[TradeShape]
+    unvalued: Sequence[UnvaluedModel]
+    trades: Sequence[TradeOutcome]
 
     @property
-    def accounts(self) -> list[Account]:
+    def accounts(self) -> list[AccountReport]:
         return [standing.account for standing in self.standings]
 
     @property
-    def unexplained(self) -> list[Account]:
+    def unexplained(self) -> list[AccountReport]:
         """The accounts whose books do not explain their equity to the last digit."""
         return [account for account in self.accounts if account.explained != account.change]
 
@@ -112,7 +112,7 @@ CLOSE_REASONS = {
     "by operator": ("operator",),
 }
 
-PARTS: Sequence[tuple[str, Callable[[Account], Decimal]]] = (
+PARTS: Sequence[tuple[str, Callable[[AccountReport], Decimal]]] = (
     ("gross, completed", lambda account: account.gross),
     ("gross, still open", lambda account: account.unrealized),
     ("trading fees", lambda account: -account.fees),
@@ -256,7 +256,7 @@ def _leaderboard(season: Season) -> str:
                 f"{one.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
             )
         )  # fmt: skip
-    for model in season.unseen:
+    for model in season.unvalued:
         began = f"{model.started_at:%d %B, %H:%M} UTC with {model.initial_capital:,.2f}"
         words = f"no snapshot yet since it began on {began}"
         name = f'{escape(model.name)}<br><span class="unsure">{words}</span>'
@@ -291,11 +291,11 @@ def _key(color: str) -> str:
     return f'<span class="key" style="background:{color}"></span>'
 
 
-def _sum(accounts: Iterable[Account], part: Callable[[Account], Decimal]) -> Decimal:
+def _sum(accounts: Iterable[AccountReport], part: Callable[[AccountReport], Decimal]) -> Decimal:
     return sum(map(part, accounts), ZERO)
 
 
-def _model_cost(accounts: Sequence[Account]) -> str:
+def _model_cost(accounts: Sequence[AccountReport]) -> str:
     known = [account.model_cost for account in accounts if account.model_cost is not None]
     return f"{sum(known, ZERO):,.2f}" if known else "–"
 

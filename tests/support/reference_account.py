@@ -110,7 +110,7 @@ class ReferenceAccount:
     # --- what a caller does -------------------------------------------------------------------------------------------
 
     def place(self, order: Order, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Answer:
-        self._see(moment)
+        self.see(moment)
         at = max(moment.at, self.changed_at)
         before = self._memory()
         for symbol in sorted(self.books().holdings):
@@ -181,7 +181,7 @@ class ReferenceAccount:
         self.changed_at = max(at, self.changed_at)
 
     def set_exit_plan(self, symbol: str, plan: ExitPlan, moment: Moment) -> bool:
-        self._see(moment)
+        self.see(moment)
         held = self.quantity(symbol)
         at = max(moment.at, self.changed_at)
         if not held or not plan_is_sound(plan, 1 if held > 0 else -1, self.marks[symbol], at):
@@ -192,7 +192,7 @@ class ReferenceAccount:
 
     def reset(self, capital: Decimal, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Books:
         """Gives the books of the run that ended."""
-        self._see(moment)
+        self.see(moment)
         at = max(moment.at, self.changed_at)
         for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
@@ -210,7 +210,7 @@ class ReferenceAccount:
 
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
         """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
-        self._see(moment)
+        self.see(moment)
         if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
             return
         at = max(moment.at, self.changed_at)
@@ -373,7 +373,7 @@ class ReferenceAccount:
         ]
         return sum((price * quantity * rate for price, quantity in parts), Fraction(0))
 
-    def _see(self, moment: Moment) -> None:
+    def see(self, moment: Moment) -> None:
         self.marks = {symbol: Fraction(mark) for symbol, mark in moment.marks.items()}
 
     def _memory(self) -> tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]:

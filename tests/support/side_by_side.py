@@ -169,7 +169,7 @@ class SideBySide:
 
     def _compare(self, moment: Moment) -> None:
         account, model, marks = self.account, self.model, moment.marks
-        model._see(moment)
+        model.see(moment)
         books = model.books()
         assert account.cash == model.cash()
         assert account.realized == books.realized

@@ -29,7 +29,7 @@ MARKETS = {"BTC": 0.01, "ETH": 0.3, "SOL": 4.0}
 
 @dataclass
 class Tally:
-    """What all rounds came to. `acknowledged` maps (account, client order id) to the order's id."""
+    """Results of all rounds. `acknowledged` maps (account, client order id) to the order's id."""
 
     kills: int = 0
     acknowledged: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Tally:
 
 
 async def _storm(service: ServiceProcess, account_id: str, rng: Random, tally: Tally, round_number: int) -> None:
-    """One client: trades until the service is gone."""
+    """Trade as one client until the service is gone."""
     prices = {one["symbol"]: one["price"] for one in (await service.call("trading.getCryptoPrices"))["prices"]}
     for number in range(10_000):
         symbol = rng.choice(list(MARKETS))

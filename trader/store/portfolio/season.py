@@ -10,8 +10,8 @@ from trader.store.database.pool import Connection
 SEASON_TIMEOUT_S: Final = 600.0
 
 
-class Account(NamedTuple):
-    """A model's run by its books, up to its last snapshot, and that snapshot.
+class AccountReport(NamedTuple):
+    """A model's current run by its books up to its last snapshot, and that snapshot.
 
     `equity = initial_capital + gross + unrealized − fees − liquidation_fees + funding + insurance`, when books and
     snapshot agree.
@@ -35,17 +35,17 @@ class Account(NamedTuple):
 
     @property
     def explained(self) -> Decimal:
-        """The change of equity by its parts."""
+        """The change of equity as the sum of its parts."""
         costs = self.fees + self.liquidation_fees
         return self.gross + self.unrealized - costs + self.funding + self.insurance
 
     @property
     def change(self) -> Decimal:
-        """The change of equity by the snapshot."""
+        """The change of equity from the snapshot."""
         return self.equity - self.initial_capital
 
 
-# Snapshots are taken when a minute's bookings are done, so the ledger up to its time is what it was made of.
+# A snapshot is taken after the postings of its minute, so it is of the ledger up to its time.
 SELECT_REPORT_ACCOUNTS = """
 SELECT m.id, m.name, m.variant::text, r.initial_capital, r.started_at, h.last_at, h.last, s.unrealized_pnl,
        coalesce((SELECT sum(gross_pnl) FROM orders WHERE run_id = r.id AND closed_at <= h.last_at), 0),
@@ -68,13 +68,13 @@ ORDER BY m.variant, m.id
 """
 
 
-async def select_report_accounts(conn: Connection) -> list[Account]:
-    """Every model that has a snapshot in its current run."""
-    return [Account(*row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
+async def select_report_accounts(conn: Connection) -> list[AccountReport]:
+    """Return every model that has a snapshot in its current run."""
+    return [AccountReport(*row) for row in await conn.fetch(SELECT_REPORT_ACCOUNTS, timeout=SEASON_TIMEOUT_S)]
 
 
-class Unseen(NamedTuple):
-    """A model whose current run has no snapshot yet, as after a reset: what it is worth is in no row."""
+class UnvaluedModel(NamedTuple):
+    """A model whose current run has no snapshot yet, as after a reset: no row has its equity."""
 
     model_id: str
     name: str
@@ -83,7 +83,7 @@ class Unseen(NamedTuple):
     started_at: datetime
 
 
-SELECT_REPORT_UNSEEN = """
+SELECT_UNVALUED_MODELS = """
 SELECT m.id, m.name, m.variant::text, r.initial_capital, r.started_at
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
@@ -92,9 +92,9 @@ ORDER BY m.variant, m.id
 """
 
 
-async def select_report_unseen(conn: Connection) -> list[Unseen]:
-    """Every model that has no snapshot in its current run."""
-    return [Unseen(*row) for row in await conn.fetch(SELECT_REPORT_UNSEEN, timeout=SEASON_TIMEOUT_S)]
+async def select_unvalued_models(conn: Connection) -> list[UnvaluedModel]:
+    """Return every model that has no snapshot in its current run."""
+    return [UnvaluedModel(*row) for row in await conn.fetch(SELECT_UNVALUED_MODELS, timeout=SEASON_TIMEOUT_S)]
 
 
 SELECT_REPORT_HOURS = """
@@ -106,15 +106,15 @@ ORDER BY h.account_id, h.hour
 
 
 async def select_report_hours(conn: Connection, model_ids: Sequence[str]) -> dict[str, list[tuple[datetime, float]]]:
-    """The last equity of every hour of each model's current run."""
+    """Return the last equity of every hour of each model's current run."""
     found: dict[str, list[tuple[datetime, float]]] = {}
     for account_id, hour, value in await conn.fetch(SELECT_REPORT_HOURS, model_ids, timeout=SEASON_TIMEOUT_S):
         found.setdefault(account_id, []).append((hour, value))
     return found
 
 
-class TradeShape(NamedTuple):
-    """A completed trade, for distributions: its net pnl in percent of its entry notional, and how long it was held."""
+class TradeOutcome(NamedTuple):
+    """A completed trade: its net profit in percent of its entry notional, and how long it was held."""
 
     variant: str
     symbol: str
@@ -133,9 +133,9 @@ WHERE o.status = 'CLOSED'
 """
 
 
-async def select_report_trades(conn: Connection) -> list[TradeShape]:
-    """The completed trades of the current runs."""
-    return [TradeShape(*row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=SEASON_TIMEOUT_S)]
+async def select_report_trades(conn: Connection) -> list[TradeOutcome]:
+    """Return the completed trades of the current runs."""
+    return [TradeOutcome(*row) for row in await conn.fetch(SELECT_REPORT_TRADES, timeout=SEASON_TIMEOUT_S)]
 
 
 # The sums of the hours are the rollup's own, so that this may be repeated at any time.
