@@ -134,7 +134,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "text"), BAD)
-def test_bad_value_is_named_and_said_what_was_expected(name: str, text: str) -> None:
+def test_the_problem_of_a_bad_value_names_it_and_what_was_expected(name: str, text: str) -> None:
     (problem,) = problems({**KEY, name: text})
     assert problem.startswith(f"{name}: expected ")
 

@@ -247,7 +247,7 @@ class ClockFuture(Generic[T]):
         self._future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._holder: LockstepClock | None = None
-        """The clock that must be told that its participant works again."""
+        """The clock, while its participant waits here."""
 
     async def wait(self) -> T:
         """Wait for the value and return it."""

@@ -387,9 +387,7 @@ async def test_a_tool_finds_the_server_of_a_service_that_others_cannot_reach(ope
             open_folder.chmod(0o755)
 
 
-async def test_a_tool_of_another_user_is_told_whose_the_data_is(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_tool_of_another_user_is_refused(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, "Permission denied")
 

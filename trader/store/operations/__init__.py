@@ -1,1 +1,1 @@
-"""SQL of halts and operator commands."""
+"""SQL of halts, operator commands and loss baselines."""
