@@ -12,7 +12,7 @@ import pytest
 from support.served import Client
 from yarl import URL
 
-from trader.api.rpc import Registry
+from trader.api.rpc import REGISTRY, Registry, load_procedures
 from trader.api.schemas.common import Empty
 
 ServiceFactory = Callable[..., Awaitable[Client]]
@@ -467,3 +467,10 @@ def test_a_name_is_declared_once() -> None:
         registry.procedure("a.b")(handler)
     with pytest.raises(ValueError, match=r"a\.c cannot both"):
         registry.procedure("a.c", changes=True, token=lambda _: ())(handler)
+
+
+def test_what_live_trading_refuses_is_the_simulator() -> None:
+    load_procedures()
+    assert {name for name, declared in REGISTRY.procedures.items() if declared.paper_only} == {
+        name for name in REGISTRY.procedures if name.startswith("simulator.")
+    }
