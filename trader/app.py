@@ -219,7 +219,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     hubs = streams.Hubs(stream_states.state_loaders(context), events, clock)
     await hubs.start()
     stack.push_async_callback(hubs.close)
-    # A live leader that has lost its lock would go on sending orders to the venue, which knows no terms: no silence.
+    # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
     lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
     leadership = Leadership(context, database, accounts, events, schedulers, lock, controls)
     return Service(context, database, accounts, providers, hubs, schedulers, controls, leadership, clock.now())

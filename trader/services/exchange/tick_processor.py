@@ -189,8 +189,8 @@ class TickProcessor:
                 missed.clear()
         await self._catch_up_on(missed)
         self._accounts.processed_until = until
-        events = sum(account.sequence for account in self._accounts.by_id.values()) - before
-        log.info("caught up on %s of the market: %d changes of accounts", until - since, events)
+        changes = sum(account.sequence for account in self._accounts.by_id.values()) - before
+        log.info("caught up on %s of the market: %d rows posted", until - since, changes)
 
     async def _catch_up_on(self, moments: Sequence[Moment]) -> None:
         """Apply successive ticks to every account; those that their price ranges cannot affect are skipped."""
