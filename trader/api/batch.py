@@ -2,7 +2,7 @@
 
 The request is a JSON list of `{url, method?, headers?, body?}`. The answer holds `{index, status, headers?, body}` for
 each, in the order in which the calls end: as one JSON list when the client asks for `buffered`, else as an event
-stream that sends each when it is there. The framing is that of @orpc/server 1.16.1.
+stream that sends each as soon as it ends. The framing is that of @orpc/server 1.16.1.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ BUFFERED: Final = "buffered"
 ITEMS_MAX: Final = 10
 KEEP_ALIVE_S: Final = 5.0
 WRITE_WAIT_S: Final = 10.0
-"""How long a reader may keep one message of a streamed answer waiting."""
+"""The bound of writing one message of a streamed response."""
 
 _COMMENT: Final = b": \n\n"
 
@@ -39,7 +39,7 @@ _wire_items = msgspec.json.Decoder(list[_WireItem])
 
 
 class Item(NamedTuple):
-    """One call of a batch. `authorization` is its own header, where it differs from the batch's."""
+    """One call of a batch. `authorization` is its own header, if it has one."""
 
     path: str
     method: str
@@ -60,7 +60,11 @@ Call = Callable[[int, Item], Coroutine[None, None, Reply]]
 
 
 def parse(body: bytes) -> list[Item]:
-    """The calls in a batch request. Raises InvalidInput, and PayloadTooLarge for more than `ITEMS_MAX`."""
+    """Return the calls in a batch request.
+
+    :raises InvalidInput: the body is not a list of requests
+    :raises PayloadTooLarge: it has more than `ITEMS_MAX`
+    """
     issue = envelope.text_issue(body)
     if issue is not None:
         raise InvalidInput(issue)
@@ -93,7 +97,7 @@ def _item(index: int, wire_item: _WireItem) -> Item:
 
 
 async def respond(request: web.Request, items: list[Item], call: Call, mode: str, status: int) -> web.StreamResponse:
-    """Make all calls at once and answer them. A caller who leaves does not undo calls that have begun."""
+    """Run all calls concurrently and respond. Calls that have begun go on when the caller disconnects."""
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(call(index, item)) for index, item in enumerate(items)]
         if mode == BUFFERED:
@@ -109,7 +113,7 @@ async def respond(request: web.Request, items: list[Item], call: Call, mode: str
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionError:
-            pass  # the caller has left; the calls go on
+            pass  # the caller has disconnected; the calls go on
     return response
 
 
@@ -129,7 +133,7 @@ async def _stream(request: web.Request, response: web.StreamResponse, calls: lis
 
 
 def encode(reply: Reply) -> bytes:
-    """One item of a batch answer."""
+    """Encode one item of a batch response."""
     head = f'{{"index":{reply.number},"status":{int(reply.status)}'.encode()
     if reply.headers:
         lowered = {name.lower(): value for name, value in reply.headers.items()}

@@ -1,11 +1,11 @@
-"""The broadcasters: one per stream, each with its subscribers, and what each of them is to be sent next.
+"""Broadcasters: one per stream, with its subscribers and the messages that wait for each of them.
 
-A state stream tells what is: a subscriber holds only the newest state, so one that is slow gets fewer of them and
-costs nothing more. The workflow stream tells what happened: a subscriber holds a bounded backlog and is dropped when
-that is full. A message is encoded once, whatever the number of subscribers.
+A state stream sends the current state: only the newest one waits for a subscriber, so a slow one gets fewer of them
+and costs nothing more. The workflow stream sends events: they wait in a bounded backlog, and a subscriber whose backlog
+is full is dropped. A message is encoded once, whatever the number of subscribers.
 
-A subscriber that has taken everything so far gets a message straight to its socket, without its task being woken;
-that is most of them most of the time, and the time a message takes to the last of many sockets depends on it.
+A message goes straight to the socket of a subscriber that has read everything so far, without waking its task. That
+is most of them most of the time, and it decides how soon the last of many sockets gets a message.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ LOAD_S = 10.0
 """A state that takes longer to load counts as unavailable."""
 
 RETRY_S = 1.0
-"""After this a state that could not be loaded is tried again, if an event asked for it."""
+"""How long after a failed load the state is loaded again, if an event asked for it."""
 
 SPACING_S = 0.1
 """Loads for everyone are at least this far apart, and events between them share the next one; a load for newcomers
-alone is this far from any before. So those who come and go all the time do not hold up what everyone gets."""
+alone is this far from any before. So clients that reconnect all the time do not delay what everyone gets."""
 
 Load = Callable[[], Awaitable[bytes]]
 
 
 def frame(data: bytes, event: str | None = None) -> bytes:
-    """The server-sent event of one line of JSON; unnamed when `event` is None."""
+    """Return the server-sent event of one line of JSON; unnamed when `event` is None."""
     return b"data: %b\n\n" % data if event is None else b"event: %b\ndata: %b\n\n" % (event.encode(), data)
 
 
@@ -45,8 +45,8 @@ class Subscriber:
     """The end of one open response: messages wait here until its writer takes them.
 
     With `backlog_bytes_max` None only the newest message is kept. `ended` is set when nothing more will come; `error`
-    says why, if it is a failure. The writer sets `push` for as long as a message may go to the socket at once (it
-    gives False when the reader is behind), and `cut`, which breaks its wait for a reader, while there is such a wait.
+    is the failure that ended it, if one did. The writer sets `push` while a message may be written at once (it returns
+    False when the reader is behind), and `cut`, which ends its wait for the reader, during such a wait.
     """
 
     __slots__ = ("_backlog_bytes", "_backlog_bytes_max", "_messages", "_woken", "cut", "ended", "error", "push")
@@ -62,7 +62,7 @@ class Subscriber:
         self.cut: Callable[[], None] | None = None
 
     def offer(self, message: bytes) -> bool:
-        """Send or keep a message. False when the backlog is full."""
+        """Write or keep a message. Return False when the backlog is full."""
         if self.ended:
             return True
         # What waits goes first, so nothing is pushed past it.
@@ -79,7 +79,7 @@ class Subscriber:
         return True
 
     async def wait(self, timeout_s: float) -> None:
-        """Until there is something to take, or the end, or the time has passed."""
+        """Wait for a message or the end, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._woken.wait()
@@ -87,13 +87,13 @@ class Subscriber:
             return
 
     def take(self) -> bytes:
-        """All messages that wait, as one piece; empty when there are none."""
+        """Return all waiting messages as one; empty when there are none."""
         self._woken.clear()
         messages, self._messages, self._backlog_bytes = self._messages, [], 0
         return messages[0] if len(messages) == 1 else b"".join(messages)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing more will come. A writer that waits for its reader is freed."""
+        """End the subscription, and the wait of its writer for the reader."""
         if self.ended:
             return
         self.ended = True
@@ -119,7 +119,10 @@ class Broadcaster:
         return len(self._subscribers)
 
     def subscribe(self) -> Subscriber:
-        """A new subscriber, whose first frame is the current state. Unavailable: full, or shutting down."""
+        """Return a new subscriber, whose first frame is the current state.
+
+        :raises Unavailable: the stream is full, or the service is shutting down
+        """
         if self._closed:
             raise Unavailable("The service is shutting down", RETRY_AFTER_S)
         if len(self) >= self.capacity:
@@ -132,17 +135,17 @@ class Broadcaster:
         self._subscribers.pop(subscriber, None)
 
     def send(self, message: bytes) -> None:
-        """Send a message to every subscriber; those who cannot keep up are dropped."""
+        """Send a message to every subscriber; drop those that cannot keep up."""
         slow = [subscriber for subscriber in self._subscribers if not self._offer(subscriber, message)]
         for subscriber in slow:
             self.drop(subscriber)
 
     def _offer(self, subscriber: Subscriber, message: bytes) -> bool:
-        """As the subscriber's own `offer`. A bug on the way to one ends that one, and costs the others nothing."""
+        """Offer a message to a subscriber. A bug in writing to it ends that one alone."""
         try:
             return subscriber.offer(message)
-        except Exception as error:  # a stream outlives whatever the sending to one raises
-            log.exception("stream %s: a subscriber is ended by a bug", self.name)
+        except Exception as error:  # the stream outlives any failure of writing to one subscriber
+            log.exception("stream %s: a bug ended a subscriber", self.name)
             subscriber.end(error)
             return True
 
@@ -152,17 +155,17 @@ class Broadcaster:
         subscriber.end()
 
     async def start(self) -> None:
-        """Ready to serve."""
+        """Begin to load states, if the stream has any."""
 
     async def close(self) -> None:
-        """End every subscriber; none is taken any more."""
+        """End every subscriber and accept no more."""
         self._closed = True
         for subscriber in list(self._subscribers):
             subscriber.end()
 
 
 class EventBroadcaster(Broadcaster):
-    """Tells what happened. `greeting` makes the first message of a subscriber."""
+    """Broadcaster of events. `greeting` returns the first message of a subscriber."""
 
     def __init__(
         self,
@@ -177,13 +180,13 @@ class EventBroadcaster(Broadcaster):
         self._pending: list[bytes] = []
 
     def subscribe(self) -> Subscriber:
-        self.flush()  # what happened before the greeting is not the newcomer's
+        self.flush()  # events of before the greeting are not the newcomer's
         subscriber = super().subscribe()
         subscriber.offer(self._greeting())
         return subscriber
 
     def post(self, message: bytes) -> None:
-        """Send a message soon: who publishes is not held up by the sockets, and what happens at once goes at once."""
+        """Queue a message for the next turn of the event loop, so that sockets do not hold up the publisher."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self.flush)
         self._pending.append(message)
@@ -191,7 +194,7 @@ class EventBroadcaster(Broadcaster):
             self.flush()
 
     def flush(self) -> None:
-        """Send what was posted."""
+        """Send the queued messages."""
         if self._pending:
             pending, self._pending = self._pending, []
             self.send(b"".join(pending))
@@ -202,11 +205,11 @@ class EventBroadcaster(Broadcaster):
 
 
 class StateBroadcaster(Broadcaster):
-    """Tells what is: loads the state for newcomers and after every event that may have changed it.
+    """Broadcaster of a state, which is loaded for newcomers and after every event that may have changed it.
 
-    One long-lived task does all loading. Nothing is loaded while nobody listens; all that asked before a load began
-    share it, newcomers that for everyone. A load that fails is logged and ends the newcomers that waited for it. One
-    that failed because something is unavailable is tried again soon, any other on the next event.
+    One long-lived task does all loading. Nothing is loaded without subscribers; requests that came before a load began
+    share it. A load that fails is logged and ends the newcomers that waited for it. One that failed because something
+    is unavailable is repeated soon, any other on the next event.
     """
 
     def __init__(self, name: str, load: Load, *, capacity: int = CAPACITY, spacing_s: float = SPACING_S) -> None:
@@ -233,7 +236,7 @@ class StateBroadcaster(Broadcaster):
         self._newcomers.pop(subscriber, None)
 
     def changed(self) -> None:
-        """The state may have changed: load and send it, soon and once for all events until then."""
+        """Note that the state may have changed: it is loaded and sent soon, once for all events until then."""
         self._changed = True
         self._wanted.set()
 
@@ -263,7 +266,7 @@ class StateBroadcaster(Broadcaster):
                     self.changed()
 
     async def _due(self) -> bool:
-        """Until there is somebody to load for, and it is time to; whether that is everyone."""
+        """Wait until a load is due. Return whether it is for everyone, not only for newcomers."""
         loop = asyncio.get_running_loop()
         while True:
             self._wanted.clear()
@@ -283,13 +286,13 @@ class StateBroadcaster(Broadcaster):
                 subscriber.end(state)
             return
         message = frame(state)
-        # A newcomer of after the load began waits for its own; it must not take this for the current state.
+        # Who subscribed after the load began waits for the next one: this state may be older than its subscription.
         for subscriber in self._subscribers if everyone else newcomers:
             if subscriber not in self._newcomers:
                 self._offer(subscriber, message)
 
     async def _loaded(self) -> bytes | BaseException:
-        """The encoded state, or what went wrong, as a value: no failure may end the task that loads."""
+        """Return the encoded state, or the failure as a value: none may end the task that loads."""
         self.loads += 1
         task = asyncio.ensure_future(self._load())
         try:

@@ -34,13 +34,13 @@ WAITING_MAX: Final = 1024
 second. After a restart every subscriber of every stream comes back at once."""
 
 _OTHER_FILES: Final = 256
-"""What the process has open beside connections: the database, the venue, providers, the log."""
+"""Files that the process has open beside connections: the database, the venue, providers, the log."""
 
 _REASON_CHARACTERS: Final = 200
-"""How much of a complaint about bytes that are no request is told: it may hold those bytes."""
+"""How much of aiohttp's error message is sent: it may hold the bytes that are no request."""
 
 _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-"""What an address of a host name says that this machine does not have: `localhost` where there is no IPv6."""
+"""Errors for an address of a host name that this machine does not have: `localhost` without IPv6."""
 
 _TOO_SLOW: Final = "The head of the request took too long"
 _REFUSED: Final = b"HTTP/1.0 400 "
@@ -49,7 +49,7 @@ _REFUSED: Final = b"HTTP/1.0 400 "
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of connections. Times are seconds of real time, sizes bytes."""
+    """Limits of connections. Times are seconds of real time, sizes bytes."""
 
     connections_max: int = 4096
     idle_s: float = 75.0
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
         self._late = None
         if not self._transport.is_closing():
             request_id = self._server.requests.new_id()
-            log.info("request %s: its head took too long", request_id)
+            log.info("request %s: the head took too long", request_id)
             self._transport.write(_closing_answer(HTTPStatus.REQUEST_TIMEOUT, _TOO_SLOW, request_id))
             self._transport.close()
 
@@ -213,9 +213,9 @@ async def answer_request(request: web.Request, handler: Handler) -> web.StreamRe
         if GIVEN_UP in request:
             await _answer_and_close(request, response)
         return response
-    except web.HTTPException as error:  # of the router, for what is no path
+    except web.HTTPException as error:  # of the router, for a request without a path
         request_id = _id_of(request)
-        log.info("request %s: %s is for no path", request_id, request.method)
+        log.info("request %s: %s without a path", request_id, request.method)
         return refusal(error.status, error.reason)
     except Exception:
         log.exception("request %s: %s %s failed", _id_of(request), request.method, request.path)
@@ -318,14 +318,14 @@ _http_log.addFilter(_is_bug)
 
 
 def raise_file_limit(connections_max: int) -> None:
-    """Let the process have as many open files as it may have connections, as far as the system allows."""
+    """Raise the limit of open files to what the connections need, as far as the system allows."""
     wanted = connections_max + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        log.info("open files: at most %d instead of %d", wanted, soft)
+        log.info("raised the limit of open files from %d to %d", soft, wanted)
     if wanted < connections_max + _OTHER_FILES:
         log.warning(
             "the system allows %d open files: fewer than HTTP_CONNECTIONS_MAX=%d needs", wanted, connections_max
@@ -333,9 +333,9 @@ def raise_file_limit(connections_max: int) -> None:
 
 
 def bind(host: str, port: int) -> Sequence[socket.socket]:
-    """Take the addresses of `host` for this process. Nobody is let in before they are listened on.
+    """Bind the addresses of `host` for this process, without listening yet.
 
-    :raises StartError: the host has no address here, or its port is taken or not ours to take
+    :raises StartError: the host has no address here, or its port is taken or not permitted
     """
     bound: list[socket.socket] = []
     refusal: OSError | None = None
@@ -364,7 +364,7 @@ def cannot_listen(host: str, port: int, error: OSError | None) -> StartError:
 def _bind_one(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
     one = socket.socket(family, kind, protocol)
     try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the process before may linger
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the previous process may linger
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         one.setblocking(False)

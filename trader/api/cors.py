@@ -1,7 +1,7 @@
-"""Cross-origin access: what browsers of other origins may read, and which origins may send a POST at all.
+"""Cross-origin access: which origins may read responses in a browser, and which may send a POST.
 
-Reading is the browser's to refuse, by the headers that aiohttp-cors sets. A POST does its work before the browser hides
-the answer, so one from a foreign origin is refused by the service itself (`OriginRule`).
+Browsers enforce reading by the headers that aiohttp-cors sets. A POST does its work before the browser hides the
+response, so the service itself refuses one from a foreign origin (`OriginRule`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ from trader.errors import Forbidden
 from trader.settings import Settings
 
 PATHS: Final = ("/api/", "/health")
-"""Where cross-origin answers exist: every path that starts with one of these."""
+"""The paths with cross-origin headers: every one that starts with one of these."""
 
 METHODS: Final = ("GET", "POST", "OPTIONS")
 ALLOWED_HEADERS: Final = ("content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization")
@@ -38,7 +38,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def origin_of(address: str) -> str | None:
-    """The origin of a URL as browsers write it: lower case, without the scheme's own port."""
+    """Return the origin of a URL as browsers write it: lower case, without the default port."""
     parts = urlsplit(address)
     if not parts.scheme or parts.hostname is None:
         return None
@@ -53,7 +53,7 @@ class OriginRule:
     """Which `Origin` a POST may carry: one of CORS_ORIGINS, or the server's own.
 
     The server's own are the origin of SERVER_URL and the listen address as `localhost` and `127.0.0.1`; never what the
-    Host header says, since that is the caller's word (DNS rebinding).
+    Host header says, since the caller chooses it (DNS rebinding).
     """
 
     listed: frozenset[str]
@@ -67,7 +67,7 @@ class OriginRule:
         return cls(frozenset(settings.cors_origins), frozenset(own), settings.port)
 
     def check(self, request: web.Request) -> None:
-        """Raises Forbidden for an origin that is not allowed. Callers without the header are no browsers."""
+        """Raise Forbidden for an origin that is not allowed. Callers without the header are not browsers."""
         origins = request.headers.getall(ORIGIN, None)
         if origins is None:
             return
@@ -80,15 +80,15 @@ class OriginRule:
 
 
 def _listen_port(request: web.Request) -> int:
-    """The port that the system gave when PORT is 0."""
+    """Return the port that the system chose, for PORT=0."""
     address = request.transport.get_extra_info("sockname") if request.transport is not None else None
     return int(address[1]) if isinstance(address, tuple) else 0
 
 
 class _Prefixes(AbstractRouterAdapter):
-    """Lets aiohttp-cors decide by the beginning of a path, so that answers of no route (404, 405) are decided too.
+    """Let aiohttp-cors decide by the prefix of a path, so that responses of no route (404, 405) are covered too.
 
-    Its own adapter goes by resources, and takes none whose routes answer every method, as ours do.
+    Its own adapter works on resources, and accepts none whose routes take every method, as ours do.
     """
 
     def __init__(self, options: Mapping[str, ResourceOptions]) -> None:
@@ -125,14 +125,14 @@ _ADAPTER: Final = web.AppKey("cors", _Prefixes)
 
 
 async def answer_plain_options(_: web.Request) -> web.Response:
-    """OPTIONS of no browser."""
+    """Answer an OPTIONS request that is no preflight."""
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
 async def answer_options(request: web.Request) -> web.StreamResponse:
-    """The answer to OPTIONS: aiohttp-cors decides on a preflight; what it allows is completed to all that is allowed.
+    """Answer OPTIONS. aiohttp-cors decides on a preflight; the response then lists everything that is allowed.
 
-    It would name only the method and the headers that were asked for, and a browser would ask again for the next.
+    aiohttp-cors names only the requested method and headers, and a browser would ask again for the next.
     """
     adapter = request.app.get(_ADAPTER)
     is_preflight = ORIGIN in request.headers and ACCESS_CONTROL_REQUEST_METHOD in request.headers
@@ -140,7 +140,7 @@ async def answer_options(request: web.Request) -> web.StreamResponse:
         return await answer_plain_options(request)
     try:
         response = await adapter.preflight(request)
-    except web.HTTPForbidden:  # an answer without the headers: the browser refuses, and says so to its user
+    except web.HTTPForbidden:  # without the headers the browser refuses, and tells its user
         return await answer_plain_options(request)
     response.set_status(HTTPStatus.NO_CONTENT)
     response.headers[ACCESS_CONTROL_ALLOW_METHODS] = ", ".join(METHODS)
@@ -149,7 +149,7 @@ async def answer_options(request: web.Request) -> web.StreamResponse:
 
 
 def setup(app: web.Application, settings: Settings) -> None:
-    """Put cross-origin headers on every answer below `PATHS`: streams, errors and preflights included."""
+    """Put cross-origin headers on every response below `PATHS`: streams, errors and preflights included."""
     options = ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
         allow_credentials=True,
         expose_headers=EXPOSED_HEADERS,
@@ -164,7 +164,7 @@ def setup(app: web.Application, settings: Settings) -> None:
     app[_ADAPTER] = adapter
 
     async def add_vary(request: web.Request, response: web.StreamResponse) -> None:
-        """What aiohttp-cors leaves out: no cache may give one origin's answer to another."""
+        """Add the header that aiohttp-cors omits: no cache may serve one origin's response to another."""
         if request.rel_url.raw_path.startswith(PATHS):
             response.headers[VARY] = ORIGIN
 

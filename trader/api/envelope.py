@@ -1,6 +1,6 @@
-"""The two body styles of the RPC endpoint: bare JSON, and the envelope of the oRPC client. Pure functions.
+"""Body styles of the RPC endpoint: bare JSON, and the envelope of the oRPC client.
 
-Which style a request has is decided by its path; two bodies override the path (see `unwrap`).
+The path of a request decides its style; two kinds of bodies override the path (see `unwrap`).
 """
 
 import json
@@ -23,14 +23,14 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Style(Enum):
-    """How a body is written. PLAIN: the object itself. ORPC: `{"json": …}`."""
+    """The style of a body. PLAIN: the object itself. ORPC: `{"json": …}`."""
 
     PLAIN = "plain"
     ORPC = "orpc"
 
 
 class Unwrapped(NamedTuple):
-    """The style to answer in, and the JSON text of the input, or what is wrong with the body."""
+    """The style of the response, and the JSON text of the input, or the issue that makes the body unusable."""
 
     style: Style
     input: bytes | msgspec.Raw
@@ -63,7 +63,7 @@ def unwrap(body: bytes, by_path: Style) -> Unwrapped:
 
 
 def _opened(members: dict[str, msgspec.Raw]) -> Unwrapped:
-    """The input of an envelope. `meta` names JavaScript types; the schemas are JSON's own, so only its shape counts."""
+    """Return the input of an envelope. `meta` names JavaScript types, which plain JSON has none of: its shape counts."""
     inner = members["json"]
     if "meta" in members and bytes(members["meta"])[:1] != b"[":
         return Unwrapped(Style.ORPC, inner, Issue(("meta",), "expected a list"))
@@ -73,10 +73,10 @@ def _opened(members: dict[str, msgspec.Raw]) -> Unwrapped:
 
 
 def text_issue(body: bytes) -> Issue | None:
-    """What makes the body unusable as JSON whatever its schema: syntax, encoding, nesting, a field given twice.
+    """Return what makes the body unusable whatever its schema: syntax, encoding, nesting, a duplicate field.
 
-    A duplicate is refused since two readers of it would disagree; NUL and lone surrogates, since PostgreSQL
-    cannot store them.
+    Duplicates are refused since two parsers would disagree; NUL and lone surrogates, since PostgreSQL cannot store
+    them.
     """
     try:
         text = body.decode()
@@ -123,7 +123,7 @@ _strictly: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_int=float, 
 
 
 def _check_nesting(value: Any) -> None:
-    """How deep a parser goes differs between versions of Python, and what it gives is read by others again."""
+    """Raise RecursionError beyond NESTED_MAX: how deep a parser goes differs between versions of Python."""
     level = [value]
     for _ in range(NESTED_MAX + 1):
         level = [one for one in level if isinstance(one, dict | list)]
@@ -151,12 +151,12 @@ def _check_text(value: Any) -> None:
 
 
 def success(style: Style, output: bytes) -> bytes:
-    """The body of an answer whose encoded output is given."""
+    """Return the body of a response with this encoded output."""
     return output if style is Style.PLAIN else b'{"json":%b}' % output
 
 
 def failure(style: Style, status: int, code: str, message: str, issues: Sequence[Issue] = ()) -> bytes:
-    """The body of an error in the style of the success."""
+    """Return the body of an error, in the same style as a success."""
     listed = [{"path": issue.path, "message": issue.message} for issue in issues]
     if style is Style.PLAIN:
         plain: dict[str, object] = {"error": message, "code": code}

@@ -1,6 +1,6 @@
-"""The health endpoints: `GET /health` for those who watch the service, `GET /health/schedulers` for those who look in.
+"""Health endpoints: `GET /health` for monitoring, `GET /health/schedulers` for a look at each part.
 
-The database is asked under a short bound, and an answer is good for a moment, so that many questions are one query.
+The database is pinged with a short timeout, and the result is reused for a moment, so that many requests are one query.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ SCHEDULERS: Final = Route(
 
 
 class SchedulerStatus(Protocol):
-    """What a scheduler tells of itself."""
+    """The status of a scheduler."""
 
     @property
     def interval_ms(self) -> int: ...
@@ -96,7 +96,7 @@ class SchedulerStatus(Protocol):
 
 
 class MarketStatus(Protocol):
-    """What the market feed tells of itself."""
+    """The status of the market feed."""
 
     @property
     def source_name(self) -> str: ...
@@ -108,9 +108,9 @@ class MarketStatus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HealthSources:
-    """What the reports are made of. `ping` gives the database's latency in milliseconds.
+    """The sources of the reports. `ping` returns the database's latency in milliseconds.
 
-    `schedulers` tells of this process; `running` says which of them run, on the leader when this one is a standby.
+    `schedulers` are those of this process; `running` says which of them run, on the leader when this one is a standby.
     `troubles` are the accounts whose books and venue disagree, with the reason.
     """
 
@@ -129,7 +129,7 @@ class HealthSources:
 
 
 class _DatabaseProbe:
-    """Asks the database at most once at a time, and not again while the last answer is fresh."""
+    """Pings the database at most once at a time, and reuses the last result for `GOOD_FOR_S`."""
 
     def __init__(self, ping: Callable[[], Awaitable[float]]) -> None:
         self._ping = ping

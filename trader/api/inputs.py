@@ -28,7 +28,7 @@ _WHOLE_MAX: Final = 2**53
 
 
 def decode_input(decoder: msgspec.json.Decoder[Any], input_type: type[Any], text: bytes | msgspec.Raw) -> Any:
-    """The input. Raises InvalidInput with every field that does not fit."""
+    """Return the input. Raise InvalidInput with every field that does not fit."""
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -43,7 +43,7 @@ def decode_input(decoder: msgspec.json.Decoder[Any], input_type: type[Any], text
 
 
 def _with_whole_numbers(text: bytes | msgspec.Raw) -> bytes | None:
-    """The text with `100.0` as `100`; None when it has no such number, or one that cannot be written again."""
+    """Return the text with `100.0` as `100`; None when it has no such number, or one out of range."""
     found = 0
 
     def number(written: str) -> int | float:
@@ -62,7 +62,7 @@ def _with_whole_numbers(text: bytes | msgspec.Raw) -> bytes | None:
 
 
 def find_issues(input_type: type[Any], text: bytes | msgspec.Raw, error: msgspec.ValidationError) -> tuple[Issue, ...]:
-    """The issues of a JSON text that `input_type` refused with `error`; at least one."""
+    """Return the issues of a JSON text that `input_type` refused with `error`; at least one."""
     value = json.loads(bytes(text), parse_int=_number, parse_float=_number)
     found = tuple(islice(_issues(input_type, value, ()), ISSUES_MAX))
     return found or (Issue((), str(error)),)
@@ -70,7 +70,7 @@ def find_issues(input_type: type[Any], text: bytes | msgspec.Raw, error: msgspec
 
 @dataclass(frozen=True, slots=True)
 class _OutOfRange:
-    """A number that no type of number holds, as it was written."""
+    """A number beyond the range of Python's numbers, as it was written."""
 
     written: str
 
@@ -133,12 +133,12 @@ def _struct_of(schema: inspect.Type) -> inspect.StructType | None:
 
 
 def describe(schema: inspect.Type) -> str:
-    """What a field takes, in words: `one of 24h, 7d, 30d`, `a number above 0`."""
+    """Describe the values of a field: `one of 24h, 7d, 30d`, `a number above 0`."""
     words = "an object"
     match schema:
         case inspect.Metadata():
-            told = (schema.extra_json_schema or {}).get("description")
-            words = str(told) if told else describe(schema.type)
+            description = (schema.extra_json_schema or {}).get("description")
+            words = str(description) if description else describe(schema.type)
         case inspect.UnionType():
             words = _one_of(schema.types)
         case inspect.LiteralType() | inspect.EnumType():
@@ -174,7 +174,7 @@ def _one_of(types: Sequence[inspect.Type]) -> str:
     for one in types:
         if isinstance(one, inspect.LiteralType | inspect.EnumType):
             choices += _choices(one)
-        elif not (numbers and isinstance(one, inspect.IntType)):  # `int | float` is one thing to people: a number
+        elif not (numbers and isinstance(one, inspect.IntType)):  # `int | float` is a number
             others.append(describe(one))
     if choices:
         others.insert(0, f"one of {', '.join(choices)}")
@@ -194,7 +194,7 @@ def _lengths(schema: inspect.StrType) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The value as it was written, shortened."""
+    """Return the value as it was written, shortened."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

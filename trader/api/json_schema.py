@@ -1,7 +1,7 @@
-"""The JSON Schema (2020-12) of wire structs: what msgspec derives, as this service's wire really is.
+"""JSON Schema (2020-12) of wire structs, derived by msgspec and corrected to what the service writes.
 
-msgspec's own account differs from the wire where the encoder is told otherwise (a Decimal is a JSON number here), and
-writes some things at length (`int | float` is one thing to a reader: a number).
+msgspec's schema differs from the wire where the encoder has options (a Decimal is a JSON number here), and is longer
+than a reader needs (`int | float` is a number).
 """
 
 import inspect
@@ -22,11 +22,11 @@ Schema = dict[str, Any]
 
 _DECIMAL: Final = {"type": "string", "format": "decimal"}
 _PYTHON_END: Final = r"(?!\n)"
-"""What a pattern needs in Python, where `$` also matches before a last line feed."""
+"""The end of a pattern in Python, where `$` also matches before a last line feed."""
 
 
 def components_of(types: Iterable[Any]) -> tuple[list[Schema], dict[str, Schema]]:
-    """The schema of each type, and the named schemas that they refer to under `#/components/schemas/`."""
+    """Return the schema of each type, and the named schemas that they refer to under `#/components/schemas/`."""
     types = list(types)
     schemas, named = msgspec.json.schema_components(types, ref_template=REFERENCE + "{name}")
     names = {name: _public_name(name) for name in named}
@@ -40,7 +40,7 @@ def components_of(types: Iterable[Any]) -> tuple[list[Schema], dict[str, Schema]
 
 
 def _note_orders(annotations: Iterable[Any], orders: dict[frozenset[Any], list[Any]], seen: set[Any]) -> None:
-    """Find the choices that the annotations name, in the order of their definition; msgspec sorts them."""
+    """Collect the choices of enums and literals in the order of their definition; msgspec sorts them."""
     for annotation in annotations:
         if isinstance(annotation, type) and annotation not in seen:
             seen.add(annotation)
@@ -80,7 +80,7 @@ def _component(name: str, schema: Schema, names: Mapping[str, str]) -> Schema:
 
 
 def _in_wire_names(description: str, properties: Mapping[str, Schema]) -> str:
-    """The docstring with the fields' names as they are on the wire."""
+    """Return the docstring with the names of fields as they are on the wire."""
 
     def renamed(match: re.Match[str]) -> str:
         first, *others = match[1].split("_")
@@ -113,7 +113,7 @@ def _clean(node: Any, names: Mapping[str, str]) -> Any:
 
 
 def _merged(schema: Schema) -> Schema:
-    """Without needless alternatives: `integer or number` is a number, and null is one more type."""
+    """Remove needless alternatives: `integer or number` is a number, and null is one more type."""
     options = schema.get("anyOf")
     if not isinstance(options, list):
         return schema

@@ -1,7 +1,7 @@
-"""`GET /metrics`: what the service counts, in the format of Prometheus.
+"""Prometheus metrics at `GET /metrics`.
 
-Nothing is pushed here: every part counts what it does, and the figures are collected when they are asked for. Labels
-have few values, all of them ours; no caller can add one.
+Every part of the service counts for itself, and the figures are collected on request. Labels have few values, all of
+them the service's own; no caller can add one.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class MeasuredScheduler(SchedulerStatus, Protocol):
-    """A scheduler that tells how late it is too."""
+    """The status of a scheduler with its lag."""
 
     @property
     def last_lag_ms(self) -> int | None: ...
@@ -50,7 +50,7 @@ class MeasuredScheduler(SchedulerStatus, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSources:
-    """Where the figures come from."""
+    """The sources of the figures."""
 
     hubs: Mapping[str, Broadcaster]
     schedulers: Callable[[], Mapping[str, MeasuredScheduler]]
@@ -62,14 +62,14 @@ class MetricsSources:
 
 
 class LoopLag:
-    """How late the event loop calls what is due, looked at four times a second."""
+    """Lag of the event loop: how late a timer fires, measured four times a second."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(LAG_BUCKETS_S) + 1)
         self.sum_s = 0.0
 
     async def watch(self) -> None:
-        """For ever."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LAG_EVERY_S
@@ -188,12 +188,12 @@ def _counters(name: str, meaning: str, label: str, values: Mapping[str, float]) 
 
 
 def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, float]]:
-    """The cumulative counts as the format wants them."""
+    """Return cumulative counts by upper bound, as the format wants them."""
     return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
 
 
 def setup(app: web.Application, sources: MetricsSources) -> None:
-    """Add the endpoint, and watch the loop as long as the application runs."""
+    """Add the endpoint, and measure the loop's lag while the application runs."""
     lag = LoopLag()
     registry = CollectorRegistry()
     registry.register(_Figures(sources, app[REQUESTS], lag))

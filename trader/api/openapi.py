@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document of the service, made of what the service itself uses: structs, registry and error table.
+"""OpenAPI 3.1 document of the service, derived from its structs, procedures, routes and error table.
 
-It is at `GET /api/openapi.json`, and as a page to read at `GET /api/docs`. Both are made once, at the start.
+It is served at `GET /api/openapi.json`, and as a page to read at `GET /api/docs`. Both are made once, at the start.
 """
 
 import inspect
@@ -33,7 +33,7 @@ EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "variants.getVariantHistory": {"window": "24h"},
     "analytics.getLeaderboard": {"window": "30d", "sortBy": "maxDrawdown"},
 }
-"""Inputs to try, where `{}` says little or is not enough."""
+"""Example inputs, where `{}` says little or is not enough."""
 
 _DOMAINS: Final = {
     "trading": "Positions, completed trades, prices and equity over time.",
@@ -113,7 +113,7 @@ _HEADERS: Final = {
 
 
 def _server(settings: Settings) -> str:
-    """SERVER_URL; the address the document came from when the system chooses the port."""
+    """Return SERVER_URL, or the document's own server when the system chooses the port."""
     return "/" if settings.server_url.endswith(":0") else settings.server_url
 
 
@@ -152,7 +152,7 @@ def _operation(
 
 
 def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str, Any]:
-    """The errors that the procedure may be answered with, by status."""
+    """Return references to the errors of the procedure, by status."""
     kinds: list[type[errors.TraderError]] = list(_OF_EVERY_CALL)
     if declared.changes:
         kinds.append(errors.Unauthorized)
@@ -168,7 +168,7 @@ def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str,
 
 
 def _meanings() -> dict[tuple[HTTPStatus, str], str]:
-    """What each status and code means, in the words of the errors' own docstrings."""
+    """Return what each status and code means, from the docstrings of the errors."""
     meanings: dict[tuple[HTTPStatus, str], str] = {}
     for kind, pair in rpc.STATUSES.items():
         sentence = (kind.__doc__ or "").partition("\n\n")[0].strip()
@@ -251,7 +251,7 @@ def _introduction(settings: Settings) -> str:
 
 
 def setup(app: web.Application, context: Context, registry: rpc.Registry | None = None) -> None:
-    """Add the document and the page to the application. Without a registry: every procedure of `api/procedures`."""
+    """Add the document and the page. Without a registry: with every procedure of `api/procedures`."""
     if registry is None:
         rpc.load_procedures()
         registry = rpc.REGISTRY

@@ -1,4 +1,4 @@
-"""Requests: their ids, their bodies within bounds of size and time, and how each ended for the log and the metrics."""
+"""Requests: ids, bodies with limits of size and time, and a log line and latencies for each."""
 
 import asyncio
 import secrets
@@ -28,17 +28,17 @@ BODY_SIZE_MAX: Final = 2**20
 """Bytes of a request body, after decompression."""
 
 GIVEN_UP: Final = web.RequestKey("given_up", bool)
-"""Set when the rest of the body must not be waited for: the connection closes after the answer."""
+"""Set when nothing may wait for the rest of the body: the connection closes after the response."""
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the latency histogram, in seconds."""
 
 UNKNOWN: Final = "unknown"
-"""The name of every request for what there is not: callers must not make names."""
+"""The name of every request for an unknown path: callers must not add names."""
 
 
 class Latencies:
-    """The durations of the requests of one name and status: how many fell into each bucket, the last for the rest."""
+    """A histogram of the durations of requests with one name and status; the last bucket is unbounded."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -48,7 +48,7 @@ class Latencies:
 
 
 class RequestLog:
-    """Numbers the requests of this process, and notes how each ended."""
+    """Issues request ids, and records how each request ended."""
 
     def __init__(self) -> None:
         self._boot = secrets.token_hex(4)
@@ -56,11 +56,11 @@ class RequestLog:
         self.latencies: defaultdict[tuple[str, int], Latencies] = defaultdict(Latencies)
 
     def new_id(self) -> str:
-        """An id that is unique among the processes of the service, as far as a log goes back."""
+        """Return an id that is unique across restarts and processes."""
         return f"{self._boot}-{next(self._count):06x}"
 
     def finished(self, name: str, status: int, started_s: float, request_id: str) -> None:
-        """A request has ended. `name` is one of a few; `started_s` was read from `time.perf_counter`."""
+        """Record the end of a request. `name` is one of a few; `started_s` is of `time.perf_counter`."""
         duration_s = time.perf_counter() - started_s
         latencies = self.latencies[name, status]
         latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
@@ -72,7 +72,7 @@ REQUESTS: Final = web.AppKey("requests", RequestLog)
 
 
 def noted(name: str, handler: Handler) -> Handler:
-    """The handler with an id for each request, and a note at its end."""
+    """Wrap a handler: give each request an id, and record its end."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         requests = request.app.get(REQUESTS)
@@ -96,16 +96,16 @@ class BodyTimeout(RequestError):
 
 
 async def read_body(request: web.Request, wait_s: float) -> bytes:
-    """The request's body, decompressed, waited for at most `wait_s` seconds.
+    """Return the request's body, decompressed, waiting at most `wait_s` seconds.
 
-    A body that says its size is refused before it is read; any other, a compressed one too, as soon as it is over.
+    A body that declares its size is refused before it is read; any other, a compressed one too, once it exceeds it.
 
     :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
     :raises InvalidInput: its compression is broken, or it ends early
     :raises BodyTimeout: it did not arrive in time
     """
     content = request.content
-    if content.is_eof() and content.exception() is None:  # it came with the head: nothing to wait for
+    if content.is_eof() and content.exception() is None:  # it came with the head
         whole = content.read_nowait()
         _check_size(len(whole))
         return whole
@@ -120,7 +120,7 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
     except TimeoutError:
         request[GIVEN_UP] = True
         raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
-    except (ContentEncodingError, web.RequestPayloadError, ConnectionError):  # the last: the caller has left
+    except (ContentEncodingError, web.RequestPayloadError, ConnectionError):  # the last: the caller has disconnected
         request[GIVEN_UP] = True
         raise InvalidInput(Issue((), "the body cannot be read: it is cut off, or its encoding is broken")) from None
     except PayloadTooLarge:

@@ -1,4 +1,4 @@
-"""Routes that are read with GET: each is declared once, with its path, its methods and its documentation."""
+"""Routes for GET requests: each is declared once, with its path, methods and documentation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -
 async def _refuse_expectation(request: web.Request) -> web.Response:
     expected = request.headers.get(hdrs.EXPECT, "")[:100]
     response = refusal(417, f"Expect: {expected} is not supported here; use 100-continue, or leave it out")
-    response.force_close()  # whether the body will come is not known
+    response.force_close()  # the body may or may not follow
     return response
 
 
 async def answer_expect(request: web.Request) -> web.StreamResponse | None:
-    """`Expect: 100-continue` is told to go on, anything else refused as JSON; the framework's own refusal is text."""
+    """Answer `Expect: 100-continue`, and refuse any other expectation as JSON; aiohttp's own refusal is text."""
     if request.version < HttpVersion11:
         return None
     if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
@@ -52,7 +52,7 @@ class Documented(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that is read with GET. One without a summary is not documented.
+    """A path for GET requests, with its documentation.
 
     `event_data` is the type of what a stream sends as the data of an event.
     """

@@ -1,7 +1,7 @@
 """RPC endpoint: the registry of procedures, their dispatch, and the HTTP status of each error.
 
-HTTP statuses live in this module alone. Every error that a procedure raises is answered here; what is not one of
-`errors.RequestError` is a bug, logged with the request id and answered with 500 and nothing about its cause.
+Every error that a procedure raises is answered here. One without a status in `STATUSES` is a bug: it is logged with the
+request id and answered with 500 and nothing about its cause.
 """
 
 import hmac
@@ -88,7 +88,7 @@ class Procedure:
 
 
 class Registry:
-    """The procedures by their dotted name, in the order of their declaration."""
+    """Procedures by dotted name, in the order of their declaration."""
 
     def __init__(self) -> None:
         self._procedures: dict[str, Procedure] = {}
@@ -208,7 +208,7 @@ class Dispatcher:
         )
 
     async def call(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
-        """Call the procedure with a whole request body. Every error becomes an answer here."""
+        """Call the procedure with a request body. Every error becomes an answer here."""
         style, text, issue = envelope.unwrap(body, target.style)
         declared = target.procedure
         try:

@@ -1,7 +1,7 @@
-"""The event streams: `GET /api/events/<stream>`, `text/event-stream`.
+"""Event streams: `GET /api/events/<stream>`, `text/event-stream`.
 
-Each response has one writer, its handler. It waits for the next frame until the ping is due; every write has a bound,
-and a reader that does not take it is cut off. The streams end when the application shuts down, else an open one would
+Each response has one writer, its handler. It waits for the next frame until the ping is due; every write has a timeout,
+and a client that does not read is disconnected. The streams end when the application shuts down, else an open one would
 hold the process for the whole shutdown timeout.
 """
 
@@ -53,13 +53,13 @@ HEADERS = {
 }
 
 GONE_MS = 30_000
-"""A peer that acknowledges nothing for this long is gone, whatever the kernel would still try."""
+"""A client that acknowledges nothing for this long is disconnected, whatever the kernel would still retry."""
 
 EOF_S = 1.0
-"""The bound of a write when the stream has ended, which must not hold up a shutdown."""
+"""The timeout of a write after the stream has ended: it must not hold up a shutdown."""
 
 SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel holds for a reader that has stopped reading; states beyond it are replaced by newer ones."""
+"""What the kernel buffers for a client that has stopped reading; newer states replace those beyond it."""
 
 
 _RESPONSES: Final = {
@@ -113,7 +113,7 @@ ROUTES: Final[Mapping[str, Route]] = {
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of real time: between pings, for one write, between two looks whether the client is still there."""
+    """Seconds of real time: between pings, for one write, between two checks that the client is connected."""
 
     ping_s: float = 15.0
     write_s: float = 10.0
@@ -123,7 +123,7 @@ class Timing:
 class Hubs:
     """The five streams, fed by the events of the services.
 
-    `loads` holds, for `positions`, `trades`, `conversations` and `portfolio`, what gives the current state as JSON.
+    `loads` has, for each stream but `workflow`, the function that returns the current state as JSON.
     """
 
     def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
@@ -170,7 +170,7 @@ class Hubs:
         try:
             message = _workflow_frame(kind, timestamp, details)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            # Whoever published this must not fail because a detail cannot be told.
+            # The publisher must not fail because a detail cannot be encoded.
             log.error("workflow event %s cannot be encoded: %s", kind, error)
             return
         self.workflow.post(message)
@@ -202,7 +202,7 @@ def _handler(hub: Broadcaster, timing: Timing) -> Handler:
         except Unavailable as error:
             return _refusal(error)
         try:
-            # Nothing is sent before the first state is there, so a failure can still be told by its status.
+            # Nothing is sent before the first state is loaded, so a failure can still be answered by its status.
             while not (first := subscriber.take()) and not subscriber.ended and _is_connected(request):
                 await subscriber.wait(timing.watch_s)
             if not first:
@@ -222,7 +222,7 @@ def _handler(hub: Broadcaster, timing: Timing) -> Handler:
 async def _serve(
     request: web.Request, hub: Broadcaster, subscriber: Subscriber, first: bytes, timing: Timing
 ) -> web.StreamResponse:
-    """Write to one client until it goes, is cut off, or the stream ends."""
+    """Write to one client until it disconnects, cannot keep up, or the stream ends."""
     response = web.StreamResponse(headers=HEADERS)
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
@@ -238,11 +238,11 @@ async def _serve(
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             if not (alive := await writer.caught_up()):
                 break
-            message = subscriber.take()  # only now: what came while the reader was waited for has replaced it
+            message = subscriber.take()  # only now: newer states replace those of before the wait
             if (now := loop.time()) >= ping_at:
                 message += PING
                 ping_at += timing.ping_s
-                if ping_at <= now:  # a reader was waited for so long that pings were missed: they are not made up for
+                if ping_at <= now:  # pings missed during a wait are not made up for
                     ping_at = now + timing.ping_s
             writer.put(message)
         if not alive and not subscriber.ended:
@@ -252,11 +252,11 @@ async def _serve(
 
 
 class _Writer:
-    """Writes to one response and waits for its reader, within a bound and breakable by the subscriber's end.
+    """Writes to one response and waits for its client, with a timeout; the end of the subscription ends the wait.
 
-    A message goes to the transport in one piece and without a pause, be it from the handler or pushed by the
-    broadcaster, so the two never mix. Nothing is pushed while the reader is behind: what is kept for it beside the
-    kernel's buffer is at most one message in the transport, and one message (or the backlog) in the subscriber.
+    A message is written to the transport as a whole, by the handler or by the broadcaster, so the two never mix.
+    Nothing is pushed while the client is behind: beside the kernel's buffer there is at most one message in the
+    transport, and one message (or the backlog) in the subscriber.
     """
 
     def __init__(
@@ -274,23 +274,23 @@ class _Writer:
         self._timeout_s = timeout_s
 
     async def begin(self, message: bytes) -> bool:
-        """Write the headers and the first message; False when the reader took too long and was cut off."""
+        """Write the headers and the first message. Return False when the client was too slow and is disconnected."""
         alive = await self._bounded(self._response.write(message)) and await self.caught_up()
         self._subscriber.push = self._push
         return alive
 
     async def caught_up(self) -> bool:
-        """Wait for a reader who is behind; False when it took too long and was cut off."""
+        """Wait for a client that is behind. Return False when it was too slow and is disconnected."""
         return not self._is_behind() or await self._bounded(self._payload.drain())
 
     def put(self, message: bytes) -> None:
-        """Write a message, which may be empty, for a reader who is not behind."""
+        """Write a message, which may be empty, for a client that is not behind."""
         transport = self._request.transport
         if message and transport is not None:
             transport.write(_chunk(message) if self._response.chunked else message)
 
     async def finish(self) -> None:
-        """Say that nothing more comes; the framework would wait for a stalled reader without a bound."""
+        """End the response; aiohttp would wait for a stalled client without a timeout."""
         await self._bounded(self._response.write_eof())
 
     def _push(self, message: bytes) -> bool:
@@ -322,7 +322,7 @@ class _Writer:
 
 @lru_cache(maxsize=8)
 def _chunk(message: bytes) -> bytes:
-    """A message as a chunk of HTTP/1.1, made once for all the subscribers who get it within a moment."""
+    """Return a message as a chunk of HTTP/1.1, made once for all its subscribers."""
     return b"%x\r\n%b\r\n" % (len(message), message)
 
 
@@ -331,10 +331,9 @@ def _is_connected(request: web.Request) -> bool:
 
 
 def _tune(request: web.Request) -> None:
-    """Let little be held for the client, and give up early on one that has vanished.
+    """Keep buffers for the client small, and detect early that it has vanished.
 
-    Without a buffer of its own the transport holds what the kernel does not take of one message, and a newer state
-    replaces the next.
+    Without a write buffer the transport keeps only the unsent rest of one message, and a newer state replaces the next.
     """
     if request.transport is not None:
         request.transport.set_write_buffer_limits(high=0)
@@ -348,7 +347,7 @@ def _tune(request: web.Request) -> None:
 
 
 def _refusal(error: BaseException) -> web.Response:
-    """An answer before any stream header: unavailable, or a failure of which nothing is told."""
+    """Return the response before any stream header: 503, or 500 without the cause."""
     if isinstance(error, Unavailable):
         return refusal(503, str(error), {hdrs.RETRY_AFTER: str(error.retry_after_s)})
     return refusal(500, "Internal server error")

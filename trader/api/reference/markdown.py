@@ -1,4 +1,4 @@
-"""The part of Markdown that the descriptions use, as HTML: headings, paragraphs, lists, tables, code."""
+"""Markdown to HTML, as far as the descriptions use it: headings, paragraphs, lists, tables, code."""
 
 import html
 import re
@@ -9,17 +9,17 @@ _RULE = re.compile(r"^\|[-| :]+\|$")
 
 
 def to_html(text: str) -> str:
-    """The text as HTML; everything in it is escaped."""
+    """Return the text as HTML; everything in it is escaped."""
     return "\n".join(_block(block) for block in _blocks(text))
 
 
 def inline(text: str) -> str:
-    """One run of text: escaped, with `code` marked."""
+    """Return text within a line as HTML: escaped, with `code` marked."""
     return _CODE.sub(r"<code>\1</code>", html.escape(text, quote=False))
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Runs of lines between empty ones; a fenced block is one, whatever is in it."""
+    """Yield the blocks of lines between empty ones; a fenced block is one."""
     block: list[str] = []
     fenced = False
     for line in text.splitlines():
@@ -56,6 +56,6 @@ def _cells(line: str) -> list[str]:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A table of cells that are HTML already."""
+    """Return a table of cells that are HTML already."""
     shown = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="table"><table><tr>{"".join(f"<th>{cell}</th>" for cell in head)}</tr>{shown}</table></div>'

@@ -1,4 +1,4 @@
-"""The OpenAPI document as one HTML page: no network, no framework; the script only filters the list."""
+"""Reference page: the OpenAPI document as one HTML page that fetches nothing; its script only filters the list."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ HEADERS: Final = {
 
 
 def render(document: Document) -> str:
-    """The page, whole."""
+    """Return the page of an OpenAPI document."""
     return _Page(document).html()
 
 
@@ -123,7 +123,7 @@ class _Page:
         yield f'<p class="note">With the oRPC client: <code>{escape(operation["x-orpc-path"])}</code></p>'
 
     def _others(self, responses: Mapping[str, Any]) -> str:
-        """The answers that are not the one hoped for."""
+        """Return the table of errors."""
         rows = []
         for status, response in responses.items():
             if status == "200":
@@ -139,7 +139,7 @@ class _Page:
         return schema if reference is None else self._components["schemas"][reference.rpartition("/")[2]]
 
     def _body(self, schema: Schema) -> str:
-        """A schema in full: its sentence and its fields."""
+        """Return a schema in full: its description and its fields."""
         found = self._resolved(schema)
         if found.get("type") == "array":
             return f'<p class="note">A list, each:</p>{self._body(found["items"])}'
@@ -152,7 +152,7 @@ class _Page:
         return text + self._fields(found)
 
     def _kind(self, found: Schema) -> str:
-        """One of several shapes, told apart by `type`."""
+        """Return one of several schemas that differ by `type`."""
         name = found["properties"]["type"]["enum"][0]
         text = inline(found.get("description", ""))
         return f"<details><summary><code>{escape(name)}</code> {text}</summary>{self._fields(found)}</details>"
@@ -182,7 +182,7 @@ class _Page:
         return f"<details><summary>Fields of {escape(found['title'])}</summary>{note}{self._fields(found)}</details>"
 
     def _objects(self, schema: Schema) -> Iterator[Schema]:
-        """The objects that a field may hold, at any depth of lists and alternatives."""
+        """Yield the objects that a field may hold, at any depth of lists and alternatives."""
         found = self._resolved(schema)
         if found.get("type") == "object":
             values = found.get("additionalProperties")
@@ -193,7 +193,7 @@ class _Page:
             yield from self._objects(inner)
 
     def _type(self, schema: Schema) -> str:
-        """The type in few words, as HTML."""
+        """Return the type in few words, as HTML."""
         found = self._resolved(schema)
         if "enum" in found:
             return " | ".join(escape(json.dumps(value), quote=False) for value in found["enum"])
@@ -236,6 +236,6 @@ def _short(path: str) -> str:
 
 
 def _words(path: str, operation: Mapping[str, Any]) -> str:
-    """What the search looks through."""
+    """Return the text that the search looks through."""
     text = f"{path} {operation['summary']} {' '.join(operation['tags'])} {operation.get('description', '')}"
     return escape(" ".join(text.lower().split()))

@@ -28,7 +28,7 @@ Figure = float | Literal["N/A", "Infinity"]
 
 
 def figure(value: float | Decimal | None) -> Figure:
-    """The figure on the wire. A Decimal becomes the float that a reader of a JSON number would make of it."""
+    """Return the figure on the wire. A Decimal becomes a float, as a reader of a JSON number would make it."""
     if value is None:
         return "N/A"
     return "Infinity" if value == math.inf else float(value)
@@ -42,8 +42,8 @@ class GetModelStatsInput(Input, kw_only=True):
 class OverallStats(Wire, kw_only=True):
     """`totalPnl` is the net pnl of the completed trades of the run.
 
-    The tokens and `costUsd` are what the model's providers took in the run (`N/A`: none told a cost). `netAfterCost` is
-    the account's gain, open positions included, less that cost.
+    The tokens and `costUsd` are what the model's providers charged in the run (`N/A`: none reported a cost).
+    `netAfterCost` is the account's gain, open positions included, less that cost.
     """
 
     model_id: str
@@ -181,7 +181,7 @@ class AdvancedStats(Wire, kw_only=True):
 
 
 class GetModelStatsOutput(Wire, kw_only=True):
-    """Only the list of the mode that was asked for is there."""
+    """Only the list of the requested mode is there."""
 
     overall: list[OverallStats] | UnsetType = UNSET
     advanced: list[AdvancedStats] | UnsetType = UNSET

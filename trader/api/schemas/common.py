@@ -61,7 +61,7 @@ Timestamp = Annotated[
 """ISO 8601 in UTC with milliseconds and `Z`, as `iso` writes it."""
 
 DecimalText = Annotated[str, Meta(extra_json_schema={"pattern": r"^-?(0|[1-9]\d*)(\.\d+)?$", "examples": ["0.25"]})]
-"""A decimal number as text, as `text` writes it."""
+"""A decimal number as text, as `format_decimal` writes it."""
 
 
 class Wire(msgspec.Struct, rename="camel", kw_only=True):

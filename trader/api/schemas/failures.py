@@ -1,4 +1,4 @@
-"""The bodies of errors, as they are documented; `api/envelope.py` writes them."""
+"""Bodies of errors in the OpenAPI document; `api/envelope.py` writes them."""
 
 from trader.api.schemas.common import UNSET, UnsetType, Wire
 

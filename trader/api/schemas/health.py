@@ -1,4 +1,4 @@
-"""What the health endpoints answer."""
+"""Reports of the health endpoints."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,7 +10,7 @@ from trader.domain.exchange.halts import Halt
 
 
 class HaltInForce(Wire, kw_only=True):
-    """A halt: nothing opens or adds for the account, or, where it is absent, for all. `since` is real time."""
+    """A halt: no position is opened or added to for the account, or, if absent, for any. `since` is real time."""
 
     account_id: str | UnsetType = UNSET
     cause: str
@@ -23,15 +23,15 @@ class HaltInForce(Wire, kw_only=True):
 
 
 def halts_in_force(halts: Sequence[Halt]) -> list[HaltInForce] | UnsetType:
-    """The halts on the wire; absent when there are none."""
+    """Return the halts on the wire; absent when there are none."""
     return [HaltInForce.of(halt) for halt in halts] or UNSET
 
 
 class HealthReport(Wire):
     """`GET /health`. `schedulers` holds whether each of the three is running; `halts` is absent when nothing is halted.
 
-    A halt is somebody's wish and leaves the service healthy. `reconciliation` is there in live trading when books and
-    venue disagree: by account, why nothing is opened for it. Then the service is not healthy: somebody has to look.
+    A halt is deliberate and leaves the service healthy. `reconciliation` is there in live trading when books and venue
+    disagree: by account, why nothing is opened for it. Then the service is unhealthy and an operator has to look.
     """
 
     status: Literal["healthy", "unhealthy"]
@@ -49,7 +49,7 @@ class DatabaseHealth(Wire):
 
 
 class MarketHealth(Wire):
-    """`last_update_at` is null before the first update. `trouble` says what keeps prices away, if anything does."""
+    """`last_update_at` is null before the first update. `trouble` says why there are no prices, if so."""
 
     source: str
     last_update_at: Timestamp | None

@@ -45,7 +45,7 @@ class ModelView(Wire, kw_only=True):
 
 
 class GetModelsOutput(Wire, kw_only=True):
-    """Every model, the oldest first. `warning` says what keeps some of them from running."""
+    """Every model, the oldest first. `warning` says why some of them do not run."""
 
     models: list[ModelView]
     warning: str | UnsetType = UNSET
@@ -58,7 +58,7 @@ class GetInvocationsInput(Input, kw_only=True):
 
 
 class ToolCallView(Wire, kw_only=True):
-    """One tool call: as it came (`raw`), as it was read (`decisions`), and what it did (`results`)."""
+    """One tool call: its text (`raw`), the decisions parsed from it (`decisions`), and their results (`results`)."""
 
     id: str
     type: ToolCallType
@@ -103,7 +103,7 @@ class GetInvocationsOutput(Wire, kw_only=True):
 
 
 def invocation_of(record: FinishedInvocation) -> InvocationView:
-    """The wire record of one finished run."""
+    """Return the wire record of one finished run."""
     invocation, model = record.invocation, record.model
     assert invocation.status != "running"  # only finished runs are read
     ended_at = invocation.finished_at or invocation.started_at

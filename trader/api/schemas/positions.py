@@ -1,7 +1,7 @@
 """Positions and prices on the wire. `getPositions` and the positions stream show the same records, made here.
 
-Money of a position is decimal text, except the prices of its exit plan. A figure that needs a price which nobody has
-yet (no source has been reached since the start) is null, never zero.
+Amounts of a position are decimal text, except the prices of its exit plan. A figure that needs a price which is not
+known yet (no source was reached since the start) is null, never zero.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ ModelId = Annotated[str, Meta(max_length=128)]
 
 
 class ExitPlanView(Wire, kw_only=True):
-    """When a position will be left; every key is there, null when it is not set."""
+    """When a position is closed; every key is there, null when it is not set."""
 
     stop: Decimal | None
     target: Decimal | None
@@ -58,7 +58,7 @@ class ExitPlanView(Wire, kw_only=True):
 
 
 class PositionView(Wire, kw_only=True):
-    """An open position: a row of `orders` with status OPEN, and what the market makes of it now.
+    """An open position, valued at the current mark price.
 
     A position of an account that belongs to no model carries the account's id as modelId and modelName, and no variant.
     """
@@ -105,7 +105,7 @@ class GetCryptoPricesOutput(Wire, kw_only=True):
 def position_of(
     account: Account, position: Position, marks: Marks, markets: Markets, model: Model | None
 ) -> PositionView:
-    """The wire record of one position."""
+    """Return the wire record of one position."""
     mark = marks.get(position.symbol)
     return PositionView(
         id=str(position.id),
@@ -128,7 +128,7 @@ def position_of(
 
 
 def positions_of_account(account: Account, marks: Marks, markets: Markets, model: Model | None) -> list[PositionView]:
-    """The wire records of an account's positions, the oldest first."""
+    """Return the wire records of an account's positions, the oldest first."""
     ordered = sorted(account.positions.values(), key=_age)
     return [position_of(account, position, marks, markets, model) for position in ordered]
 
@@ -136,14 +136,14 @@ def positions_of_account(account: Account, marks: Marks, markets: Markets, model
 def positions_of(
     accounts: Iterable[Account], marks: Marks, markets: Markets, models: Mapping[str, Model]
 ) -> list[PositionView]:
-    """The wire records of all positions of the accounts, the oldest first."""
+    """Return the wire records of all positions of the accounts, the oldest first."""
     held = [(account, position) for account in accounts for position in account.positions.values()]
     held.sort(key=lambda pair: _age(pair[1]))
     return [position_of(account, position, marks, markets, models.get(account.id)) for account, position in held]
 
 
 def shown(value: Decimal | None) -> Decimal | None:
-    """The number without trailing zeros; null stays null."""
+    """Return the number without trailing zeros; None stays None."""
     return None if value is None else trimmed(value)
 
 
@@ -152,10 +152,10 @@ def _age(position: Position) -> tuple[datetime, str]:
 
 
 def price_of(quote: Quote, now: datetime, trouble: str | None) -> CryptoPrice:
-    """The wire record of a market's price. `trouble` is why it is not traded on, if it is not."""
+    """Return the wire record of a market's price. `trouble` is why orders are refused at it, if they are."""
     message: str | UnsetType = UNSET if trouble is None else f"not traded on: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
-        told = f"{age_s} s ago" if age_s > 0 else f"{-age_s} s in the future: the clock was set back"
-        message = f"stale: the last update was at {iso(quote.at)}, {told}"
+        age = f"{age_s} s ago" if age_s > 0 else f"{-age_s} s in the future: the clock was set back"
+        message = f"stale: the last update was at {iso(quote.at)}, {age}"
     return CryptoPrice(symbol=quote.symbol, price=trimmed(quote.mark), message=message)

@@ -1,4 +1,4 @@
-"""What the event streams send, where it is not what a procedure answers."""
+"""Messages of the event streams that no procedure returns."""
 
 from decimal import Decimal
 from typing import Literal
@@ -43,17 +43,17 @@ class PositionEventData(Wire, kw_only=True):
 
 
 class WorkflowEvent(Wire, kw_only=True, tag_field="type"):
-    """What every message of the workflow stream holds. The event's name is its `type`."""
+    """The base of every message of the workflow stream. The event's name is its `type`."""
 
     timestamp: Timestamp
 
 
 class Connected(WorkflowEvent, kw_only=True, tag="connected"):
-    """The first message, at once after the connection."""
+    """The first message, sent on connection."""
 
 
 class RunEvent(WorkflowEvent, kw_only=True):
-    """What is told of one run of a model."""
+    """An event of one run of a model."""
 
     model_id: str
     model_name: str
@@ -62,7 +62,7 @@ class RunEvent(WorkflowEvent, kw_only=True):
 
 
 class WorkflowStarted(RunEvent, kw_only=True, tag="workflow:started"):
-    """A model begins to think."""
+    """A run of a model has started."""
 
 
 class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):

@@ -128,7 +128,7 @@ class CompletedTrade(Wire, kw_only=True):
 
 
 class CompletedStats(Wire, kw_only=True):
-    """Figures of the trades that are listed beside them. What has no value is null."""
+    """Statistics of the listed trades. A figure without a value is null."""
 
     trade_count: int
     total_realized: Decimal
@@ -171,7 +171,7 @@ class GetCompletedTradesOutput(Wire, kw_only=True):
 
 
 def hours_and_minutes(span: timedelta) -> str:
-    """`26h 05m`; hours are not capped, and seconds are left out."""
+    """Return a duration as `26h 05m`; hours are not capped, seconds are left out."""
     hours, minutes = divmod(int(span.total_seconds()) // 60, 60)
     return f"{hours}h {minutes:02d}m"
 
