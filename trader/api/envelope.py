@@ -63,7 +63,7 @@ def unwrap(body: bytes, by_path: Style) -> Unwrapped:
 
 
 def _opened(members: dict[str, msgspec.Raw]) -> Unwrapped:
-    """Return the input of an envelope. `meta` names JavaScript types, which plain JSON has none of: its shape counts."""
+    """Return the input of an envelope. `meta` names JavaScript types, which JSON does not have: its shape counts."""
     inner = members["json"]
     if "meta" in members and bytes(members["meta"])[:1] != b"[":
         return Unwrapped(Style.ORPC, inner, Issue(("meta",), "expected a list"))
