@@ -9,6 +9,7 @@ bytes that are no request, a request for no path (`OPTIONS *`, CONNECT), and a b
 import asyncio
 import errno
 import logging
+import math
 import resource
 import socket
 from collections.abc import Iterable, Sequence
@@ -71,8 +72,7 @@ class ConnectionLimits:
 class Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and enforces the limits.
 
-    A timer runs only while a head is incomplete or an answer is not taken. The middleware `answer_request` reports when
-    a request begins and ends.
+    The middleware `answer_request` reports when a request begins and ends.
     """
 
     def __init__(self, http: asyncio.Protocol, server: "HttpServer") -> None:
@@ -82,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._is_busy = False
         self._body: StreamReader | None = None
+        self._has_late_bodies = False
+        self._head_due_s = math.inf  # of the event loop's time
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
@@ -90,23 +92,24 @@ class Connection(asyncio.Protocol):
         """Whether it waits for the next request, whose head may have begun: the last one is read and answered."""
         return not self._is_busy and self._stuck is None and (self._body is None or self._body.is_eof())
 
-    def begin(self) -> None:
+    def begin(self, body: StreamReader) -> None:
         """Note that the whole head of a request has arrived, and its handler begins."""
         self._is_busy = True
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        self._body = body
+        self._head_due_s = math.inf
+        if not body.is_eof():
+            self._has_late_bodies = True
 
-    def end(self, body: StreamReader) -> None:
+    def end(self) -> None:
         """Note that the handler of a request has ended. aiohttp reads the rest of its body, which is no head.
 
-        Its parser stops at 32 requests, and counts one too many when a body came after its head; aiohttp itself then
-        never asks it to go on, so it is asked here.
+        aiohttp's parser stops at 32 waiting requests. It counts one too many once a body came after its head, and
+        aiohttp then does not resume it, so that is done here.
         """
         self._is_busy = False
-        self._body = body
         self._server.moved(self)
-        self._http.data_received(b"")
+        if self._has_late_bodies:
+            self._http.data_received(b"")
 
     def close(self) -> None:
         self._transport.close()
@@ -117,8 +120,10 @@ class Connection(asyncio.Protocol):
         self._server.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._late is None and self.is_idle:
-            self._late = self._loop.call_later(self._limits.head_s, self._end_late)
+        if self._head_due_s == math.inf and self.is_idle:
+            self._head_due_s = self._loop.time() + self._limits.head_s
+            if self._late is None:
+                self._late = self._loop.call_at(self._head_due_s, self._check_head)
         self._http.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -129,27 +134,33 @@ class Connection(asyncio.Protocol):
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        self._cancel_timers()
+        self._end_stuck()
         self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timers()
+        self._end_stuck()
+        if self._late is not None:
+            self._late.cancel()
         self._server.lost(self)
         self._http.connection_lost(exc)
 
-    def _cancel_timers(self) -> None:
-        for timer in (self._late, self._stuck):
-            if timer is not None:
-                timer.cancel()
-        self._late = self._stuck = None
+    def _end_stuck(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
-    def _end_late(self) -> None:
+    def _check_head(self) -> None:
+        """Refuse a head that is late. The timer was set for an earlier one, so that not every request needs its own."""
         self._late = None
-        if not self._transport.is_closing():
-            request_id = self._server.requests.new_id()
-            log.info("request %s: the head took too long", request_id)
-            self._transport.write(_closing_answer(HTTPStatus.REQUEST_TIMEOUT, _TOO_SLOW, request_id))
-            self._transport.close()
+        if self._head_due_s == math.inf or self._transport.is_closing():
+            return
+        if self._head_due_s > self._loop.time():
+            self._late = self._loop.call_at(self._head_due_s, self._check_head)
+            return
+        request_id = self._server.requests.new_id()
+        log.info("request %s: the head took too long", request_id)
+        self._transport.write(_closing_answer(HTTPStatus.REQUEST_TIMEOUT, _TOO_SLOW, request_id))
+        self._transport.close()
 
 
 class _HttpTransport:
@@ -207,7 +218,7 @@ async def answer_request(request: web.Request, handler: Handler) -> web.StreamRe
     transport: Any = request.transport
     connection = transport.connection if isinstance(transport, _HttpTransport) else None
     if connection is not None:
-        connection.begin()
+        connection.begin(request.content)
     try:
         response = await handler(request)
         if GIVEN_UP in request:
@@ -226,7 +237,7 @@ async def answer_request(request: web.Request, handler: Handler) -> web.StreamRe
         return response
     finally:
         if connection is not None:
-            connection.end(request.content)
+            connection.end()
 
 
 async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
