@@ -45,7 +45,8 @@ _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 _TOO_SLOW: Final = "The head of the request took too long"
 _REFUSED: Final = b"HTTP/1.0 400 "
-"""How an answer of aiohttp's own to bytes that are no request begins."""
+_ID: Final = b"\r\nX-Request-Id: "
+"""aiohttp's own answer to bytes that are no request begins so and has no id, unlike every answer of a handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,33 +174,29 @@ class _HttpTransport:
         self._transport = transport
         self._server = server
         self.connection = connection
-        self.is_closing = transport.is_closing
+        self.is_closing = transport.is_closing  # called for every request, unlike the rest
+        self.resume_reading = transport.resume_reading
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def write(self, data: bytes) -> None:
-        self._transport.write(self._refusal(data) if _is_refusal(data) else data)
+    def write(self, data: bytes | bytearray) -> None:
+        self._transport.write(self._refusal(data) if data.startswith(_REFUSED) and _ID not in data else data)
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
         first, *others = pieces
-        if _is_refusal(first):
+        if first.startswith(_REFUSED):
             self.write(b"".join((first, *others)))
         else:
             self._transport.writelines((first, *others))
 
-    def _refusal(self, data: bytes) -> bytes:
+    def _refusal(self, data: bytes | bytearray) -> bytes:
         text = data.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
         reason = " ".join(text.split())[:_REASON_CHARACTERS]
         request_id = self._server.requests.new_id()
         peer = self.get_extra_info("peername")
         log.info("request %s: refused a connection of %s: %s", request_id, peer and peer[0], ascii(reason))
         return _closing_answer(HTTPStatus.BAD_REQUEST, reason, request_id)
-
-
-def _is_refusal(data: bytes) -> bool:
-    """Whether aiohttp itself writes this: every answer of a handler has an id."""
-    return data[: len(_REFUSED)] == _REFUSED and b"\r\nX-Request-Id: " not in data
 
 
 def _closing_answer(status: HTTPStatus, error: str, request_id: str) -> bytes:

@@ -15,7 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
+from multidict import istr
 
 from trader.api import batch, envelope
 from trader.api.cors import PATHS, OriginRule, answer_options
@@ -65,6 +66,7 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
+_ID_HEADER: Final = istr("X-Request-Id")
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 
 
@@ -195,7 +197,7 @@ class Dispatcher:
             body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _error_answer(error, target.style)
-        return await self.kept_or_called(target, body, request.headers.get("Authorization"), request_id)
+        return await self.kept_or_called(target, body, request.headers.get(hdrs.AUTHORIZATION), request_id)
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
@@ -251,7 +253,7 @@ class Dispatcher:
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
             return _response(_error_answer(error, Style.ORPC))
-        authorization = request.headers.get("Authorization")
+        authorization = request.headers.get(hdrs.AUTHORIZATION)
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
             answer = await self._call_item(item, authorization, f"{request_id}.{index}")
@@ -301,7 +303,7 @@ def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
 
 
 def _response(answer: Answer) -> web.Response:
-    headers = {"Content-Type": JSON, "Vary": "Origin", **answer.headers}
+    headers = {hdrs.CONTENT_TYPE: JSON, hdrs.VARY: hdrs.ORIGIN, **answer.headers}
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
@@ -343,7 +345,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         request[BEGUN] = True
-        response.headers["X-Request-Id"] = request.get(REQUEST_ID) or requests.new_id()
+        response.headers[_ID_HEADER] = request.get(REQUEST_ID) or requests.new_id()
 
     app.on_response_prepare.append(add_request_id)
     app.router.add_route("*", _ANYWHERE, noted(UNKNOWN, _elsewhere), expect_handler=answer_expect)
