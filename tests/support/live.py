@@ -24,6 +24,7 @@ from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.domain.market.markets import Market, Quote, Tick
 from trader.domain.models import Model, VariantId
 from trader.gateways.lighter.account import LighterAccounts
+from trader.gateways.lighter.api import LighterApi
 from trader.gateways.lighter.signer import OrderTerms, Signed
 from trader.services.events import Event, EventBus
 from trader.services.exchange.accounts import Accounts
@@ -241,9 +242,9 @@ async def prepared(database: Database) -> AsyncIterator[Bench]:
     clock, source = ManualClock(START), ScriptedSource()
     venue = FakeExchange(clock.now)
     await venue.start()
-    probe = LighterAccounts(live_settings(venue.url), make_signer=PlainSigner)
-    listings = await probe._api.listings()
-    await probe.close()
+    api = LighterApi(venue.url)
+    listings = await api.listings()
+    await api.close()
     source.markets = {symbol: listings[symbol].market for symbol in SYMBOLS}
     try:
         yield Bench(database, venue, clock, source)
