@@ -172,7 +172,8 @@ class Accounts:
             if account_id not in self._accounts:
                 async with self._database.transaction() as conn:
                     await store.insert_account(conn, account_id, run)
-                    self._accounts.update(await store.select_accounts(conn, account_id))
+                    opened = await store.select_accounts(conn, account_id)
+                self._accounts.update(opened)  # after the commit: a lost connection must leave no account without a row
                 self.version += 1
         return self._accounts[account_id]
 
