@@ -13,16 +13,15 @@ import math
 import resource
 import socket
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from trader.api.requests import BEGUN, GIVEN_UP, REQUEST_ID, REQUESTS, Handler, RequestLog
-from trader.api.routes import refusal
+from trader.api.requests import REQUESTS, RequestLog
+from trader.api.routes import JSON, connection_of
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 from trader.errors import StartError
@@ -73,7 +72,7 @@ class ConnectionLimits:
 class Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and enforces the limits.
 
-    The middleware `answer_request` reports when a request begins and ends.
+    `routes.served` reports when a request begins and ends.
     """
 
     def __init__(self, http: asyncio.Protocol, server: "HttpServer") -> None:
@@ -209,48 +208,16 @@ def _closing_answer(status: HTTPStatus, error: str, request_id: str) -> bytes:
     return head.encode() + body
 
 
-@web.middleware
-async def answer_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the connection when the request begins and ends, and answer what no handler has answered."""
-    transport: Any = request.transport
-    connection = transport.connection if isinstance(transport, _HttpTransport) else None
-    if connection is not None:
-        connection.begin(request.content)
-    try:
-        response = await handler(request)
-        if GIVEN_UP in request:
-            await _answer_and_close(request, response)
-        return response
-    except web.HTTPException as error:  # of the router, for a request without a path
-        request_id = _id_of(request)
-        log.info("request %s: %s without a path", request_id, request.method)
-        return refusal(error.status, error.reason)
-    except Exception:
-        log.exception("request %s: %s %s failed", _id_of(request), request.method, request.path)
-        if BEGUN in request and transport is not None:
-            transport.abort()
-        response = refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")
-        response.force_close()
-        return response
-    finally:
+async def _answer_without_path(request: web.Request, response: web.StreamResponse) -> None:
+    """Answer a request without a path, which aiohttp's router refuses as text without any handler, as JSON."""
+    if isinstance(response, web.HTTPException):
+        connection = connection_of(request)
         if connection is not None:
+            connection.begin(request.content)
             connection.end()
-
-
-async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
-    """Answer at once and close: aiohttp would wait for the rest of the body, and inflate it."""
-    response.force_close()
-    with suppress(ConnectionError):  # the caller has left
-        await response.prepare(request)
-        await response.write_eof()
-    if request.transport is not None:
-        request.transport.close()
-
-
-def _id_of(request: web.Request) -> str:
-    if REQUEST_ID not in request:
-        request[REQUEST_ID] = (request.app.get(REQUESTS) or RequestLog()).new_id()
-    return request[REQUEST_ID]
+        log.info("request %s: %s without a path", response.headers.get("X-Request-Id"), request.method)
+        response.body = ENCODER.encode(Refusal(error=response.reason))
+        response.headers.update({hdrs.CONTENT_TYPE: JSON, hdrs.CONTENT_LENGTH: str(len(response.body))})
 
 
 class HttpServer:
@@ -261,7 +228,7 @@ class HttpServer:
     """
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
-        app.middlewares.insert(0, answer_request)
+        app.on_response_prepare.append(_answer_without_path)
         self._runner = web.AppRunner(
             app,
             access_log=None,

@@ -150,6 +150,8 @@ async def answer_options(request: web.Request) -> web.StreamResponse:
 
 def setup(app: web.Application, settings: Settings) -> None:
     """Put cross-origin headers on every response below `PATHS`: streams, errors and preflights included."""
+    if not settings.cors_origins:
+        return
     options = ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
         allow_credentials=True,
         expose_headers=EXPOSED_HEADERS,
@@ -168,5 +170,4 @@ def setup(app: web.Application, settings: Settings) -> None:
         if request.rel_url.raw_path.startswith(PATHS):
             response.headers[VARY] = ORIGIN
 
-    if settings.cors_origins:
-        app.on_response_prepare.append(add_vary)
+    app.on_response_prepare.append(add_vary)

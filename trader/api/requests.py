@@ -6,7 +6,6 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from itertools import count
 from typing import Final
 
@@ -23,6 +22,9 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 
 BEGUN: Final = web.RequestKey("begun", bool)
 """Set when the response to a request has begun."""
+
+NAME: Final = web.RequestKey("name", str)
+"""The name of a request in metrics and the log, where it is not that of its route."""
 
 BODY_SIZE_MAX: Final = 2**20
 """Bytes of a request body, after decompression."""
@@ -69,26 +71,6 @@ class RequestLog:
 
 
 REQUESTS: Final = web.AppKey("requests", RequestLog)
-
-
-def noted(name: str, handler: Handler) -> Handler:
-    """Wrap a handler: give each request an id, and record its end."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        requests = request.app.get(REQUESTS)
-        if requests is None:
-            return await handler(request)
-        started_s = time.perf_counter()
-        request[REQUEST_ID] = request_id = requests.new_id()
-        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
-        try:
-            response = await handler(request)
-            status = response.status
-        finally:
-            requests.finished(name, status, started_s, request_id)
-        return response
-
-    return handle
 
 
 class BodyTimeout(RequestError):

@@ -1,18 +1,82 @@
 """Routes for GET requests: each is declared once, with its path, methods and documentation."""
 
+import logging
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
-from aiohttp import HttpVersion11, hdrs, web
+from aiohttp import HttpVersion11, StreamReader, hdrs, web
 
 from trader.api.cors import answer_options
-from trader.api.requests import UNKNOWN, Handler, noted
+from trader.api.requests import BEGUN, GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 
 JSON: Final = "application/json"
+
+log = logging.getLogger(__name__)
+
+
+class MarkedConnection(Protocol):
+    """A connection that is told when a request on it begins and ends."""
+
+    def begin(self, body: StreamReader) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def connection_of(request: web.Request) -> MarkedConnection | None:
+    """Return the connection of a request; None when its transport is not one of ours."""
+    connection: MarkedConnection | None = getattr(request.transport, "connection", None)
+    return connection
+
+
+def served(name: str, handler: Handler) -> Handler:
+    """Wrap a handler: its requests have ids and end in the log, its connections know of them, its bugs answer 500.
+
+    Not a middleware, since the first middleware of an application costs each request a quarter of its time.
+    """
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        started_s = time.perf_counter()
+        requests = request.app.get(REQUESTS) or RequestLog()
+        request[REQUEST_ID] = request_id = requests.new_id()
+        connection = connection_of(request)
+        if connection is not None:
+            connection.begin(request.content)
+        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        try:
+            response = await handler(request)
+            status = response.status
+            if GIVEN_UP in request:
+                await _answer_and_close(request, response)
+        except Exception:
+            log.exception("request %s: %s %s failed", request_id, request.method, request.path)
+            if BEGUN in request and request.transport is not None:
+                request.transport.abort()
+            response = refusal(status, "Internal server error")
+            response.force_close()
+        finally:
+            requests.finished(request.get(NAME, name), status, started_s, request_id)
+            if connection is not None:
+                connection.end()
+        return response
+
+    return handle
+
+
+async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
+    """Answer at once and close: aiohttp would wait for the rest of the body, and inflate it."""
+    response.force_close()
+    with suppress(ConnectionError):  # the caller has left
+        await response.prepare(request)
+        await response.write_eof()
+    if request.transport is not None:
+        request.transport.close()
 
 
 def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -35,7 +99,7 @@ async def answer_expect(request: web.Request) -> web.StreamResponse | None:
     if request.version < HttpVersion11:
         return None
     if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
-        return await noted(UNKNOWN, _refuse_expectation)(request)
+        return await served(UNKNOWN, _refuse_expectation)(request)
     if request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return None
@@ -89,4 +153,4 @@ class Route:
             return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
 
         for path in self.paths:
-            app.router.add_route(hdrs.METH_ANY, path, noted(self.name, handle), expect_handler=answer_expect)
+            app.router.add_route(hdrs.METH_ANY, path, served(self.name, handle), expect_handler=answer_expect)

@@ -22,9 +22,9 @@ from trader.api import batch, envelope
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
-from trader.api.requests import BEGUN, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, noted, read_body
+from trader.api.requests import BEGUN, NAME, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
-from trader.api.routes import JSON, answer_expect
+from trader.api.routes import JSON, answer_expect, served
 from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
     Forbidden,
@@ -167,37 +167,32 @@ class Dispatcher:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Handle a request of any path and method under `/api/rpc/`."""
-        started_s = time.perf_counter()
-        request[REQUEST_ID] = request_id = self._requests.new_id()
-        name, response = await self._respond(request, request_id)
-        self._requests.finished(name, response.status, started_s, request_id)
-        return response
-
-    async def _respond(self, request: web.Request, request_id: str) -> tuple[str, web.StreamResponse]:
-        """Return the name of the request in metrics, and the response."""
         path = request.rel_url.raw_path
         batch_mode = request.headers.get(batch.HEADER)
         if batch_mode is not None and request.method == "POST" and path.startswith(PREFIX):
-            return "batch", await self._handle_batch(request, batch_mode, request_id)
+            request[NAME] = "batch"
+            return await self._handle_batch(request, batch_mode)
         target = self._targets.get(path)
-        name = target.procedure.name if target else UNKNOWN
+        request[NAME] = target.procedure.name if target else UNKNOWN
         if request.method == "OPTIONS" and path.startswith(PREFIX):
-            return name, await answer_options(request)
+            return await answer_options(request)
         if target is None:
             answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
         elif request.method != "POST":
             answer = _method_not_supported(request.method, target.style)
         else:
-            answer = await self._handle_call(request, target, request_id)
-        return name, _response(answer)
+            answer = await self._handle_call(request, target)
+        return _response(answer)
 
-    async def _handle_call(self, request: web.Request, target: Target, request_id: str) -> Answer:
+    async def _handle_call(self, request: web.Request, target: Target) -> Answer:
         try:
             self._origins.check(request)
             body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _error_answer(error, target.style)
-        return await self.kept_or_called(target, body, request.headers.get(hdrs.AUTHORIZATION), request_id)
+        return await self.kept_or_called(
+            target, body, request.headers.get(hdrs.AUTHORIZATION), request.get(REQUEST_ID, "")
+        )
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
@@ -247,13 +242,13 @@ class Dispatcher:
         declared.output_decoder.decode(text)
         return text
 
-    async def _handle_batch(self, request: web.Request, mode: str, request_id: str) -> web.StreamResponse:
+    async def _handle_batch(self, request: web.Request, mode: str) -> web.StreamResponse:
         try:
             self._origins.check(request)
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
             return _response(_error_answer(error, Style.ORPC))
-        authorization = request.headers.get(hdrs.AUTHORIZATION)
+        authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request.get(REQUEST_ID, "")
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
             answer = await self._call_item(item, authorization, f"{request_id}.{index}")
@@ -338,15 +333,16 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
         registry = REGISTRY
     requests = app[REQUESTS] = RequestLog()
     dispatcher = Dispatcher(registry, context, requests)
+    handle = served(UNKNOWN, dispatcher.handle)
     for name in registry.procedures:  # exact routes are found without a pattern; the pattern has the rest
         for path in (name, name.replace(".", "/")):
-            app.router.add_route("*", PREFIX + path, dispatcher.handle, expect_handler=answer_expect)
-    app.router.add_route("*", PREFIX + "{path:.*}", dispatcher.handle, expect_handler=answer_expect)
+            app.router.add_route("*", PREFIX + path, handle, expect_handler=answer_expect)
+    app.router.add_route("*", PREFIX + "{path:.*}", handle, expect_handler=answer_expect)
 
     async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
         request[BEGUN] = True
         response.headers[_ID_HEADER] = request.get(REQUEST_ID) or requests.new_id()
 
     app.on_response_prepare.append(add_request_id)
-    app.router.add_route("*", _ANYWHERE, noted(UNKNOWN, _elsewhere), expect_handler=answer_expect)
+    app.router.add_route("*", _ANYWHERE, served(UNKNOWN, _elsewhere), expect_handler=answer_expect)
     return dispatcher
