@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-from aiohttp import StreamReader, hdrs, web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from trader.api.requests import REQUESTS, RequestLog
-from trader.api.routes import JSON, connection_of
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 from trader.errors import StartError
@@ -208,18 +207,6 @@ def _closing_answer(status: HTTPStatus, error: str, request_id: str) -> bytes:
     return head.encode() + body
 
 
-async def _answer_without_path(request: web.Request, response: web.StreamResponse) -> None:
-    """Answer a request without a path, which aiohttp's router refuses as text without any handler, as JSON."""
-    if isinstance(response, web.HTTPException):
-        connection = connection_of(request)
-        if connection is not None:
-            connection.begin(request.content)
-            connection.end()
-        log.info("request %s: %s without a path", response.headers.get("X-Request-Id"), request.method)
-        response.body = ENCODER.encode(Refusal(error=response.reason))
-        response.headers.update({hdrs.CONTENT_TYPE: JSON, hdrs.CONTENT_LENGTH: str(len(response.body))})
-
-
 class HttpServer:
     """Serves an application on connections with limits.
 
@@ -228,7 +215,6 @@ class HttpServer:
     """
 
     def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
-        app.on_response_prepare.append(_answer_without_path)
         self._runner = web.AppRunner(
             app,
             access_log=None,

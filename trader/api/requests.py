@@ -20,9 +20,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request, in its log line and in the header `X-Request-Id` of its response."""
 
-BEGUN: Final = web.RequestKey("begun", bool)
-"""Set when the response to a request has begun."""
-
 NAME: Final = web.RequestKey("name", str)
 """The name of a request in metrics and the log, where it is not that of its route."""
 

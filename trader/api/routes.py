@@ -10,13 +10,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import HttpVersion11, StreamReader, hdrs, web
+from multidict import istr
 
 from trader.api.cors import answer_options
-from trader.api.requests import BEGUN, GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
+from trader.api.requests import GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 
 JSON: Final = "application/json"
+
+_ID_HEADER: Final = istr("X-Request-Id")
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +55,11 @@ def served(name: str, handler: Handler) -> Handler:
         try:
             response = await handler(request)
             status = response.status
-            if GIVEN_UP in request:
+            if status >= HTTPStatus.BAD_REQUEST and GIVEN_UP in request:
                 await _answer_and_close(request, response)
         except Exception:
             log.exception("request %s: %s %s failed", request_id, request.method, request.path)
-            if BEGUN in request and request.transport is not None:
+            if request.writer.output_size and request.transport is not None:  # a response has begun
                 request.transport.abort()
             response = refusal(status, "Internal server error")
             response.force_close()
@@ -67,6 +70,26 @@ def served(name: str, handler: Handler) -> Handler:
         return response
 
     return handle
+
+
+async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
+    """Give a response the id of its request. A hook of the application, called before each head is sent.
+
+    aiohttp's router refuses a request without a path (`OPTIONS *`, CONNECT) as text and without any handler; that
+    response becomes JSON here.
+    """
+    request_id = request.get(REQUEST_ID)
+    if request_id is None:
+        request_id = (request.app.get(REQUESTS) or RequestLog()).new_id()
+    response.headers[_ID_HEADER] = request_id
+    if isinstance(response, web.HTTPException):
+        connection = connection_of(request)
+        if connection is not None:
+            connection.begin(request.content)
+            connection.end()
+        log.info("request %s: %s without a path", request_id, request.method)
+        response.body = ENCODER.encode(Refusal(error=response.reason))
+        response.headers.update({hdrs.CONTENT_TYPE: JSON, hdrs.CONTENT_LENGTH: str(len(response.body))})
 
 
 async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get
 
 import msgspec
 from aiohttp import hdrs, web
-from multidict import istr
+from multidict import CIMultiDict
 
 from trader.api import batch, envelope
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
-from trader.api.requests import BEGUN, NAME, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, read_body
+from trader.api.requests import NAME, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
-from trader.api.routes import JSON, answer_expect, served
+from trader.api.routes import JSON, answer_expect, finish_head, served
 from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
     Forbidden,
@@ -66,7 +66,7 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
-_ID_HEADER: Final = istr("X-Request-Id")
+_HEADERS: Final = CIMultiDict({hdrs.CONTENT_TYPE: JSON, hdrs.VARY: hdrs.ORIGIN})
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 
 
@@ -298,7 +298,9 @@ def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
 
 
 def _response(answer: Answer) -> web.Response:
-    headers = {hdrs.CONTENT_TYPE: JSON, hdrs.VARY: hdrs.ORIGIN, **answer.headers}
+    headers = _HEADERS.copy()
+    if answer.headers:
+        headers.update(answer.headers)
     return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
@@ -339,10 +341,6 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
             app.router.add_route("*", PREFIX + path, handle, expect_handler=answer_expect)
     app.router.add_route("*", PREFIX + "{path:.*}", handle, expect_handler=answer_expect)
 
-    async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-        request[BEGUN] = True
-        response.headers[_ID_HEADER] = request.get(REQUEST_ID) or requests.new_id()
-
-    app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(finish_head)
     app.router.add_route("*", _ANYWHERE, served(UNKNOWN, _elsewhere), expect_handler=answer_expect)
     return dispatcher
