@@ -1,4 +1,4 @@
-"""Lockstep replay of a day of real candles by the rule agents: clean books, and the same rows in every run."""
+"""Lockstep replay of a day of real candles by the rule agents: clean books, the same rows and payloads in every run."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ TABLES = {
         (
             "orders", "fills", "funding_payments", "limit_orders", "order_requests", "insurance_payments", "runs",
             "accounts", "models", "invocations", "tool_calls", "portfolio_snapshots", "portfolio_hourly",
-            "variant_hourly", "invocation_counts", "last_marks",
+            "variant_hourly", "invocation_counts", "last_marks", "invocation_payloads",
         ),
         "t.*",
     ),
@@ -103,7 +103,8 @@ async def test_two_replays_of_a_day_have_clean_books_and_the_same_rows(tmp_path:
         for table in TABLES:
             assert first[table] == second[table], table
         assert len(first["invocations"]) == len(first["invocation_steps"]) == 4 * CYCLES
-        for table in ("orders", "fills", "funding_payments", "order_requests", "tool_calls", "portfolio_hourly"):
+        acted = ("orders", "fills", "funding_payments", "order_requests", "tool_calls", "invocation_payloads")
+        for table in (*acted, "portfolio_hourly"):
             assert len(first[table]) > 20, table
         database = await Database.connect(dsn, size=1)
         try:

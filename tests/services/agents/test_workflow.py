@@ -4,6 +4,7 @@ import asyncio
 import logging
 import zlib
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -12,8 +13,10 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.floor import Floor, calling, hold, open_floor, opening, results_seen, run_one
+from support.floor import MIDS, Floor, calling, hold, open_floor, opening, results_seen, run_one
+from support.scripted import START
 
+from trader.clock import iso
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.invocations import invocation_id
 from trader.domain.exchange.orders import Side
@@ -109,6 +112,39 @@ async def test_next_invocation_sees_position_and_last_action(floor: Floor) -> No
     assert last.action == "closePosition"
     assert floor.provider.turns[-1].view.stats.trade_count == 1
     assert floor.provider.turns[-1].view.trades[0].close_reason == "order"
+
+
+@pytest.mark.parametrize(
+    ("close_reason", "plan", "btc"),
+    [
+        ("stop", {"stop": 93_000}, "92000"),
+        ("invalidation", {"invalidationPrice": 93_000}, "92000"),
+        ("target", {"target": 95_000}, "96000"),
+        ("time", {"timeExit": iso(START + timedelta(minutes=1))}, "94000"),
+        ("liquidation", {"stop": 50_000, "quantity": 0.5, "leverage": 10}, "75000"),
+    ],
+)
+async def test_no_reversal_soon_after_an_exit_by_the_exchange(
+    floor: Floor, close_reason: str, plan: dict[str, Any], btc: str
+) -> None:
+    await run_one(floor, calling(opening(**plan), ("holding", {"reason": "in"})))
+    mids = MIDS | {"BTC": btc}
+    await floor.see(mids, after_s=60)
+    while floor.exchange.account("ada").positions:
+        await floor.see(mids)
+    short = calling(opening(side="SHORT", quantity=0.01, stop=99_000, target=None), ("holding", {"reason": "x"}))
+    record = await run_one(floor, short)
+    view = floor.provider.turns[-1].view
+    assert view.trades[0].close_reason == close_reason
+    last = view.markets["BTC"].last_action
+    assert last is not None
+    assert (last.action, last.side, last.cycles_ago) == ("closePosition", Side.LONG, 0)
+    call = record.tool_calls[0]
+    rule = "day loss" if close_reason == "liquidation" else "reversal"
+    assert (call.status, call.metadata["results"][0]["rule"]) == ("rejected", rule)
+    await floor.see(after_s=240)
+    record = await run_one(floor, short)
+    assert record.tool_calls[0].status == ("rejected" if close_reason == "liquidation" else "ok")
 
 
 async def test_exit_plan_is_moved(floor: Floor) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
-from trader.domain.exchange.orders import Side
+from trader.domain.exchange.orders import Cause, Side
 from trader.domain.models import Model, VariantId
 from trader.store.agents.agent_view import (
     Action,
@@ -241,9 +241,16 @@ async def test_last_actions(traded: Database) -> None:
             "ETH": Action(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
             "SOL": Action(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
         }
-        await conn.execute("UPDATE fills SET cause = 'stop' WHERE symbol = 'ETH' AND side = 'buy'")
+        shuffled = await select_last_actions(conn, "ada", RUN, ["XRP", "SOL", "BTC", "ETH"])
+        assert list(shuffled) == list(found) == ["BTC", "ETH", "SOL"]
+
+
+@pytest.mark.parametrize("cause", Cause)
+async def test_a_close_is_the_last_action_whoever_made_it(traded: Database, cause: Cause) -> None:
+    async with traded.connection() as conn:
+        await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
         found = await select_last_actions(conn, "ada", RUN, ["ETH"])
-        assert found == {"ETH": Action(Side.SHORT, False, AT + timedelta(minutes=2))}, "a stop is no act of the agent"
+        assert found == {"ETH": Action(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
 
 
 async def test_equity_of_the_run(traded: Database) -> None:

@@ -66,7 +66,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastTrade(NamedTuple):
-    """The last trade in a market: the side it left or took, and when."""
+    """The last trade in a market, an exit by the exchange included: the side it left or took, and when."""
 
     side: Side
     at: datetime

@@ -47,8 +47,8 @@ Every order passes a guard. What breaks a rule is refused, and you are told why.
 - One position is worth at most {limits.position_notional_max} × equity; all positions together at most \
 {limits.leverage_max} × equity.
 - No new position in a market whose `stale` is true.
-- No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`). \
-A cycle is 60 seconds.
+- No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), an exit by \
+stop, target, time or liquidation included. A cycle is 60 seconds.
 - After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.
 
 You act through the tools only; what you write is read by people afterwards. Call `holding` last, to end the cycle."""

@@ -113,7 +113,10 @@ class ObservedStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The agent's last trade in a market: the side of its position, and how many cycles ago (1: the last cycle)."""
+    """The last trade in a market: the side of the position, and how many cycles ago (1: the last cycle).
+
+    A close counts whoever made it: the agent, the exit plan, a liquidation or an operator.
+    """
 
     action: Literal["createPosition", "closePosition"]
     side: Side

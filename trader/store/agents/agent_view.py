@@ -72,7 +72,7 @@ async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats
 
 
 class Action(NamedTuple):
-    """The last fill of an agent's order in a market: the side of the position, and whether the fill reduced it."""
+    """The last fill in a market, whatever caused it: the side of the position, and whether the fill reduced it."""
 
     side: Side
     closed: bool
@@ -85,18 +85,19 @@ FROM unnest($3::text[]) AS market (symbol)
 CROSS JOIN LATERAL (
     SELECT symbol, side, order_id, created_at
     FROM fills
-    WHERE account_id = $1 AND run_id = $2 AND symbol = market.symbol AND cause IN ('order', 'limit')
+    WHERE account_id = $1 AND run_id = $2 AND symbol = market.symbol
     ORDER BY sequence DESC
     LIMIT 1
 ) f
 JOIN orders o ON o.id = f.order_id
+ORDER BY f.symbol
 """
 
 
 async def select_last_actions(
     conn: Connection, account_id: str, run_id: UUID, symbols: Sequence[str]
 ) -> dict[str, Action]:
-    """Return the last fill of an order in each market; a market not traded in this run is absent."""
+    """Return the last fill in each market, exits by the exchange included; one not traded in this run is absent."""
     rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
     found: dict[str, Action] = {}
     for row in rows:

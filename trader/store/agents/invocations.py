@@ -61,6 +61,7 @@ SELECT m.id,
        coalesce((SELECT sum(finished) FROM invocation_counts WHERE model_id = m.id), 0)::bigint AS invocation_count,
        (SELECT max(started_at) FROM invocations WHERE model_id = m.id) AS last_invoked_at
 FROM models m
+ORDER BY m.id
 """
 
 
@@ -108,10 +109,13 @@ async def update_invocation(conn: Connection, invocation: Invocation) -> None:
 
 
 UPDATE_INTERRUPTED = """
-UPDATE invocations
-SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2)
-WHERE status = 'running'
-RETURNING id, model_id
+WITH closed AS (
+    UPDATE invocations
+    SET status = 'failed', failure_reason = $1, finished_at = greatest(started_at, $2)
+    WHERE status = 'running'
+    RETURNING id, model_id, started_at
+)
+SELECT id, model_id FROM closed ORDER BY started_at, id
 """
 
 

@@ -118,7 +118,7 @@ async def select_leader_schedulers(conn: Connection) -> dict[str, bool] | None:
     return schedulers
 
 
-SELECT_SEQUENCES = "SELECT id, sequence FROM accounts"
+SELECT_SEQUENCES = "SELECT id, sequence FROM accounts ORDER BY id"
 
 
 async def select_sequences(conn: Connection) -> dict[str, int]:

@@ -41,6 +41,7 @@ LEFT JOIN LATERAL (
     FROM orders o WHERE o.run_id = r.id
 ) s ON true
 WHERE $1::text IS NULL OR a.id = $1
+ORDER BY a.created_at, a.id
 """
 
 SELECT_POSITIONS = """
@@ -217,7 +218,8 @@ UNION ALL
 (SELECT DISTINCT ON (f.symbol) f.symbol, f.price
  FROM orders o JOIN fills f ON f.account_id = o.account_id AND f.order_id = o.id
  WHERE o.status = 'OPEN' AND o.symbol NOT IN (SELECT symbol FROM last_marks)
- ORDER BY f.symbol, f.created_at DESC)
+ ORDER BY f.symbol, f.created_at DESC, f.account_id, f.sequence DESC)
+ORDER BY symbol
 """
 
 

@@ -80,7 +80,7 @@ async def select_runs(conn: Connection) -> list[tuple[UUID, str, int]]:
 
 SELECT_FIGURES = """
 SELECT id, symbol, side, quantity, entry_notional, fees, liquidation_fees, funding, insurance, exit_notional, gross_pnl
-FROM orders WHERE run_id = $1
+FROM orders WHERE run_id = $1 ORDER BY id
 """
 
 
@@ -92,16 +92,16 @@ async def select_figures(conn: Connection, run_id: UUID) -> list[OrderFigures]:
 SELECT_FILLS = """
 SELECT sequence, order_id, request_id, symbol, side, quantity, price, fee, liquidation_fee, maker, cause,
        created_at AS at
-FROM fills WHERE run_id = $1
+FROM fills WHERE run_id = $1 ORDER BY sequence
 """
 
 SELECT_FUNDING = """
 SELECT sequence, order_id, symbol, boundary, quantity, mark, rate, amount, created_at AS at
-FROM funding_payments WHERE run_id = $1
+FROM funding_payments WHERE run_id = $1 ORDER BY sequence
 """
 
 SELECT_INSURANCE = """
-SELECT sequence, order_id, amount, created_at AS at FROM insurance_payments WHERE run_id = $1
+SELECT sequence, order_id, amount, created_at AS at FROM insurance_payments WHERE run_id = $1 ORDER BY sequence
 """
 
 
@@ -137,6 +137,7 @@ SELECT l.id, 'filled quantity', l.quantity - l.remaining, coalesce(sum(f.quantit
 FROM limit_orders l LEFT JOIN fills f ON f.request_id = l.id
 GROUP BY l.id
 HAVING l.quantity - l.remaining <> coalesce(sum(f.quantity), 0)
+ORDER BY order_id, figure, by_ledger
 """
 
 
@@ -159,6 +160,7 @@ SELECT t.trade_id, o.request_id, o.cause, t.kind, t.symbol, t.side, t.quantity, 
 FROM venue_trades t
 LEFT JOIN venue_orders o ON o.account_id = t.account_id AND o.client_index = t.client_index
 WHERE t.run_id = $1
+ORDER BY t.trade_id
 """
 
 

@@ -69,13 +69,15 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
 # OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """
 SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG', o.confidence, o.opened_at, o.closed_at
-FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since)
+FROM (
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
+) w
 CROSS JOIN LATERAL (
     SELECT * FROM orders
     WHERE account_id = w.account_id AND status = 'CLOSED' AND closed_at >= w.since AND run_id = w.run_id
-    ORDER BY closed_at, id
     OFFSET 0
 ) o
+ORDER BY w.account_id, o.closed_at, o.id
 """
 
 

@@ -45,7 +45,7 @@ SELECT_DRIFT_FIGURES = """
 SELECT symbol, side, size, count(*) AS fills, avg(bps) AS mean,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY bps) AS median,
        percentile_disc(0.95) WITHIN GROUP (ORDER BY abs(bps)) AS p95,
-       (array_agg(bps ORDER BY abs(bps) DESC))[1] AS worst,
+       (array_agg(bps ORDER BY abs(bps) DESC, bps))[1] AS worst,
        percentile_disc(0.05) WITHIN GROUP (ORDER BY bps) AS low,
        percentile_disc(0.95) WITHIN GROUP (ORDER BY bps) AS high
 FROM (

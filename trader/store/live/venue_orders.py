@@ -21,7 +21,7 @@ async def insert_venue_account(conn: Connection, account_id: str, account_index:
     await conn.execute(INSERT_VENUE_ACCOUNT, account_id, account_index, at)
 
 
-SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_accounts"
+SELECT_VENUE_ACCOUNTS = "SELECT account_id, account_index, agreed_at FROM venue_accounts ORDER BY account_id"
 
 
 async def select_venue_accounts(conn: Connection) -> dict[str, tuple[int, datetime]]:

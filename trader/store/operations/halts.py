@@ -44,9 +44,12 @@ async def select_halts(conn: Connection) -> list[Halt]:
 
 
 UPDATE_HALTS_LIFTED = """
-UPDATE halts SET lifted_at = now(), lifted_by = $2
-WHERE lifted_at IS NULL AND account_id IS NOT DISTINCT FROM $1
-RETURNING cause
+WITH lifted AS (
+    UPDATE halts SET lifted_at = now(), lifted_by = $2
+    WHERE lifted_at IS NULL AND account_id IS NOT DISTINCT FROM $1
+    RETURNING id, cause
+)
+SELECT cause FROM lifted ORDER BY id
 """
 
 
@@ -191,7 +194,7 @@ FROM orders WHERE status = 'OPEN' AND ($1::text IS NULL OR account_id = $1)
 UNION ALL
 SELECT account_id, symbol, side, remaining, limit_price
 FROM limit_orders WHERE status = 'RESTING' AND ($1::text IS NULL OR account_id = $1)
-ORDER BY account_id, symbol, side
+ORDER BY account_id, symbol, side, limit_price NULLS FIRST, quantity
 """
 
 

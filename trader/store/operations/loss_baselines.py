@@ -44,6 +44,7 @@ SELECT r.account_id, r.id AS run_id, r.initial_capital, m.run_id AS baseline_run
 FROM runs r
 LEFT JOIN equity_marks m ON m.account_id = r.account_id
 WHERE r.ended_at IS NULL
+ORDER BY r.account_id
 """
 
 

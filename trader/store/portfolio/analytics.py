@@ -35,6 +35,7 @@ SELECT m.id, r.id, r.initial_capital, r.started_at,
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number
+ORDER BY m.id
 """
 
 

@@ -130,6 +130,7 @@ FROM orders o
 JOIN runs r ON r.id = o.run_id AND r.ended_at IS NULL
 JOIN models m ON m.id = o.account_id
 WHERE o.status = 'CLOSED'
+ORDER BY o.account_id, o.closed_at, o.id
 """
 
 

@@ -95,6 +95,7 @@ FROM accounts a
 CROSS JOIN LATERAL (
     SELECT run_id, last_at FROM portfolio_hourly WHERE account_id = a.id ORDER BY hour DESC LIMIT 1
 ) h
+ORDER BY a.id
 """
 
 
@@ -225,13 +226,15 @@ class HourlyValue(msgspec.Struct, frozen=True, gc=False):
 # OFFSET 0 keeps the planner to one look into the index per run; joined as a whole it would read every hour there is.
 SELECT_RUN_HOURS = """
 SELECT h.account_id, h.hour, h.last, h.last_at
-FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since)
+FROM (
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
+) w
 CROSS JOIN LATERAL (
     SELECT * FROM portfolio_hourly
     WHERE account_id = w.account_id AND hour >= w.since AND run_id = w.run_id
-    ORDER BY hour
     OFFSET 0
 ) h
+ORDER BY w.account_id, h.hour
 """
 
 
