@@ -283,13 +283,13 @@ def _tightened(change: UpdateExitPlan, shown: View) -> None:
 
 
 def test_every_agent_finds_trades_in_real_markets() -> None:
-    """Over five real days, asked every two hours, an agent with an empty account finds entries, but not everywhere."""
+    """Over five real days, asked every hour, an agent with an empty account finds entries, but not everywhere."""
     history = {symbol: _real(symbol, 10_000) for symbol in MARKETS}
     intervals: tuple[Interval, ...] = ("5m", "15m", "1h")
     candles = {symbol: {size: _merged(history[symbol], size) for size in intervals} for symbol in MARKETS}
     run = Run(id=UUID(int=2), number=1, initial_capital=Decimal(10_000), quote_currency="USDT", started_at=NOW)
     empty = Account(id="a", run=run, sequence=0, changed_at=NOW)
-    asked = range(2_880, 10_000, 120)
+    asked = range(2_880, 10_000, 60)
     entered: Counter[VariantId] = Counter()
     for index in asked:
         at = history["BTC"][index].open_time

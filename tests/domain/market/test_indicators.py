@@ -178,15 +178,27 @@ def test_the_vwap_is_absent_when_the_candles_begin_after_midnight() -> None:
     assert (found.vwap, found.vwap_deviation, found.vwap_upper) == (None, None, None)
 
 
-def test_the_vwap_of_a_day_begins_with_its_midnight_candle() -> None:
+def test_the_vwap_of_a_day_begins_with_its_thirtieth_candle() -> None:
     candles = [candle for candle in walk(5, 400) if candle.open_time.day == 7]
     assert candles[0].open_time.hour == 0
-    first = candles[0]
-    found = indicators(candles[:1])
-    assert found.vwap == pytest.approx((first.high + first.low + first.close) / 3)
-    assert found.vwap_deviation is None
-    assert found.vwap_upper is None
-    assert indicators(candles[:2]).vwap_deviation is not None
+    for count in (1, 2, 29):
+        found = indicators(candles[:count])
+        assert (found.vwap, found.vwap_deviation, found.vwap_upper, found.vwap_lower) == (None,) * 4, count
+    found = indicators(candles[:30])
+    high, low, close, volume = columns(candles[:30])
+    assert found.vwap == near(numpy.average((high + low + close) / 3, weights=volume))
+    assert found.vwap_deviation is not None
+    assert candles[29].open_time.strftime("%H:%M") == "02:25", "so from 02:30 on, by candles of 5 minutes"
+
+
+@given(st.integers(0, 10_000), st.integers(1, 700), st.sampled_from([1, 5, 15, 60]))
+def test_a_session_of_fewer_than_thirty_candles_has_no_vwap(seed: int, count: int, minutes: int) -> None:
+    candles = walk(seed, count, minutes=minutes)
+    session = [candle for candle in candles if candle.open_time.date() == candles[-1].open_time.date()]
+    found = indicators(candles)
+    known = len(session) >= 30 and session[0].open_time.hour == 0
+    figures = (found.vwap, found.vwap_deviation, found.vwap_upper, found.vwap_lower)
+    assert [figure is not None for figure in figures] == [known] * 4
 
 
 def test_until_the_first_candle_of_a_day_has_closed_the_vwap_is_that_of_the_day_before() -> None:
@@ -195,8 +207,7 @@ def test_until_the_first_candle_of_a_day_has_closed_the_vwap_is_that_of_the_day_
     high, low, close, volume = columns(candles[midnight - 288 : midnight])
     yesterday = float(numpy.average((high + low + close) / 3, weights=volume))
     assert indicators(candles[:midnight]).vwap == near(yesterday)
-    first = candles[midnight]
-    assert indicators(candles[: midnight + 1]).vwap == pytest.approx((first.high + first.low + first.close) / 3)
+    assert indicators(candles[: midnight + 1]).vwap is None
 
 
 def test_the_vwap_is_absent_when_nothing_was_traded() -> None:

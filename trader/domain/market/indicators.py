@@ -20,6 +20,8 @@ BAND_PERIOD = 20
 BOLLINGER_DEVIATIONS = 2.0
 KELTNER_ATRS = 1.5
 VWAP_DEVIATIONS = 2.0
+SESSION_CANDLES_MIN = 30
+"""Candles that must have closed in a session before it has a VWAP: the deviation of fewer measures next to nothing."""
 WILDER_PERIOD = 14
 """Candles of ATR, RSI and ADX."""
 KIJUN_PERIOD = 26
@@ -34,11 +36,12 @@ class Indicators(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=F
     Prices are in quote currency. The middle of the Bollinger bands is the SMA(20), that of the Keltner channel the
     EMA(20), and the channel reaches 1.5 ATR(14) to each side. `rsi`, `adx`, `plus_di` and `minus_di` run from 0 to
     100. `vwap` is that of the UTC day of the last closed candle (of the session's: until the first one of a day has
-    closed it is still that of the day before), `vwap_deviation` the volume-weighted standard deviation around it, and
-    the VWAP bands lie 2 deviations away. `squeeze_on` says that the Bollinger bands lie inside the Keltner channel,
-    `squeeze_candles` how long the present squeeze, or the last one, lasted, and `squeeze_released` how many candles
-    ago it ended (0: with this candle; None while it lasts, or when there was none). `momentum` is how far the close
-    stands from the middle of its range and mean, smoothed by a regression line; positive is upward.
+    closed it is still that of the day before, then it is absent until 30 have closed), `vwap_deviation` the
+    volume-weighted standard deviation around it, and the VWAP bands lie 2 deviations away. `squeeze_on` says that the
+    Bollinger bands lie inside the Keltner channel, `squeeze_candles` how long the present squeeze, or the last one,
+    lasted, and `squeeze_released` how many candles ago it ended (0: with this candle; None while it lasts, or when
+    there was none). `momentum` is how far the close stands from the middle of its range and mean, smoothed by a
+    regression line; positive is upward.
     """
 
     close: float | None = None
@@ -82,10 +85,10 @@ class Squeeze(msgspec.Struct, frozen=True, gc=False):
 
 
 class SessionVwap(msgspec.Struct, frozen=True, gc=False):
-    """Volume-weighted mean of the typical price since 00:00 UTC, and the deviation around it (None for one candle)."""
+    """Volume-weighted mean of the typical price since 00:00 UTC, and the deviation around it."""
 
     vwap: float
-    deviation: float | None
+    deviation: float
 
 
 def sma(values: Floats, period: int) -> list[float]:
@@ -204,7 +207,7 @@ def kijun_sen(highs: Floats, lows: Floats, period: int = KIJUN_PERIOD) -> float 
 def session_vwap(candles: Sequence[Candle]) -> SessionVwap | None:
     """VWAP of the UTC day in which the last candle opened.
 
-    None when the candles do not reach back to that day's 00:00, or nothing was traded since.
+    None when the candles do not reach back to that day's 00:00, fewer than 30 have closed since, or nothing was traded.
     """
     if not candles:
         return None
@@ -218,12 +221,10 @@ def session_vwap(candles: Sequence[Candle]) -> SessionVwap | None:
             break
         session.append(((candle.high + candle.low + candle.close) / 3, candle.volume))
     volume = sum(traded for _, traded in session)
-    if not reaches_back or volume <= 0:
+    if not reaches_back or len(session) < SESSION_CANDLES_MIN or volume <= 0:
         return None
     base = session[-1][0]
     vwap = base + sum((price - base) * traded for price, traded in session) / volume
-    if len(session) < 2:
-        return SessionVwap(vwap, None)
     return SessionVwap(vwap, sqrt(sum((price - vwap) ** 2 * traded for price, traded in session) / volume))
 
 
@@ -288,7 +289,6 @@ def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = Non
     movement = directional(highs, lows, closes)
     state = squeeze(spread, middle, averages, ranges)
     day = session_vwap(candles if session is None else session)
-    reach = day.deviation * VWAP_DEVIATIONS if day and day.deviation is not None else None
     band = spread[-1] * BOLLINGER_DEVIATIONS if spread else 0.0
     channel = ranges[-1] * KELTNER_ATRS if ranges and averages else None
     return Indicators(
@@ -308,8 +308,8 @@ def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = Non
         kijun_sen=kijun_sen(highs, lows),
         vwap=day.vwap if day else None,
         vwap_deviation=day.deviation if day else None,
-        vwap_upper=day.vwap + reach if day and reach is not None else None,
-        vwap_lower=day.vwap - reach if day and reach is not None else None,
+        vwap_upper=day.vwap + VWAP_DEVIATIONS * day.deviation if day else None,
+        vwap_lower=day.vwap - VWAP_DEVIATIONS * day.deviation if day else None,
         squeeze_on=state.on,
         squeeze_candles=state.candles,
         squeeze_released=state.released,
