@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
+from trader.domain.agents.rules.sizing import Signal, room_of, sized
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
 from trader.domain.agents.view import (
     LastAction,
@@ -117,7 +120,28 @@ def test_apex_trades_a_release_on_the_right_side_of_vwap() -> None:
     assert order.target == 103.051
     assert order.time_exit == NOW + timedelta(hours=2)
     assert order.quantity == 133.333  # 2 % of equity over 1.5
-    assert order.leverage == 2
+    assert order.leverage == 6  # a tenth of the margin is lost 1.5 % away
+
+
+@given(st.floats(0.2, 60.0))
+def test_the_leverage_of_apex_follows_from_its_stop_and_its_size_from_its_risk(atr: float) -> None:
+    order = entry(VariantId.APEX, without(RELEASE, atr=atr))
+    distance = 100.051 - order.stop
+    assert order.leverage == min(max(0.1 * 100.051 // distance, 1), 10)
+    assert order.leverage * distance <= 0.1 * 100.051 or order.leverage == 1
+    assert order.quantity == pytest.approx(min(200 / distance, 0.98 * 5 * 10_000 / 100.051), abs=0.002)
+
+
+@pytest.mark.parametrize("cash", ["10000", "900", "450"])
+def test_a_risk_of_the_margin_raises_the_leverage_and_leaves_the_size(cash: str) -> None:
+    shown, limits = view(market(RELEASE, "15m"), available_cash=Decimal(cash)), VARIANTS[VariantId.APEX].limits
+    signal = Signal(side=Side.LONG, stop=98.0, invalidation="", confidence=50, risk=Decimal("0.005"), why="")
+    lowest = sized(shown, limits, shown.markets["SOL"], signal, room_of(shown, limits))
+    risked = msgspec.structs.replace(signal, margin_risk=Decimal("0.1"))
+    found = sized(shown, limits, shown.markets["SOL"], risked, room_of(shown, limits))
+    assert isinstance(lowest, CreatePosition)
+    assert lowest.leverage == {"10000": 1, "900": 3, "450": 6}[cash]
+    assert found == msgspec.structs.replace(lowest, leverage=max(lowest.leverage, 4.0))
 
 
 def test_apex_goes_short_below_vwap() -> None:

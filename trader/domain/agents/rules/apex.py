@@ -1,7 +1,8 @@
 """Apex: volatility squeezes on 15-minute candles, sized by the Kelly criterion.
 
 While the Bollinger bands lie inside the Keltner channel volatility is low; when they leave it a move begins. It is
-traded in its direction and only on its side of VWAP: stop 1.5 ATR, target 3 ATR, time exit after 2 h.
+traded in its direction and only on its side of VWAP: stop 1.5 ATR, target 3 ATR, time exit after 2 h. The leverage
+follows from the stop, which may lose a tenth of the margin: 10 where it is at most 1 % away, less beyond.
 """
 
 from datetime import timedelta
@@ -33,6 +34,8 @@ RISK_MAX: Final = Decimal("0.02")
 """Cap of the risk: a fifth of the day's loss limit. Half Kelly of the prior alone would be a tenth of equity."""
 RISK_PROBE: Final = Decimal("0.0025")
 """Risk while the own record has no edge (Kelly fraction zero): small trades that let the record change."""
+MARGIN_RISK: Final = Decimal("0.1")
+"""Highest share of its margin that a position may lose at the stop."""
 
 
 def decide(view: View, limits: VariantLimits) -> list[Decision]:
@@ -90,6 +93,7 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
         invalidation=f"The release fails: the price gives back {STOP_ATRS} ATR ({STOP_ATRS * atr:.6g}) of the entry.",
         confidence=_confidence(length, released, abs(momentum) / atr, above / atr),
         risk=risk(view.stats),
+        margin_risk=MARGIN_RISK,
         why=why,
     )
 

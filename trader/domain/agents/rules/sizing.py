@@ -16,7 +16,11 @@ HEADROOM: Final = Decimal("0.98")
 
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that a rule proposes. `risk` is the share of equity lost at the stop; `why` states the figures."""
+    """An entry that a rule proposes. `risk` is the share of equity lost at the stop; `why` states the figures.
+
+    `margin_risk` is the share of its margin that the position may lose at the stop, from which the leverage follows;
+    None asks for the lowest leverage that the free cash allows.
+    """
 
     side: Side
     stop: float
@@ -26,6 +30,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     target: float | None = None
     lifetime: timedelta | None = None
+    margin_risk: Decimal | None = None
 
 
 class Room(NamedTuple):
@@ -62,7 +67,8 @@ def sized(
     """Return the order of a signal, or why there can be none.
 
     Quantity = risk × equity / |entry − stop|, cut to the notional caps and to the market's share of the free cash at
-    the highest leverage. The leverage is then the lowest whole one whose margin and fee fit that share.
+    the highest leverage. The leverage is then the lowest whole one whose margin and fee fit that share or, if higher,
+    the highest at which the stop loses at most `margin_risk` of the margin: margin_risk × entry / |entry − stop|.
     """
     prices = _prices(market, signal)
     if isinstance(prices, str):
@@ -71,9 +77,10 @@ def sized(
     leverage_max = Decimal(min(limits.leverage_max, market.leverage_max))
     dearest = max(prices.entry, market.price)
     cash = divide(max(room.cash, ZERO), Decimal(max(room.shares, 1))) * HEADROOM
+    stop_distance = abs(prices.entry - prices.stop)
     quantity = floor_to(
         min(
-            divide(account.equity * signal.risk, abs(prices.entry - prices.stop)),
+            divide(account.equity * signal.risk, stop_distance),
             divide(limits.position_notional_max * account.equity * HEADROOM, dearest),
             divide(max(room.notional, ZERO), dearest),
             divide(cash, dearest * (divide(ONE, leverage_max) + account.taker_fee_rate)),
@@ -86,11 +93,12 @@ def sized(
             f"risk, caps and free cash allow {notional:.2f}, below the minimum of {format_decimal(market.min_notional)}"
         )
     needed = divide(notional, cash - notional * account.taker_fee_rate).to_integral_value(ROUND_CEILING)
+    wanted = floor_to(divide((signal.margin_risk or ZERO) * prices.entry, stop_distance), ONE)
     return CreatePosition(
         symbol=market.symbol,
         side=signal.side,
         quantity=float(quantity),
-        leverage=float(min(max(needed, ONE), leverage_max)),
+        leverage=float(min(max(needed, wanted, ONE), leverage_max)),
         stop=float(prices.stop),
         target=None if prices.target is None else float(prices.target),
         invalidation=signal.invalidation,
