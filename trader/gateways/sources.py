@@ -21,6 +21,7 @@ def make_source(settings: Settings) -> MarketSource:
             return ReplaySource(
                 Path(place).expanduser(),
                 settings.market_symbols,
+                seed=settings.seed,
                 speed=settings.replay_speed,
                 start=settings.replay_start,
                 end=settings.replay_end,

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.books import depth
 from support.candles import FOLDER
@@ -22,8 +21,9 @@ from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
 from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.lighter.source import VenueSource
-from trader.gateways.market.books import Grid, marks_of_candle
+from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Row
+from trader.gateways.market.minute_paths import corners
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.gateways.sources import make_source
@@ -60,49 +60,6 @@ def candles(draw: st.DrawFn) -> Row:
     return Row(0, first, prices[3], prices[0], second, draw(st.floats(0, 1e9)))
 
 
-# The marks_of_candle
-
-
-@settings(max_examples=300, deadline=None)
-@given(candles(), st.sampled_from(("BTC", "ETH", "SOL")))
-def test_the_path_stays_within_its_candle_and_touches_both_extremes(row: Row, symbol: str) -> None:
-    grid = Grid(MARKETS[symbol])
-    marks = [grid.price(mark) for mark in marks_of_candle(grid, row)]
-    half = MARKETS[symbol].tick / 2
-    low, high = Decimal(row.low), Decimal(row.high)
-    assert len(marks) == 60
-    assert all(mark % half == 0 for mark in marks)
-    slack = Decimal("1e-6") * half
-    if high - low >= half:
-        assert all(low - slack <= mark <= high + slack for mark in marks)
-        assert min(marks) - low < half + slack
-        assert high - max(marks) < half + slack
-    else:
-        assert max(marks) - min(marks) <= half
-        assert abs(marks[0] - low) <= half
-    assert abs(marks[0] - Decimal(row.open)) <= half
-    assert abs(marks[59] - Decimal(row.close)) <= half
-    extremes = {marks[20], marks[40]}
-    assert extremes == {min(marks), max(marks)}
-    assert abs(marks[0] - marks[20]) <= abs(marks[0] - marks[40])
-
-
-def test_the_path_goes_to_the_nearer_extreme_first() -> None:
-    grid = Grid(MARKETS["BTC"])
-    marks = [float(grid.price(mark)) for mark in marks_of_candle(grid, Row(0, 100.0, 140.0, 80.0, 119.0, 1.0))]
-    assert (marks[0], marks[20], marks[40], marks[59]) == (100, 80, 140, 119)
-    assert marks[:3] == [100, 99, 98]
-    assert marks[21:23] == [83, 86]
-    mirrored = [float(grid.price(mark)) for mark in marks_of_candle(grid, Row(0, 120.0, 140.0, 80.0, 119.0, 1.0))]
-    assert (mirrored[20], mirrored[40]) == (140, 80)
-
-
-def test_of_two_equally_near_extremes_the_one_away_from_the_close_comes_first() -> None:
-    grid = Grid(MARKETS["BTC"])
-    assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 105.0, 1.0))[20]) == 90
-    assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 95.0, 1.0))[20]) == 110
-
-
 # Playing
 
 
@@ -115,7 +72,10 @@ async def test_there_is_a_tick_a_second_with_a_book_around_the_path(tmp_path: Pa
     ticks = [tick async for tick in source.history(START - MINUTE, START + 10 * MINUTE)]
     assert [tick.at for tick in ticks] == [START + timedelta(seconds=n) for n in range(300)]
     grid = Grid(MARKETS["BTC"])
-    assert marks_of(ticks) == [grid.price(mark) for row in rows_of(5) for mark in marks_of_candle(grid, row)]
+    paths = [marks_of(ticks)[begin : begin + 60] for begin in range(0, 300, 60)]
+    for row, path in zip(rows_of(5), paths, strict=True):
+        low, high, *ends = (grid.price(mark) for mark in corners(grid, row))
+        assert (min(path), max(path), path[0], path[-1]) == (low, high, *ends)
     for tick in ticks:
         quote = tick.quotes["BTC"]
         bids, asks = ([level.price for level in side] for side in (quote.book.bids, quote.book.asks))

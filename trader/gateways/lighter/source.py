@@ -17,7 +17,7 @@ from trader.errors import MarketDataError, MarketUnavailable
 from trader.gateways.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
 from trader.gateways.lighter.market import LighterMarket
 from trader.gateways.lighter.stream import open_stream
-from trader.gateways.market.books import CLOSE_S, FURTHER_S, NEARER_S, CandlePath, Grid
+from trader.gateways.market.books import CLOSE_S, FURTHER_S, NEARER_S, CandlePath, Grid, marks_of_candle
 from trader.gateways.market.files import Row
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class VenueSource:
             grid = Grid(self._rules[symbol])
             for candle in await self._api.candles(listing.market_id, "1m", start, stop):
                 row = Row(epoch_second(candle.open_time) // 60, *candle[1:])
-                minutes.setdefault(candle.open_time, []).append(CandlePath(grid, row))
+                minutes.setdefault(candle.open_time, []).append(CandlePath(grid, row, marks_of_candle(grid, row)))
         return minutes
 
     async def _load_rates(self, symbol: str, listing: Listing, after: datetime, until: datetime) -> None:

@@ -4,7 +4,7 @@ A derived mark lies on half ticks, so that it is the exact mid of a bid and an a
 is an even number of ticks, between two ticks an odd one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -87,16 +87,17 @@ def levels(market: Market, best_ticks: int, steps_ticks: Iterable[int], sizes: I
 
 
 class CandlePath:
-    """A 1-minute candle as sixty quotes. Spread and depth are fixed functions of its price and its volume.
+    """A 1-minute candle as sixty quotes around its marks in half ticks.
 
-    The spread is 0.2 basis points of the price, up to 2 more the less is traded; a side of the book shows, over ten
-    levels, as much as the geometric mean of 160,000 in quote currency and what the minute traded, and at least 10,000.
+    Spread and depth are fixed functions of its price and its volume: the spread is 0.2 basis points of the price, up to
+    2 more the less is traded; a side of the book shows, over ten levels, as much as the geometric mean of 160,000 in
+    quote currency and what the minute traded, and at least 10,000.
     """
 
-    def __init__(self, grid: Grid, row: Row) -> None:
+    def __init__(self, grid: Grid, row: Row, marks: Sequence[int]) -> None:
         self.symbol = grid.market.symbol
         self._grid = grid
-        self.marks = marks_of_candle(grid, row)
+        self.marks = marks
         tick = float(grid.market.tick)
         traded = row.volume * row.close
         self._spread = max(1, round(row.close * (0.00002 + 0.0002 / (1 + traded / 20_000)) / tick))

@@ -1,7 +1,7 @@
 """Replay source: recorded 1-minute candles played second by second.
 
-Within its minute the price goes open → nearer extreme → further extreme → close, so that resting orders, triggers and
-liquidation see what the market saw, though nobody knows the true order. Books are derived from that path.
+Within its minute the price takes a path that is drawn by chance and touches open, high, low and close, so that resting
+orders, triggers and liquidation see what the market saw, though nobody knows its true path. Books are derived from it.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from trader.domain.market.markets import (
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, CandlePath, Grid
 from trader.gateways.market.files import Minutes, find_files, read_market
+from trader.gateways.market.minute_paths import MinutePaths
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -45,11 +47,13 @@ class ReplaySource:
         place: Path,
         symbols: Sequence[str],
         *,
+        seed: int = 0,
         speed: float = 1.0,
         start: datetime | None = None,
         end: datetime | None = None,
     ) -> None:
         self._place = place
+        self._seed = seed
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
@@ -80,7 +84,7 @@ class ReplaySource:
                 raise MarketDataError(
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {market.tick} of {symbol}"
                 )
-            self._recordings[symbol] = _Recording(market, minutes)
+            self._recordings[symbol] = _Recording(market, minutes, self._seed)
         self._set_range()
 
     def _set_range(self) -> None:
@@ -116,6 +120,7 @@ class ReplaySource:
         return ScaledClock(start, self._speed) if self._speed else LockstepClock(start)
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        await self._prepare_paths()
         for tick in self._walk(epoch_second(after), self._last_second):
             await clock.advance_to(tick.at)
             await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
@@ -127,8 +132,14 @@ class ReplaySource:
         await asyncio.Event().wait()
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
+        await self._prepare_paths()
         for tick in self._walk(epoch_second(after), min(epoch_second(until), self._last_second)):
             yield tick
+
+    async def _prepare_paths(self) -> None:
+        """Make in a thread what the paths are drawn from: it takes seconds, and only the first time."""
+        for recording in self._recordings.values():
+            await asyncio.to_thread(recording.prepare_paths)
 
     def _walk(self, after: int, until: int) -> Iterator[Tick]:
         """Yield the ticks of the seconds in (after, until]. A second without a candle of any market has none."""
@@ -178,16 +189,25 @@ class ReplaySource:
 class _Recording:
     """The candles of one market, found by minute."""
 
-    def __init__(self, market: Market, minutes: Minutes) -> None:
+    def __init__(self, market: Market, minutes: Minutes, seed: int) -> None:
         self.minutes = minutes
         self._grid = Grid(market)
+        self._seed = seed
+
+    @cached_property
+    def _paths(self) -> MinutePaths:
+        return MinutePaths(f"{self._seed}:{self._grid.market.symbol}", self._grid, self.minutes)
+
+    def prepare_paths(self) -> None:
+        assert self._paths
 
     def minute(self, minute: int) -> CandlePath | None:
         """Return the minute's path; None within a gap."""
         place = bisect_left(self.minutes.minute, minute)
         if place == len(self.minutes) or self.minutes.minute[place] != minute:
             return None
-        return CandlePath(self._grid, self.minutes[place])
+        row = self.minutes[place]
+        return CandlePath(self._grid, row, self._paths.draw(row))
 
     def next_minute(self, minute: int) -> int | None:
         place = bisect_left(self.minutes.minute, minute)

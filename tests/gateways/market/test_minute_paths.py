@@ -1,0 +1,111 @@
+"""Paths within a minute: they meet their candle exactly, and are a function of seed, market and minute."""
+
+import subprocess
+import sys
+from decimal import Decimal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trader.domain.market.markets import MARKETS
+from trader.gateways.market.books import Grid, marks_of_candle
+from trader.gateways.market.files import Minutes, Row
+from trader.gateways.market.minute_paths import MinutePaths, corners
+
+SYMBOLS = ("BTC", "ETH", "SOL")
+GRIDS = {symbol: Grid(MARKETS[symbol]) for symbol in SYMBOLS}
+PATHS = {symbol: MinutePaths(f"7:{symbol}", GRIDS[symbol], Minutes()) for symbol in SYMBOLS}
+
+
+@st.composite
+def candles(draw: st.DrawFn) -> Row:
+    """Draw a candle: its width between nothing and a quarter of the price, its open and close often at the edges."""
+    low = draw(st.floats(10, 1e6))
+    high = low * (1 + draw(st.sampled_from((0.0, 1e-7, 1e-6, 1e-5, 1e-3, 0.25))) * draw(st.floats(0, 1)))
+    edges = st.sampled_from((low, high)) | st.floats(low, high)
+    return Row(draw(st.integers(0, 40_000_000)), draw(edges), high, low, draw(edges), draw(st.floats(0, 1e9)))
+
+
+@settings(max_examples=500, deadline=None)
+@given(candles(), st.sampled_from(SYMBOLS))
+def test_a_path_meets_open_high_low_and_close_and_stays_within(row: Row, symbol: str) -> None:
+    grid = GRIDS[symbol]
+    path = PATHS[symbol].draw(row)
+    assert (min(path), max(path), path[0], path[-1]) == corners(grid, row)
+    assert len(path) == 60
+    half = MARKETS[symbol].tick / 2
+    low, high = Decimal(row.low), Decimal(row.high)
+    slack = Decimal("1e-6") * half
+    prices = [grid.price(mark) for mark in path]
+    if high - low >= half:
+        assert low - slack <= min(prices) < low + half + slack
+        assert high - half - slack < max(prices) <= high + slack
+    else:
+        assert max(prices) - min(prices) <= half
+        assert abs(prices[0] - low) <= half
+    assert abs(prices[0] - Decimal(row.open)) <= half
+    assert abs(prices[-1] - Decimal(row.close)) <= half
+
+
+ROW = Row(29_000_000, 95_000.0, 95_060.0, 94_990.0, 95_020.0, 5.0)
+
+
+def test_a_path_is_a_function_of_seed_market_and_minute() -> None:
+    grid = GRIDS["BTC"]
+    path = PATHS["BTC"].draw(ROW)
+    assert path == PATHS["BTC"].draw(ROW) == MinutePaths("7:BTC", grid, Minutes()).draw(ROW)
+    later = [PATHS["BTC"].draw(ROW._replace(minute=ROW.minute + number)) for number in range(1, 20)]
+    others = [MinutePaths(f"{seed}:BTC", grid, Minutes()).draw(ROW) for seed in range(20, 40)]
+    assert len({tuple(each) for each in [path, *later, *others]}) > 35
+
+
+def test_another_process_draws_the_same_paths() -> None:
+    code = (
+        "from trader.domain.market.markets import MARKETS\n"
+        "from trader.gateways.market.books import Grid\n"
+        "from trader.gateways.market.files import Minutes, Row\n"
+        "from trader.gateways.market.minute_paths import MinutePaths\n"
+        f"print(MinutePaths('7:BTC', Grid(MARKETS['BTC']), Minutes()).draw({ROW!r}))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(PATHS["BTC"].draw(ROW))
+
+
+def test_extremes_are_met_at_any_second_and_in_any_order() -> None:
+    rows = (
+        ROW._replace(minute=minute, open=94_990.0 + minute * 7 % 71, close=94_990.0 + minute * 11 % 71)
+        for minute in range(3_000)
+    )
+    paths = [PATHS["BTC"].draw(row) for row in rows]
+    lows, highs = ([path.index(extreme(path)) for path in paths] for extreme in (min, max))
+    assert len(set(lows)) > 55 < len(set(highs))
+    assert 0.3 < sum(low < high for low, high in zip(lows, highs, strict=True)) / len(paths) < 0.7
+
+
+# The path of fixed corners, of minutes in which a venue was away
+
+
+@settings(max_examples=300, deadline=None)
+@given(candles(), st.sampled_from(SYMBOLS))
+def test_the_corner_path_meets_its_candle_at_fixed_seconds(row: Row, symbol: str) -> None:
+    marks = marks_of_candle(GRIDS[symbol], row)
+    assert len(marks) == 60
+    assert (min(marks), max(marks), marks[0], marks[-1]) == corners(GRIDS[symbol], row)
+    assert {marks[20], marks[40]} == {min(marks), max(marks)}
+    assert abs(marks[0] - marks[20]) <= abs(marks[0] - marks[40])
+
+
+def test_the_corner_path_goes_to_the_nearer_extreme_first() -> None:
+    grid = GRIDS["BTC"]
+    marks = [grid.number(mark) for mark in marks_of_candle(grid, Row(0, 100.0, 140.0, 80.0, 119.0, 1.0))]
+    assert (marks[0], marks[20], marks[40], marks[59]) == (100, 80, 140, 119)
+    assert marks[:3] == [100, 99, 98]
+    assert marks[21:23] == [83, 86]
+    mirrored = [grid.number(mark) for mark in marks_of_candle(grid, Row(0, 120.0, 140.0, 80.0, 119.0, 1.0))]
+    assert (mirrored[20], mirrored[40]) == (140, 80)
+
+
+def test_of_two_equally_near_extremes_the_one_away_from_the_close_comes_first() -> None:
+    grid = GRIDS["BTC"]
+    assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 105.0, 1.0))[20]) == 90
+    assert grid.number(marks_of_candle(grid, Row(0, 100.0, 110.0, 90.0, 95.0, 1.0))[20]) == 110
