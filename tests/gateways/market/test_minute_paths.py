@@ -1,20 +1,36 @@
-"""Paths within a minute: they meet their candle exactly, and are a function of seed, market and minute."""
+"""Paths within a minute: they meet their candle exactly, are a function of seed, market and minute, and are fair."""
 
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.candles import FOLDER
+from support.market_fidelity import (
+    CALM_DEPTHS,
+    CALM_SPREADS,
+    Costs,
+    is_inside,
+    judge_rules,
+    log_paths,
+    recorded_quotes,
+    sample,
+    worst,
+)
 
 from trader.domain.market.markets import MARKETS
 from trader.gateways.market.books import Grid, marks_of_candle
-from trader.gateways.market.files import Minutes, Row
+from trader.gateways.market.files import Minutes, Row, find_files, read_market
 from trader.gateways.market.minute_paths import MinutePaths, corners
 
 SYMBOLS = ("BTC", "ETH", "SOL")
 GRIDS = {symbol: Grid(MARKETS[symbol]) for symbol in SYMBOLS}
 PATHS = {symbol: MinutePaths(f"7:{symbol}", GRIDS[symbol], Minutes()) for symbol in SYMBOLS}
+
+needs_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"the recorded candles are not at {FOLDER}")
 
 
 @st.composite
@@ -63,7 +79,7 @@ def test_another_process_draws_the_same_paths() -> None:
     code = (
         "from trader.domain.market.markets import MARKETS\n"
         "from trader.gateways.market.books import Grid\n"
-        "from trader.gateways.market.files import Minutes, Row\n"
+        "from trader.gateways.market.files import Minutes, Row, find_files, read_market\n"
         "from trader.gateways.market.minute_paths import MinutePaths\n"
         f"print(MinutePaths('7:BTC', Grid(MARKETS['BTC']), Minutes()).draw({ROW!r}))"
     )
@@ -80,6 +96,51 @@ def test_extremes_are_met_at_any_second_and_in_any_order() -> None:
     lows, highs = ([path.index(extreme(path)) for path in paths] for extreme in (min, max))
     assert len(set(lows)) > 55 < len(set(highs))
     assert 0.3 < sum(low < high for low, high in zip(lows, highs, strict=True)) / len(paths) < 0.7
+
+
+# Fairness on recorded candles; `scripts/benchmark fidelity` judges the whole month on a finer grid
+
+DAYS = 4
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Minutes]:
+    """The first days of each market."""
+    days = {}
+    for symbol, files in find_files(FOLDER).items():
+        whole, days[symbol] = read_market(files), Minutes()
+        for place in range(DAYS * 1440):
+            days[symbol].append(whole[place])
+    return days
+
+
+def largest_t(recorded: dict[str, Minutes], draw: Callable[[Grid, Row], Sequence[int]]) -> float:
+    paths = [log_paths(minutes, GRIDS[symbol], draw) for symbol, minutes in recorded.items()]
+    return abs(worst(list(filter(is_inside, judge_rules(paths, 15)))).t)
+
+
+@needs_real
+def test_no_rule_within_a_minute_earns_on_drawn_paths(recorded: dict[str, Minutes]) -> None:
+    fitted = {symbol: MinutePaths(f"0:{symbol}", GRIDS[symbol], minutes) for symbol, minutes in recorded.items()}
+
+    def draw(grid: Grid, row: Row) -> Sequence[int]:
+        return fitted[grid.market.symbol].draw(row)
+
+    assert largest_t(recorded, draw) < 4.5
+
+
+@needs_real
+def test_the_judgement_finds_a_path_of_fixed_form_out(recorded: dict[str, Minutes]) -> None:
+    assert largest_t(recorded, marks_of_candle) > 50
+
+
+@needs_real
+def test_an_order_costs_many_times_more_in_a_violent_minute(recorded: dict[str, Minutes]) -> None:
+    for symbol, minutes in recorded.items():
+        costs = Costs.of([sample(quote, range_bp) for range_bp, quote in recorded_quotes(symbol, minutes, 0)])
+        assert costs.half_spread_bp == pytest.approx(CALM_SPREADS[symbol], rel=0.35)
+        assert costs.depth == pytest.approx(CALM_DEPTHS[symbol], rel=0.35)
+        assert costs.violent_cost_bp > 5 * costs.cost_bp
 
 
 # The path of fixed corners, of minutes in which a venue was away

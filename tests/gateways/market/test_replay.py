@@ -14,11 +14,10 @@ from typing import cast
 
 import pytest
 from hypothesis import strategies as st
-from support.books import depth
 from support.candles import FOLDER
 
 from trader.clock import Clock, LockstepClock, ScaledClock, SystemClock
-from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Tick
+from trader.domain.market.markets import MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Quote, Tick
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.lighter.source import VenueSource
 from trader.gateways.market.books import Grid
@@ -84,22 +83,43 @@ async def test_there_is_a_tick_a_second_with_a_book_around_the_path(tmp_path: Pa
         assert quote.bid < quote.ask
         assert bids == sorted(set(bids), reverse=True)
         assert asks == sorted(set(asks))
-        assert len(bids) == len(asks) == 10
+        assert len(bids) == len(asks) == 12
         assert all(price > 0 and price % MARKETS["BTC"].tick == 0 for price in bids + asks)
         assert quote.book.at == tick.at
 
 
-async def test_more_volume_makes_a_narrower_and_deeper_book(tmp_path: Path) -> None:
-    rows = [row._replace(volume=volume) for row, volume in zip(rows_of(4), (0.0, 0.1, 10.0, 1000.0), strict=True)]
+def near_depth(quote: Quote) -> float:
+    """The quantity offered within 3 basis points of the best ask."""
+    return float(sum(level.quantity for level in quote.book.asks if level.price <= quote.ask * Decimal("1.0003")))
+
+
+async def test_a_move_widens_and_thins_the_book_while_it_lasts(tmp_path: Path) -> None:
+    rows = rows_of(30)
+    rows[10] = rows[10]._replace(high=rows[10].high + 300)
     source = await opened(write(tmp_path, rows))
-    quotes = [tick.quotes["BTC"] async for tick in source.history(START - MINUTE, START + 4 * MINUTE)][::60]
-    spreads = [quote.ask - quote.bid for quote in quotes]
-    depths = [depth(quote.book.bids) * quote.mark for quote in quotes]
-    assert spreads == sorted(spreads, reverse=True)
-    assert spreads[0] > spreads[-1]
-    assert depths == sorted(depths)
-    assert depths[0] == pytest.approx(Decimal(10_000), rel=Decimal("0.01"))
-    assert depths[3] > 50 * depths[0]
+    ticks = [tick async for tick in source.history(START - MINUTE, START + 30 * MINUTE)]
+    spreads = [float(tick.quotes["BTC"].ask - tick.quotes["BTC"].bid) for tick in ticks]
+    depths = [near_depth(tick.quotes["BTC"]) for tick in ticks]
+    calm = slice(5 * 60, 10 * 60)
+    assert max(spreads[10 * 60 : 11 * 60]) > 20 * max(spreads[calm])
+    assert min(depths[10 * 60 : 11 * 60]) < min(depths[calm]) / 5
+    assert max(spreads[13 * 60 : 14 * 60]) < 2 * max(spreads[calm])
+
+
+async def test_a_book_knows_nothing_of_what_comes(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    rows = rows_of(10)
+    last = rows[9]._replace(volume=900.0)
+    sources = (
+        await opened(write(tmp_path, rows)),
+        await opened(write(tmp_path / "other", [*rows[:9], last])),
+        await opened(write(tmp_path / "other", [*rows[:9], last._replace(high=99_000.0)])),
+    )
+    before = [
+        [tick.quotes["BTC"].book async for tick in source.history(START - MINUTE, START + 9 * MINUTE - MINUTE / 60)]
+        for source in sources
+    ]
+    assert before[0] == before[1] == before[2]
 
 
 async def test_history_yields_the_ticks_that_are_pushed_in_lockstep(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +13,6 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.books import depth
 from support.manual_clock import ManualClock
 
 from trader.clock import epoch_second, moment_of
@@ -98,7 +96,7 @@ def test_one_market_does_not_depend_on_which_others_are_followed() -> None:
 def check_book(quote: Quote) -> None:
     market, book = MARKETS[quote.symbol], quote.book
     assert (book.symbol, book.at) == (quote.symbol, quote.at)
-    assert len(book.bids) == len(book.asks) == 10
+    assert len(book.bids) == len(book.asks) == 12
     bids, asks = [level.price for level in book.bids], [level.price for level in book.asks]
     assert bids == sorted(set(bids), reverse=True)
     assert asks == sorted(set(asks))
@@ -118,20 +116,34 @@ def test_books_are_valid(second: int) -> None:
         assert level / 4 < quote.mark < level * 4
 
 
+def near_depth(quote: Quote, bp: int) -> Decimal:
+    """The quantity that is bid for within `bp` basis points of the best bid."""
+    worst = quote.bid * (1 - Decimal(bp) / 10_000)
+    return sum((level.quantity for level in quote.book.bids if level.price >= worst), Decimal(0))
+
+
 def test_books_are_those_of_a_liquid_market() -> None:
-    spreads: Counter[int] = Counter()
-    depths = []
+    spreads, depths = [], []
     for hour in range(80):
         quote = source.tick(epoch_second(NOW) + hour * 3607).quotes["BTC"]
         if Regimes(7).of_block(epoch_second(quote.at) // HOUR_S // BLOCK_H) is Regime.CRASH:
             continue
-        spreads[int((quote.ask - quote.bid) / MARKETS["BTC"].tick)] += 1
-        depths.append((depth(quote.book.bids) + depth(quote.book.asks)) * quote.mark)
-    assert set(spreads) <= set(range(1, 8))
-    assert spreads[1] + spreads[2] > spreads.total() / 2
-    assert min(depths) > 1_000_000
-    assert max(depths) < 3_500_000
+        spreads.append(float((quote.ask - quote.bid) / quote.mark) * 1e4)
+        depths.append(near_depth(quote, 2) * quote.mark)
+    assert 0.1 < min(spreads) < 0.2 < max(spreads) < 1.5
+    assert min(depths) > 20_000
+    assert max(depths) < 1_500_000
+    assert 150_000 < sorted(depths)[len(depths) // 2] < 450_000
     assert len(set(depths)) > 60
+
+
+def test_books_are_wide_and_thin_in_a_crash() -> None:
+    regimes = Regimes(7)
+    block = next(block for block in range(60_000, 61_000) if regimes.of_block(block) is Regime.CRASH)
+    crash = next(c for c in regimes.crashes(block * BLOCK_H) if c.second // (BLOCK_H * HOUR_S) == block)
+    calm, steep = (source.tick(crash.second + after).quotes["ETH"] for after in (-1800, 600))
+    assert (steep.ask - steep.bid) / steep.mark > 4 * (calm.ask - calm.bid) / calm.mark
+    assert near_depth(steep, 5) < near_depth(calm, 5) / 4
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,14 +11,23 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Final
 
-from trader.clock import SET_BACK_LEAST, Clock, SystemClock, ceil_time, epoch_second, floor_time, interval_elapsed
+from trader.clock import (
+    SET_BACK_LEAST,
+    Clock,
+    SystemClock,
+    ceil_time,
+    epoch_second,
+    floor_time,
+    interval_elapsed,
+    moment_of,
+)
 from trader.domain.market.markets import INTERVALS, MARKETS, PLAIN_FUNDING_RATE, Candle, Interval, Market, Tick
 from trader.errors import MarketDataError, MarketUnavailable
 from trader.gateways.lighter.api import CANDLES_PER_CALL, LighterApi, Listing
 from trader.gateways.lighter.market import LighterMarket
 from trader.gateways.lighter.stream import open_stream
-from trader.gateways.market.books import CLOSE_S, FURTHER_S, NEARER_S, CandlePath, Grid, marks_of_candle
-from trader.gateways.market.files import Row
+from trader.gateways.market.books import CLOSE_S, FURTHER_S, NEARER_S, CandlePath, Grid, TrailingDay, marks_of_candle
+from trader.gateways.market.files import Minutes, Row
 
 logger = logging.getLogger(__name__)
 
@@ -171,9 +180,18 @@ class VenueSource:
             if (listing := listings.get(symbol)) is None:
                 continue
             grid = Grid(self._rules[symbol])
+            rows = Minutes()
             for candle in await self._api.candles(listing.market_id, "1m", start, stop):
-                row = Row(epoch_second(candle.open_time) // 60, *candle[1:])
-                minutes.setdefault(candle.open_time, []).append(CandlePath(grid, row, marks_of_candle(grid, row)))
+                rows.append(Row(epoch_second(candle.open_time) // 60, *candle[1:]))
+            day = TrailingDay(float(grid.market.tick), rows)
+            before: list[int] = []
+            for place in range(len(rows)):
+                marks = marks_of_candle(grid, rows[place])
+                path = CandlePath(
+                    grid, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place)
+                )
+                minutes.setdefault(moment_of(rows.minute[place] * 60), []).append(path)
+                before = marks
         return minutes
 
     async def _load_rates(self, symbol: str, listing: Listing, after: datetime, until: datetime) -> None:

@@ -1,25 +1,25 @@
-"""Quotes and order books derived from a mark price or a candle, for sources that have no books of their own.
+"""Quotes and order books derived from mark prices, for sources that have no books of their own.
 
 A derived mark lies on half ticks, so that it is the exact mid of a bid and an ask on ticks: on a whole tick the spread
 is an even number of ticks, between two ticks an odd one.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
-from itertools import pairwise
-from math import ceil, floor, sqrt
-from typing import Final
+from functools import partial
+from itertools import accumulate, pairwise
+from math import ceil, exp, floor, log, sqrt
+from typing import Final, NamedTuple
 
 from trader.domain.market.markets import Book, Level, Market, Quote
-from trader.gateways.market.files import Row
+from trader.gateways.market.files import Minutes, Row
 
 NEARER_S: Final = 20
 FURTHER_S: Final = 40
 CLOSE_S: Final = 59
 """The seconds of the minute at which a candle's path touches its nearer extreme, its further one, and its close."""
-
-_LEVELS: Final = 10
 
 
 class Grid:
@@ -86,33 +86,115 @@ def levels(market: Market, best_ticks: int, steps_ticks: Iterable[int], sizes: I
     return tuple(side)
 
 
-class CandlePath:
-    """A 1-minute candle as sixty quotes around its marks in half ticks.
+class Calm(NamedTuple):
+    """The book of a market in a usual minute: half its spread in basis points, and the depth of one side within 2 basis
+    points of the mid, in quote currency."""
 
-    Spread and depth are fixed functions of its price and its volume: the spread is 0.2 basis points of the price, up to
-    2 more the less is traded; a side of the book shows, over ten levels, as much as the geometric mean of 160,000 in
-    quote currency and what the minute traded, and at least 10,000.
+    half_spread_bp: float
+    depth: float
+
+
+_CALM: Final = {"BTC": Calm(0.1, 300_000), "ETH": Calm(0.3, 200_000), "SOL": Calm(0.6, 100_000)}
+_CALM_ELSEWHERE: Final = Calm(1.0, 50_000)
+_DEPTH_WITHIN_BP: Final = 2.0
+_OFFSETS_BP: Final = (0.0, 0.25, 0.5, 0.8, 1.2, 1.8, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
+"""Distances of the levels from the best price in a calm book. They grow with the square root of the stress."""
+_DEPTH_POWER: Final = 1.2
+"""The depth within a distance of the best price grows with this power of it."""
+_CALM_MOVE: Final = 0.86
+_CALM_BUSYNESS: Final = 0.85
+"""Medians of the move and of the busyness in the calmer half of the minutes of January 2025."""
+_STRESS_POWER: Final = 1.3
+_STRESS_MIN: Final = 0.5
+_STRESS_MAX: Final = 100.0
+DAY_MINUTES: Final = 1440
+
+
+def stress(last_15: int, last_60: int, mark: int, usual_range: float) -> float:
+    """Return by how much a book is wider and thinner than in a usual minute.
+
+    The ranges of the last 15 and 60 seconds and the mark are in half ticks; the usual range of a minute is relative to
+    the price, and 0 when it is not known.
+    """
+    if not usual_range:
+        return 1.0
+    move = max(last_60, 2 * last_15) / mark / usual_range / _CALM_MOVE
+    return min(max(_STRESS_MIN, float(move**_STRESS_POWER)), _STRESS_MAX)
+
+
+class BookModel:
+    """The quotes and books of one market as functions of what it did until now. Nothing in them is random.
+
+    The spread grows with the stress, and depth falls with its inverse. More volume than usual deepens the book by half
+    at most, and less thins it by half at most.
     """
 
-    def __init__(self, grid: Grid, row: Row, marks: Sequence[int]) -> None:
-        self.symbol = grid.market.symbol
+    def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.marks = marks
-        tick = float(grid.market.tick)
-        traded = row.volume * row.close
-        self._spread = max(1, round(row.close * (0.00002 + 0.0002 / (1 + traded / 20_000)) / tick))
-        self._step = max(1, round(row.close * 0.00002 / tick))
-        self._side = max(10_000.0, sqrt(160_000 * traded)) / row.close
+        self._calm = _CALM.get(grid.market.symbol, _CALM_ELSEWHERE)
+        # Of the levels within 2 basis points of the mid, the last one counts in part: the depth is right on average.
+        self._reach_bp = _DEPTH_WITHIN_BP - self._calm.half_spread_bp
+
+    def quote(self, at: datetime, mark: int, stress: float, busyness: float) -> Quote:
+        """Return the quote around `mark` half ticks. `busyness` is the last minute's volume over the usual, rooted."""
+        spread_ticks = max(1, round(self._calm.half_spread_bp * stress * mark / 10_000))
+        return self._grid.quote(at, mark, spread_ticks, partial(self._book, stress, min(max(busyness, 0.5), 1.5)))
+
+    def _book(self, stress: float, busyness: float, at: datetime, bid: int, ask: int) -> Book:
+        market, tick = self._grid.market, float(self._grid.market.tick)
+        bp_ticks = (bid + ask) / 20_000
+        scale = self._calm.depth * busyness / _CALM_BUSYNESS / stress / ((bid + ask) / 2 * tick)
+        offsets_bp = [offset * max(1.0, sqrt(stress)) for offset in _OFFSETS_BP]
+        middles = [(nearer + further) / 2 for nearer, further in pairwise(offsets_bp)]
+        within = [scale * (distance / self._reach_bp) ** _DEPTH_POWER for distance in (*middles, offsets_bp[-1])]
+        sizes = [further - nearer for nearer, further in pairwise((0.0, *within))]
+        places = [round(offset * bp_ticks) for offset in offsets_bp]
+        steps = [max(1, further - nearer) for nearer, further in pairwise(places)] + [1]
+        bids = levels(market, bid, [-step for step in steps], sizes)
+        asks = levels(market, ask, steps, sizes)
+        return Book(market.symbol, at, bids, asks)
+
+
+class TrailingDay:
+    """What is usual in a market at each of its recorded minutes, from the minutes of the day before it."""
+
+    def __init__(self, tick: float, minutes: Minutes) -> None:
+        prices = zip(minutes.high, minutes.low, minutes.close, strict=True)
+        moves = (log(max(high - low, tick) / close) for high, low, close in prices)
+        self._moves = array("d", accumulate(moves, initial=0.0))
+        self._roots = array("d", accumulate(map(sqrt, minutes.volume), initial=0.0))
+
+    def usual_range(self, place: int) -> float:
+        """Return the geometric mean of the ranges relative to the price, 0 when there is no minute before."""
+        begin = max(0, place - DAY_MINUTES)
+        return exp((self._moves[place] - self._moves[begin]) / (place - begin)) if place else 0.0
+
+    def busyness(self, place: int) -> float:
+        """Return the square root of the volume of the minute before, relative to its mean over the day."""
+        begin = max(0, place - DAY_MINUTES)
+        usual = (self._roots[place] - self._roots[begin]) / (place - begin) if place else 0.0
+        return (self._roots[place] - self._roots[place - 1]) / usual if usual else 1.0
+
+
+class CandlePath:
+    """A minute as sixty quotes around its marks in half ticks. `before` are the marks of the minute before, if any."""
+
+    def __init__(
+        self, grid: Grid, marks: Sequence[int], *, before: Sequence[int], usual_range: float, busyness: float
+    ) -> None:
+        self.symbol = grid.market.symbol
+        self._model = BookModel(grid)
+        self._marks = [*before, *marks]
+        self._begin = len(before)
+        self._usual_range = usual_range
+        self._busyness = busyness
 
     def quote(self, second: int, at: datetime) -> Quote:
-        return self._grid.quote(at, self.marks[second], self._spread, self._book)
-
-    def _book(self, at: datetime, bid: int, ask: int) -> Book:
-        market = self._grid.market
-        sizes = [self._side * (place + 1) / 55 for place in range(_LEVELS)]
-        bids = levels(market, bid, [-self._step] * _LEVELS, sizes)
-        asks = levels(market, ask, [self._step] * _LEVELS, sizes)
-        return Book(market.symbol, at, bids, asks)
+        now = self._begin + second
+        last_15, last_60 = self._marks[max(0, now - 15) : now + 1], self._marks[max(0, now - 60) : now + 1]
+        mark = self._marks[now]
+        tension = stress(max(last_15) - min(last_15), max(last_60) - min(last_60), mark, self._usual_range)
+        return self._model.quote(at, mark, tension, self._busyness)
 
 
 def marks_of_candle(grid: Grid, row: Row) -> list[int]:

@@ -179,19 +179,18 @@ class Walk:
 
 class Character(NamedTuple):
     """Parameters of a synthetic market: its usual price, its beta to the common factor, the yearly volatility of its
-    own walk, and the volume of a quiet minute and the depth of one side of its book, both in quote currency."""
+    own walk, and the volume of a quiet minute in quote currency."""
 
     level: float
     beta: float
     own_volatility: float
     minute_volume: float
-    side_depth: float
 
 
 CHARACTERS: Final = {
-    "BTC": Character(95_000, 1.0, 0.22, 1_500_000, 1_000_000),
-    "ETH": Character(3_000, 1.2, 0.40, 900_000, 700_000),
-    "SOL": Character(200, 1.4, 0.55, 500_000, 400_000),
+    "BTC": Character(95_000, 1.0, 0.22, 1_500_000),
+    "ETH": Character(3_000, 1.2, 0.40, 900_000),
+    "SOL": Character(200, 1.4, 0.55, 500_000),
 }
 _FACTOR_VOLATILITY: Final = 0.36
 _FACTOR_HOURS_KEPT: Final = 1250
@@ -228,7 +227,3 @@ class Paths:
         level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)
         return [level + beta * common + own for common, own in zip(self._factor_hour(hour), own_path, strict=True)]
-
-    def is_stressed(self, hour: int) -> bool:
-        """Return whether a crash is under way in the hour: books are thin and wide then."""
-        return any(crash.is_sharp_in(hour) for crash in self.regimes.crashes(hour))

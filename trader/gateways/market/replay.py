@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from trader.domain.market.markets import (
     Tick,
 )
 from trader.errors import MarketDataError, MarketUnavailable, StartError
-from trader.gateways.market.books import CLOSE_S, CandlePath, Grid
+from trader.gateways.market.books import CLOSE_S, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, read_market
 from trader.gateways.market.minute_paths import MinutePaths
 
@@ -193,6 +193,8 @@ class _Recording:
         self.minutes = minutes
         self._grid = Grid(market)
         self._seed = seed
+        self._trailing_day = TrailingDay(float(market.tick), minutes)
+        self._marks = lru_cache(maxsize=2)(self._draw)
 
     @cached_property
     def _paths(self) -> MinutePaths:
@@ -206,8 +208,17 @@ class _Recording:
         place = bisect_left(self.minutes.minute, minute)
         if place == len(self.minutes) or self.minutes.minute[place] != minute:
             return None
-        row = self.minutes[place]
-        return CandlePath(self._grid, row, self._paths.draw(row))
+        follows = place > 0 and self.minutes.minute[place - 1] == minute - 1
+        return CandlePath(
+            self._grid,
+            self._marks(place),
+            before=self._marks(place - 1) if follows else (),
+            usual_range=self._trailing_day.usual_range(place),
+            busyness=self._trailing_day.busyness(place) if follows else 1.0,
+        )
+
+    def _draw(self, place: int) -> list[int]:
+        return self._paths.draw(self.minutes[place])
 
     def next_minute(self, minute: int) -> int | None:
         place = bisect_left(self.minutes.minute, minute)

@@ -5,9 +5,9 @@ from array import array
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
-from math import exp
+from math import exp, log, sqrt
 from random import Random
 
 from trader.clock import EPOCH, Clock, SystemClock, ceil_time, epoch_second, floor_time, moment_of
@@ -15,7 +15,6 @@ from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,
-    Book,
     Candle,
     Interval,
     Market,
@@ -23,12 +22,15 @@ from trader.domain.market.markets import (
     Tick,
 )
 from trader.errors import MarketUnavailable, StartError
-from trader.gateways.market.books import Grid, levels
+from trader.gateways.market.books import BookModel, Grid, stress
 from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48
-_LEVELS = 10
+_DAY_H = 24
+_RANGE_MIN = 1e-6
+_USUAL_VOLUME = 1.3
+"""The mean volume of a minute, relative to that of a quiet one."""
 _MINUTE_KNOTS = 60 // KNOT_S
 
 
@@ -126,7 +128,10 @@ class _MarketMaker:
         self._character = CHARACTERS[market.symbol]
         self._paths = paths
         self._prices = lru_cache(maxsize=_HOURS_KEPT)(self._make_prices)
-        self._is_stressed = lru_cache(maxsize=_HOURS_KEPT)(paths.is_stressed)
+        self._model = BookModel(self._grid)
+        self._busyness = lru_cache(maxsize=4)(self._hour_busyness)
+        self._log_range = lru_cache(maxsize=_HOURS_KEPT)(self._mean_log_range)
+        self._usual_range = lru_cache(maxsize=4)(self._day_range)
 
     def _mark(self, log_price: float) -> int:
         """The price in half ticks."""
@@ -140,24 +145,28 @@ class _MarketMaker:
 
     def quote(self, second: int, at: datetime) -> Quote:
         hour, place = divmod(second, HOUR_S)
-        mark = self._prices(hour)[place]
-        # Mostly one tick, now and then three or more, drawn by multiplicative hashing of price and second.
-        draw = ((mark + second) * 2654435761 >> 16) & 15
-        spread = 1 + 2 * (draw == 15) + 2 * (draw >= 12) + (10 * (draw & 3) if self._is_stressed(hour) else 0)
-        return self._grid.quote(at, mark, spread, partial(self._book, second))
+        marks = self._prices(hour)[max(0, place - 60) : place + 1]
+        if place < 60:
+            marks = self._prices(hour - 1)[place - 60 :] + marks
+        latest = marks[-16:]
+        earlier, minute = divmod(second // 60 - 1, 60)
+        tension = stress(max(latest) - min(latest), max(marks) - min(marks), marks[-1], self._usual_range(hour))
+        return self._model.quote(at, marks[-1], tension, self._busyness(earlier)[minute])
 
-    def _book(self, second: int, at: datetime, bid: int, ask: int) -> Book:
-        rng = Random(f"{self._name}:book:{second}")
-        thinness = 0.3 if self._is_stressed(second // HOUR_S) else 1.0
-        price = bid * float(self._market.tick)
-        sides = []
-        for best, direction in ((bid, -1), (ask, 1)):
-            total = self._character.side_depth / price * thinness * rng.uniform(0.6, 1.4)
-            weights = [(0.5 + 0.15 * place) * rng.lognormvariate(0, 0.5) for place in range(_LEVELS)]
-            sizes = [total * weight / sum(weights) for weight in weights]
-            steps = [direction * rng.choice((1, 1, 1, 2, 2, 3)) for _ in range(_LEVELS)]
-            sides.append(levels(self._market, best, steps, sizes))
-        return Book(self._market.symbol, at, sides[0], sides[1])
+    def _day_range(self, hour: int) -> float:
+        """Return the geometric mean of the ranges of the minutes of the 24 hours before, relative to the price."""
+        return exp(sum(self._log_range(earlier) for earlier in range(hour - _DAY_H, hour)) / _DAY_H)
+
+    def _mean_log_range(self, hour: int) -> float:
+        path = self._paths.hour(self._market.symbol, hour)
+        minutes = (path[begin : begin + _MINUTE_KNOTS + 1] for begin in range(0, KNOTS, _MINUTE_KNOTS))
+        return sum(log(max(max(minute) - min(minute), _RANGE_MIN)) for minute in minutes) / 60
+
+    def _hour_busyness(self, hour: int) -> list[float]:
+        """Return the square root of each minute's volume, relative to that of a usual minute."""
+        path = self._paths.hour(self._market.symbol, hour)
+        usual = _USUAL_VOLUME * self._character.minute_volume / exp(path[0])
+        return [sqrt(volume / usual) for volume in self._volumes(hour, path)]
 
     def candles(self, hour: int, width: int) -> list[Candle]:
         """Return the candles of an hour, `width` minutes each, of the same marks as its ticks."""

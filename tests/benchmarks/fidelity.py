@@ -1,0 +1,151 @@
+"""Fidelity of the market model: whether its paths are fair, and what trading on its books costs.
+
+scripts/benchmark fidelity [folder of kline files] [--pictures folder]
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from time import perf_counter
+
+from benchmarks.figures import Figures
+from benchmarks.market_pictures import write_pictures
+from support.candles import FOLDER
+from support.market_fidelity import (
+    CALM_DEPTHS,
+    CALM_SPREADS,
+    Costs,
+    Paths,
+    Rule,
+    Sample,
+    is_inside,
+    judge_rules,
+    log_paths,
+    momentum_of_candles,
+    recorded_quotes,
+    sample,
+    worst,
+)
+
+from trader.clock import epoch_second
+from trader.domain.market.markets import MARKETS
+from trader.gateways.market.books import Grid, marks_of_candle
+from trader.gateways.market.files import Minutes, Row, find_files, read_market
+from trader.gateways.market.minute_paths import MinutePaths, corners
+from trader.gateways.market.synthetic import SyntheticSource
+
+SEEDS = (0, 1, 2)
+STEP_S = 5
+T_MAX = 4.0
+POOL_S_MAX = 3.0
+DRAW_US_MAX = 100.0
+RATIO_MIN = 8.0
+FAST_BP_MIN = 3.0
+TOLERANCE = 0.2
+SYNTHETIC_HOURS = 250
+
+
+def show_rules(figures: Figures, name: str, rules: Sequence[Rule], *, t_max: float | None = None) -> None:
+    found = worst(rules)
+    rms = (sum(rule.t**2 for rule in rules) / len(rules)) ** 0.5
+    where = f"{name}: {len(rules)} rules, largest |t|"
+    figures.show(where, abs(found.t), "", reference=("root mean square", rms), at_most=t_max)
+    print(f"    its rule: look back {found.look_back} s at second {found.second}, exit at second {found.exit_second}")
+
+
+def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
+    grids = {symbol: Grid(MARKETS[symbol]) for symbol in recorded}
+    began_s = perf_counter()
+    for symbol in recorded:  # the pool is made once for all of them
+        MinutePaths(symbol, grids[symbol], Minutes())
+    figures.show("pool of walks", perf_counter() - began_s, "s", at_most=POOL_S_MAX)
+    for symbol, minutes in recorded.items():
+        began_s = perf_counter()
+        MinutePaths(symbol, grids[symbol], minutes)
+        figures.show(f"{symbol}: weights fitted to {len(minutes):,} candles", perf_counter() - began_s, "s")
+    for seed in SEEDS:
+        drawn: list[Paths] = []
+        misses = 0
+        began_s = perf_counter()
+        for symbol, minutes in recorded.items():
+            grid = grids[symbol]
+            paths = MinutePaths(f"{seed}:{symbol}", grid, minutes)
+
+            def draw(grid: Grid, row: Row, paths: MinutePaths = paths) -> list[int]:
+                nonlocal misses
+                path = paths.draw(row)
+                misses += (min(path), max(path), path[0], path[-1]) != corners(grid, row)
+                return path
+
+            drawn.append(log_paths(minutes, grid, draw))
+        each_us = (perf_counter() - began_s) / sum(map(len, drawn)) * 1e6
+        rules = judge_rules(drawn, STEP_S)
+        figures.show(f"seed {seed}: a minute's path, fit and arrays included", each_us, "µs", at_most=DRAW_US_MAX)
+        figures.show(f"seed {seed}: paths that miss their candle", misses, "", at_most=0)
+        show_rules(figures, f"seed {seed}, inside a minute", list(filter(is_inside, rules)), t_max=T_MAX)
+        show_rules(figures, f"seed {seed}, into the next", [r for r in rules if r.second and not is_inside(r)])
+        show_rules(figures, f"seed {seed}, from the open on", [r for r in rules if not r.second])
+    for symbol, minutes in recorded.items():
+        t = momentum_of_candles(minutes)
+        figures.show(f"{symbol}: candles alone, after a close at an extreme, t", t, "")
+    corner = [log_paths(minutes, grids[symbol], marks_of_candle) for symbol, minutes in recorded.items()]
+    show_rules(figures, "path of fixed corners, for comparison", list(filter(is_inside, judge_rules(corner, STEP_S))))
+
+
+def show_costs(figures: Figures, name: str, symbol: str, costs: Costs, *, is_violent: bool) -> None:
+    spread, depth = CALM_SPREADS[symbol], CALM_DEPTHS[symbol] / 1000
+    for what, value, unit, wanted in (
+        ("calm half spread", costs.half_spread_bp, "bp", spread),
+        ("calm depth within 2 bp", costs.depth / 1000, "k", depth),
+    ):
+        low, high = wanted * (1 - TOLERANCE), wanted * (1 + TOLERANCE)
+        figures.show(f"{name} {symbol}: {what}", value, unit, at_least=round(low, 3), at_most=round(high, 3))
+    ratio = costs.violent_cost_bp / costs.cost_bp
+    print(f"    20,000 cost {costs.cost_bp:.2f} bp in calm, {costs.violent_cost_bp:.2f} bp in the most violent 1 %")
+    figures.show(f"{name} {symbol}: cost, violent over calm", ratio, "×", at_least=RATIO_MIN, is_judged=is_violent)
+    if costs.fast_cost_bp is not None:
+        figures.show(f"{name} {symbol}: cost above 100 bp a minute", costs.fast_cost_bp, "bp", at_least=FAST_BP_MIN)
+
+
+async def synthetic_samples(symbol: str) -> list[Sample]:
+    """Return a book of each minute of hours spread over five years."""
+    source, random, samples = SyntheticSource(0, (symbol,)), Random(symbol), []
+    first = datetime(2024, 1, 1, tzinfo=UTC)
+    for _ in range(SYNTHETIC_HOURS):
+        start = first + timedelta(hours=random.randrange(5 * 8766))
+        for candle in await source.candles(symbol, "1m", start, start + timedelta(hours=1)):
+            tick = source.tick(epoch_second(candle.open_time) + random.randrange(60))
+            samples.append(sample(tick.quotes[symbol], (candle.high - candle.low) / candle.open * 1e4))
+    return samples
+
+
+def judge_books(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
+    for symbol, minutes in recorded.items():
+        samples = [sample(quote, range_bp) for range_bp, quote in recorded_quotes(symbol, minutes, 0)]
+        show_costs(figures, "replay", symbol, Costs.of(samples), is_violent=True)
+    for symbol in recorded:
+        costs = Costs.of(asyncio.run(synthetic_samples(symbol)))
+        show_costs(figures, "synthetic", symbol, costs, is_violent=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/benchmark fidelity", description="Judge the market model.")
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="kline files of BTC, ETH and SOL")
+    parser.add_argument("--pictures", type=Path, help="write the pictures of docs/market-model.md to this folder")
+    arguments = parser.parse_args()
+    recorded = {symbol: read_market(paths) for symbol, paths in find_files(arguments.folder).items()}
+    if arguments.pictures is not None:
+        write_pictures(arguments.pictures, recorded)
+        return 0
+    figures = Figures()
+    judge_paths(figures, recorded)
+    judge_books(figures, recorded)
+    return figures.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

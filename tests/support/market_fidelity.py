@@ -1,0 +1,149 @@
+"""Judgements of the market model: whether drawn paths are fair to trade on, and what trading on drawn books costs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from random import Random
+from statistics import fmean, median
+from typing import NamedTuple
+
+import numpy
+
+from trader.domain.market.markets import MARKETS, Level, Quote
+from trader.gateways.market.books import CandlePath, Grid, TrailingDay
+from trader.gateways.market.files import Minutes, Row
+from trader.gateways.market.minute_paths import MinutePaths
+
+AT = datetime(2025, 1, 1, tzinfo=UTC)
+ORDER = 20_000.0
+"""The market order whose cost is judged, in quote currency."""
+
+Paths = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]
+"""Log prices in basis points: a row for each minute, a column for each of its seconds."""
+
+
+def log_paths(minutes: Minutes, grid: Grid, draw: Callable[[Grid, Row], Sequence[int]]) -> Paths:
+    marks = numpy.array([draw(grid, minutes[place]) for place in range(len(minutes))], dtype=numpy.float64)
+    return numpy.log(marks / grid.halves_per_unit) * 1e4
+
+
+class Rule(NamedTuple):
+    """Follow, at `second`, what the price did in the last `look_back` seconds, until `exit_second`.
+
+    `t` is the mean of what it earns before costs over its standard error. Negative: the opposite earns.
+    """
+
+    t: float
+    look_back: int
+    second: int
+    exit_second: int
+
+
+def judge_rules(paths: Sequence[Paths], step: int) -> list[Rule]:
+    """Return all rules on a grid of `step` seconds, each over all markets; some look into the minute before."""
+    rules = []
+    series = [path.reshape(-1) for path in paths]
+    starts = [numpy.arange(1, len(path)) * 60 for path in paths]
+    for second in range(0, 60, step):
+        for look_back in range(step, 61, step):
+            past = [
+                numpy.sign(prices[start + second] - prices[start + second - look_back])
+                for prices, start in zip(series, starts, strict=True)
+            ]
+            for exit_second in sorted({*range(second + step, 60, step), 59} - {second}):
+                earned = [
+                    sign * (prices[start + exit_second] - prices[start + second])
+                    for sign, prices, start in zip(past, series, starts, strict=True)
+                ]
+                variance = sum(each.var() * len(each) for each in earned)
+                t = sum(each.sum() for each in earned) / variance**0.5 if variance else 0.0
+                rules.append(Rule(float(t), look_back, second, exit_second))
+    return rules
+
+
+def is_inside(rule: Rule) -> bool:
+    """Whether the rule uses nothing but its own minute."""
+    return rule.look_back <= rule.second
+
+
+def worst(rules: Sequence[Rule]) -> Rule:
+    return max(rules, key=lambda rule: abs(rule.t))
+
+
+def momentum_of_candles(minutes: Minutes) -> float:
+    """Return the t of following a close at the very high or low through the next minute: of the candles alone."""
+    columns = (minutes.open, minutes.high, minutes.low, minutes.close)
+    opened, high, low, close = (numpy.array(column) for column in columns)
+    at_edge = numpy.where(close == high, 1.0, 0.0) - numpy.where(close == low, 1.0, 0.0)
+    earned = (at_edge[:-1] * (close - opened)[1:] / opened[1:])[at_edge[:-1] != 0]
+    return float(earned.mean() / earned.std() * len(earned) ** 0.5)
+
+
+class Sample(NamedTuple):
+    """A book at a random second of a minute: the minute's range, half the spread, the depth of one side within 2 basis
+    points of the mid, and what orders cost against the mid; all but the depth in basis points."""
+
+    range_bp: float
+    half_spread_bp: float
+    depth: float
+    cost_bp: float
+
+
+def cost_bp(side: Sequence[Level], mid: float, amount: float) -> float:
+    """Return how far the average price of an order of this amount lies from the mid. The book must fill it."""
+    left, quantity = amount, 0.0
+    for level in side:
+        taken = min(left, float(level.price) * float(level.quantity))
+        quantity += taken / float(level.price)
+        left -= taken
+    assert left < 1e-6 * amount, "the book is too thin"
+    return abs(amount / quantity / mid - 1) * 1e4
+
+
+def sample(quote: Quote, range_bp: float) -> Sample:
+    mid, book = float(quote.mark), quote.book
+    depth = sum(float(level.price * level.quantity) for level in book.asks if float(level.price) <= mid * 1.0002)
+    half_spread = float(quote.ask - quote.bid) / 2 / mid * 1e4
+    return Sample(range_bp, half_spread, depth, cost_bp(book.asks, mid, ORDER))
+
+
+def recorded_quotes(symbol: str, minutes: Minutes, seed: int) -> Iterator[tuple[float, Quote]]:
+    """Yield, for each minute but the first, its range in basis points and its quote at a random second."""
+    grid, random = Grid(MARKETS[symbol]), Random(seed)
+    paths, day = MinutePaths(f"{seed}:{symbol}", grid, minutes), TrailingDay(float(MARKETS[symbol].tick), minutes)
+    before = paths.draw(minutes[0])
+    for place in range(1, len(minutes)):
+        row = minutes[place]
+        marks = paths.draw(row)
+        path = CandlePath(grid, marks, before=before, usual_range=day.usual_range(place), busyness=day.busyness(place))
+        yield (row.high - row.low) / row.open * 1e4, path.quote(random.randrange(60), AT)
+        before = marks
+
+
+class Costs(NamedTuple):
+    """What the books of a market show: medians of the calmer half of its minutes, by range, and the costs of others."""
+
+    half_spread_bp: float
+    depth: float
+    cost_bp: float
+    violent_cost_bp: float
+    """The mean in the most violent 1 % of the minutes."""
+    fast_cost_bp: float | None
+    """The mean in minutes of more than 100 basis points."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> "Costs":
+        by_range = sorted(samples)
+        calm, violent = by_range[: len(by_range) // 2], by_range[-max(1, len(by_range) // 100) :]
+        fast = [each.cost_bp for each in by_range if each.range_bp > 100]
+        return cls(
+            median(each.half_spread_bp for each in calm),
+            median(each.depth for each in calm),
+            median(each.cost_bp for each in calm),
+            fmean(each.cost_bp for each in violent),
+            fmean(fast) if fast else None,
+        )
+
+
+CALM_SPREADS: Mapping[str, float] = {"BTC": 0.1, "ETH": 0.3, "SOL": 0.6}
+CALM_DEPTHS: Mapping[str, float] = {"BTC": 300_000, "ETH": 200_000, "SOL": 100_000}
+"""What calm books are calibrated to."""
