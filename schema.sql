@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (4) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (5) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
@@ -52,7 +52,8 @@ CREATE TABLE IF NOT EXISTS models (
     logo              text,
     active            boolean NOT NULL DEFAULT true,
     created_at        timestamptz NOT NULL,
-    venue_account_index bigint CHECK (venue_account_index >= 0)  -- null: VENUE_ACCOUNT_INDEX
+    venue_account_index bigint CHECK (venue_account_index >= 0),  -- null: VENUE_ACCOUNT_INDEX
+    configuration     jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(configuration) = 'object')
 );
 
 -- The account of a model has the model's id. `sequence` counts its postings; it is the lock against a second writer.

@@ -24,6 +24,7 @@ service takes new models up within a minute. In the file:
   active = true                             # optional
   initial_capital = 10000                   # optional; only for an account that is not open yet
   venue_account_index = 12                  # optional; live: the account at the venue (default: VENUE_ACCOUNT_INDEX)
+  request = {reasoning_effort = "none"}     # optional; fields of every request to its provider, or as JSON text
 """
 
 import importlib.util
@@ -44,13 +45,11 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 import argparse
 import asyncio
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Annotated
 
-import msgspec
+from models_file import Entry, entry_of, read_models
 from seed_history import write_history
 from seed_season import write_season
 
@@ -62,7 +61,7 @@ from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_n
 from trader.errors import SettingsError, StartError, TraderError
 from trader.gateways.sources import make_source
 from trader.logs import configure_logs
-from trader.settings import PROVIDERS, Settings
+from trader.settings import Settings
 from trader.store.agents.invocations import select_models, update_venue_account_index, upsert_model
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Connection, Database, place
@@ -91,27 +90,6 @@ LANGUAGE_MODELS = (
     ("Llama", "meta-llama/llama-4-maverick"),
     ("Mistral", "mistralai/mistral-medium"),
 )
-
-Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
-Line = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
-
-
-class Entry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A model of the file or of the arguments."""
-
-    id: Id
-    variant: VariantId
-    provider: Line
-    router_model: Line
-    name: Line | None = None
-    logo: Line | None = None
-    active: bool = True
-    initial_capital: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
-    venue_account_index: Annotated[int, msgspec.Meta(ge=0, lt=2**48)] | None = None
-
-
-class File(msgspec.Struct, forbid_unknown_fields=True):
-    models: list[Entry]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--id", help="of that model; default: made of the two before and the variant")
     parser.add_argument("--name", help="of that model; default: its id")
     parser.add_argument("--capital", type=float, help="of that model's account; default: SIM_INITIAL_CAPITAL")
+    parser.add_argument("--request", metavar="JSON", help="of that model: fields of every request to its provider")
     parser.add_argument("--models", type=int, metavar="N", help="N rule models, spread over the variants")
     parser.add_argument("--history", type=float, metavar="DAYS", help="let them trade through the last days")
     parser.add_argument("--how", choices=("service", "bulk"), help="of the history; default: by its size")
@@ -177,6 +156,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
     if (options.variant is None) != (options.provider is None) or (options.variant and not options.router_model):
         problems.append("one model needs --variant, --provider and --router-model")
     of_one_model = {"--id": options.id, "--name": options.name, "--capital": options.capital}
+    of_one_model["--request"] = options.request
     misplaced = [name for name, value in of_one_model.items() if value is not None]
     if misplaced and not options.variant:
         problems.append(f"{', '.join(misplaced)}: only of one model, with --variant; in a file each model has its own")
@@ -184,29 +164,15 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
         problems.append("give a file, --variant, --models or --history; see --help")
     if problems:
         raise SettingsError(problems)
-    entries = _read(options.file) if options.file else []
+    entries = read_models(options.file) if options.file else []
     if options.variant:
         entries.append(_entry_of_arguments(options))
     if options.models:
         entries += sample_models(options.models, are_language_models=options.language_models)
     ids = [entry.id for entry in entries]
-    problems += [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]
-    providers = (*PROVIDERS, "rules")
-    problems += [
-        f"{entry.id}: there is no provider {entry.provider!r}; there are {', '.join(providers)}"
-        for entry in entries
-        if entry.provider not in providers
-    ]
-    if problems:
+    if problems := [f"{one}: given twice" for one in sorted(set(ids)) if ids.count(one) > 1]:
         raise SettingsError(problems)
     return entries
-
-
-def _read(file: Path) -> list[Entry]:
-    try:
-        return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), File).models
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise SettingsError([f"{file}: {error}"]) from None
 
 
 def _entry_of_arguments(options: argparse.Namespace) -> Entry:
@@ -217,11 +183,9 @@ def _entry_of_arguments(options: argparse.Namespace) -> Entry:
         "provider": options.provider,
         "router_model": options.router_model,
         "initial_capital": options.capital,
+        "request": options.request or {},
     }
-    try:
-        return msgspec.convert(values, Entry)
-    except msgspec.ValidationError as error:
-        raise SettingsError([f"the model: {error}"]) from None
+    return entry_of(values)
 
 
 def sample_models(count: int, *, are_language_models: bool) -> list[Entry]:
@@ -349,6 +313,7 @@ async def create(conn: Connection, entries: Sequence[Entry], at: datetime, setti
         model = Model(
             id=entry.id, name=entry.name or entry.id, variant=entry.variant, provider=entry.provider,
             router_model_name=entry.router_model, logo=entry.logo, active=entry.active, created_at=at,
+            configuration=entry.configuration,
         )  # fmt: skip
         await upsert_model(conn, model)
         if entry.venue_account_index is not None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -134,6 +135,8 @@ async def test_one_model_is_seeded_by_arguments(seed: ModuleType, database: Data
         (["--variant", "Apex", "--provider", "acme", "--router-model", "m"], "no provider 'acme'"),
         (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--id", "a b"], "the model"),
         (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--capital", "nan"], "the model"),
+        (["--variant", "Apex", "--provider", "nim", "--router-model", "m", "--request", '{"n": 2}'], "request.n: the"),
+        (["--models", "2", "--request", "{}"], "--request: only of one model"),
     ],
 )
 def test_mistakes_are_reported_and_nothing_is_changed(
@@ -144,26 +147,72 @@ def test_mistakes_are_reported_and_nothing_is_changed(
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("change", "problems"),
     [
-        (("[[models]]", "[[model]]"), "unknown field `model`"),
-        (('"Apex"', '"apex"'), "variant"),
-        (("active = false", "active = 0"), "active"),
-        (("2500.5", "-1"), "initial_capital"),
-        (('id = "rules-c"', 'id = "deepseek-apex"'), "given twice"),
-        (('"openrouter"', '"router"'), "no provider"),
-        (("[[models]]", "[[models"), "models.toml"),
-        (("\nname", '\nnickname = "x"\nname'), "nickname"),
-        (("\nname", '\nlogo = "a\\u0000b"\nname'), "logo"),
-        (("\nname", '\nlogo = "a\\u001bb"\nname'), "logo"),
+        (("[[models]]", "[[model]]"), ["line 2: model: unknown field; known are models"]),
+        (('"Apex"', '"apex"'), ["line 5: model 1.variant: expected one of Apex, Trendsurfer"]),
+        (("active = false", "active = 0"), ["line 15: model 2.active: expected true or false, got 0"]),
+        (("2500.5", "-1"), ["line 8: model 1.initial_capital: expected a number above 0 up to 1e+09, got -1"]),
+        (('id = "rules-c"', 'id = "deepseek-apex"'), ["line 11: model 2.id: 'deepseek-apex' is given twice"]),
+        (('"openrouter"', '"router"'), ["line 6: model 1.provider: there is no provider 'router'; there are openrou"]),
+        (("[[models]]", "[[models"), ["models.toml: ", "line 2"]),
+        (("\nname", '\nnickname = "x"\nname'), ["line 4: model 1.nickname: unknown field; known are", "request"]),
+        (("\nname", '\nlogo = "a\\u0000b"\nname'), ["line 4: model 1.logo: expected a line of 1 to 200 characters"]),
+        (("\nname", '\nlogo = "a\\u001bb"\nname'), ["line 4: model 1.logo"]),
+        (('variant = "Apex"\n', ""), ["line 2: model 1.variant: required: expected one of Apex"]),
+        (
+            ("\nname", "\nrequest = {tools = [], n = 2}\nname"),
+            ["model 1.request.tools", "model 1.request.n: the serv"],
+        ),
+        (("\nname", "\n[models.request]\nseed = 1\nstream = true\nname"), ["line 6: model 1.request.stream: the serv"]),
+        (("\nname", "\nrequest = {top_p = inf}\nname"), ["line 4: model 1.request.top_p: expected text, finite"]),
+        (("\nname", "\nrequest = {until = 2025-01-01}\nname"), ["line 4: model 1.request.until: expected text"]),
+        (
+            ("\nname", "\nrequest = '{\"seed\": }'\nname"),
+            ["line 4: model 1.request: expected a table of fields, or the"],
+        ),
+        (("\nname", "\nrequest = '[1]'\nname"), ["line 4: model 1.request: expected a table of fields"]),
+        (('id = "deepseek-apex"\n', "id = 5\nvariantt = 7\n"), ["line 3: model 1.id", "line 4: model 1.variantt"]),
     ],
 )
 def test_mistakes_in_the_file_are_located(
-    seed: ModuleType, capsys: pytest.CaptureFixture[str], change: tuple[str, str], problem: str
+    seed: ModuleType, capsys: pytest.CaptureFixture[str], change: tuple[str, str], problems: list[str]
 ) -> None:
-    Path("models.toml").write_text(FILE.replace(*change), encoding="utf-8")
-    assert seed.main(["models.toml", "--demo"]) == 2
-    assert problem in capsys.readouterr().err
+    Path("models.toml").write_text(FILE.replace(*change, 1), encoding="utf-8")
+    assert seed.main(["models.toml", "--demo", "--database-url", "postgresql://nobody@127.0.0.1:1/none"]) == 2
+    reported = capsys.readouterr().err
+    for problem in problems:
+        assert problem in reported
+
+
+async def test_fields_of_requests_are_stored(seed: ModuleType, database: Database, dsn: str) -> None:
+    fields = """
+request = {reasoning_effort = "none", reasoning = {max_tokens = 1024}, provider = {order = ["a", "b"]}}
+
+[[models]]
+id = "third"
+variant = "Apex"
+provider = "openai"
+router_model = "gpt-5.6"
+request = '{"temperature": null}'
+"""
+    Path("models.toml").write_text(FILE + fields, encoding="utf-8")
+    assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    assert await _requests(database) == {
+        "deepseek-apex": {},
+        "rules-c": {"reasoning_effort": "none", "reasoning": {"max_tokens": 1024}, "provider": {"order": ["a", "b"]}},
+        "third": {"temperature": None},
+    }
+    Path("models.toml").write_text(FILE, encoding="utf-8")
+    one = ["--variant", "Apex", "--provider", "nim", "--router-model", "x/y", "--request", '{"seed": 7}']
+    assert _run(seed, "models.toml", *one, "--demo", "--database-url", dsn) == 0
+    requests = await _requests(database)
+    assert (requests["rules-c"], requests["y-apex"]) == ({}, {"seed": 7}), "what the file leaves out is gone"
+
+
+async def _requests(database: Database) -> dict[str, Mapping[str, object]]:
+    async with database.connection() as conn:
+        return {model.id: model.configuration.request for model in await select_models(conn)}
 
 
 async def test_a_past_is_written_once_and_continued(

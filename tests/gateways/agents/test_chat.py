@@ -25,6 +25,7 @@ from support.chat_server import (
 )
 
 from trader.domain.agents.tools import Holding, decode
+from trader.domain.models import ModelConfiguration
 from trader.errors import ProviderError
 from trader.gateways.agents.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
 from trader.setting_forms import Secret
@@ -311,6 +312,25 @@ def refusing(field: str) -> Reply:
         return await OK(request)
 
     return reply
+
+
+async def test_a_models_own_fields_are_merged_into_every_request(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    own = {
+        "reasoning_effort": "none", "provider": {"order": ["a"], "allow_fallbacks": False}, "temperature": None,
+        "max_completion_tokens": 500,
+    }  # fmt: skip
+    model = msgspec.structs.replace(MODEL, configuration=ModelConfiguration(request=own))
+    client = client_of(KEYS[0])
+    await client.answer(msgspec.structs.replace(TURN, model=model))
+    body = fake[0].bodies[0]
+    assert (body["reasoning_effort"], body["provider"]) == ("none", own["provider"])
+    assert body["tool_choice"] == "auto"
+    assert not {"temperature", "max_tokens"} & body.keys(), "null drops a default, and one limit is enough"
+    assert body["max_completion_tokens"] == 500
+    await client.answer(TURN)
+    assert fake[0].bodies[1].keys() >= {"temperature", "max_tokens"}, "they are this model's only"
 
 
 async def test_a_field_that_a_model_refuses_is_left_out(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:

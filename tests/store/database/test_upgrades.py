@@ -2,14 +2,14 @@
 
 import asyncio
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from support.records import HOUR, START, add_invocation, add_model, add_run, add_trade, make_run, make_snapshot
+from support.records import HOUR, START, add_invocation, add_run, add_trade, id_of, make_run, make_snapshot
 
 from trader.domain.models import VariantId
 from trader.embedded.binaries import system_binaries, wheel_binaries
@@ -41,6 +41,16 @@ SELECT relname FROM pg_class
 WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition ORDER BY relname
 """
 
+# The functions of the store write the columns of this version, which earlier ones do not have.
+INSERT_MODEL = """
+INSERT INTO models (id, name, variant, provider, router_model_name, created_at)
+VALUES ($1, $1, $2::text::variant_id, 'rules', 'rules/x', $3)
+"""
+INSERT_INVOCATION = """
+INSERT INTO invocations (id, model_id, status, failure_reason, started_at, finished_at)
+VALUES ($1, $2, $3, $4, $5, $5)
+"""
+
 SPEND = "UPDATE invocations SET input_tokens = 1000, output_tokens = 50, cost_usd = 0.003 WHERE status = 'completed'"
 
 Rows = dict[str, list[dict[str, Any]]]
@@ -64,16 +74,22 @@ async def _fill(database: Database) -> None:
     async with database.connection() as conn:
         await ensure_partitions(conn, START, START + timedelta(days=20))
         for name, variant in (("one", VariantId.APEX), ("two", VariantId.SOVEREIGN)):
-            await add_model(conn, name, variant)
+            await conn.execute(INSERT_MODEL, name, variant.value, START)
+            await add_run(conn, name, make_run(name))
             for hour in range(30):
                 await add_trade(conn, name, START + hour * HOUR, label=hour)
                 at = START + hour * HOUR
-                await add_invocation(conn, name, at, "failed" if hour % 7 == 0 else "completed")
+                await _add_old_invocation(conn, name, at, reason="it broke" if hour % 7 == 0 else None)
             values = [make_snapshot(name, START + n * HOUR / 4, Decimal(10_000 + n)) for n in range(800)]
             await insert_snapshots(conn, values)
         await add_run(conn, "one", make_run("one", number=2, at=START + 40 * HOUR))
-        await add_invocation(conn, "one", START + 41 * HOUR)
+        await _add_old_invocation(conn, "one", START + 41 * HOUR)
         await conn.execute(SPEND)
+
+
+async def _add_old_invocation(conn: Any, model_id: str, at: datetime, reason: str | None = None) -> None:
+    status = "failed" if reason else "completed"
+    await conn.execute(INSERT_INVOCATION, id_of("invocation", model_id, at), model_id, status, reason, at)
 
 
 async def _make_old(database: Database, version: int) -> None:

@@ -156,7 +156,8 @@ class ChatClient:
 
     def _request(self, turn: Turn) -> dict[str, Any]:
         left_out = self._left_out.get(turn.model.router_model_name, set())
-        limit_field = self._row.limit_field
+        own = turn.model.configuration.request
+        limit_field = next((field for field in LIMIT_FIELDS if own.get(field)), self._row.limit_field)
         if limit_field in left_out:
             limit_field = LIMIT_FIELDS[limit_field]
         request = {
@@ -168,8 +169,10 @@ class ChatClient:
             limit_field: turn.answer_tokens_max,
             "stream": False,
             **self._row.extra,
+            **own,
         }
-        return {field: value for field, value in request.items() if field not in left_out}
+        dropped = left_out | {field for field, value in own.items() if value is None}
+        return {field: value for field, value in request.items() if field not in dropped}
 
     def _leave_out(self, model: str, field: str) -> None:
         """Leave the field out of this model's requests from now on. Several requests under way may ask for it."""

@@ -9,11 +9,12 @@ import msgspec
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
-from trader.domain.models import Model, VariantId
+from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.store.database.pool import Connection
 
 SELECT_MODELS = """
-SELECT id, name, variant::text, provider, router_model_name, logo, active, created_at, venue_account_index
+SELECT id, name, variant::text, provider, router_model_name, logo, active, created_at, venue_account_index,
+       configuration
 FROM models
 ORDER BY created_at, id
 """
@@ -21,7 +22,16 @@ ORDER BY created_at, id
 
 async def select_models(conn: Connection) -> list[Model]:
     """Return every model, oldest first."""
-    return [Model(**{**row, "variant": VariantId(row["variant"])}) for row in await conn.fetch(SELECT_MODELS)]
+    return [
+        Model(
+            **{
+                **row,
+                "variant": VariantId(row["variant"]),
+                "configuration": msgspec.convert(row["configuration"], ModelConfiguration),
+            }
+        )
+        for row in await conn.fetch(SELECT_MODELS)
+    ]
 
 
 UPDATE_VENUE_ACCOUNT_INDEX = "UPDATE models SET venue_account_index = $2 WHERE id = $1"
@@ -33,11 +43,12 @@ async def update_venue_account_index(conn: Connection, model_id: str, index: int
 
 
 UPSERT_MODEL = """
-INSERT INTO models (id, name, variant, provider, router_model_name, logo, active, created_at)
-VALUES ($1, $2, $3::text::variant_id, $4, $5, $6, $7, $8)
+INSERT INTO models (id, name, variant, provider, router_model_name, logo, active, created_at, configuration)
+VALUES ($1, $2, $3::text::variant_id, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (id) DO UPDATE
 SET name = excluded.name, variant = excluded.variant, provider = excluded.provider,
-    router_model_name = excluded.router_model_name, logo = excluded.logo, active = excluded.active
+    router_model_name = excluded.router_model_name, logo = excluded.logo, active = excluded.active,
+    configuration = excluded.configuration
 """
 
 
@@ -53,6 +64,7 @@ async def upsert_model(conn: Connection, model: Model) -> None:
         model.logo,
         model.active,
         model.created_at,
+        msgspec.to_builtins(model.configuration),
     )
 
 

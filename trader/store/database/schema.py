@@ -62,7 +62,18 @@ ALTER TABLE service_state
 """
 """Records which account of a venue a model trades, and which venue and account a database belongs to."""
 
-MIGRATIONS: Final[Mapping[int, str]] = {2: TO_VERSION_2, 3: CLOSED_BY_OPERATOR, 4: VENUE_ACCOUNTS}
+TO_VERSION_5: Final = """
+ALTER TABLE models
+    ADD COLUMN IF NOT EXISTS configuration jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(configuration) = 'object');
+"""
+"""Adds what the models file sets for a model beside its identity."""
+
+MIGRATIONS: Final[Mapping[int, str]] = {
+    2: TO_VERSION_2,
+    3: CLOSED_BY_OPERATOR,
+    4: VENUE_ACCOUNTS,
+    5: TO_VERSION_5,
+}
 """Each step by the version that it leads to."""
 
 SCHEMA_VERSION: Final = max(MIGRATIONS)

@@ -1,0 +1,211 @@
+"""The models file: its entries, read from TOML or from arguments, with the line of every mistake."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from trader.api.inputs import find_issues
+from trader.domain.models import RESERVED_REQUEST_FIELDS, ModelConfiguration, VariantId
+from trader.errors import Issue, SettingsError
+from trader.settings import PROVIDERS
+
+ROOT_NAMES = ("models",)
+"""The only name at the top of a file."""
+
+Id = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$",
+        extra_json_schema={"description": "1 to 64 letters, digits or any of . _ : -"},
+    ),
+]
+Line = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        extra_json_schema={"description": "a line of 1 to 200 characters"},
+    ),
+]
+Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+
+
+class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model of the file or of the arguments; the fields of its configuration stand beside the others."""
+
+    id: Id
+    variant: VariantId
+    provider: Line
+    router_model: Line
+    name: Line | None = None
+    logo: Line | None = None
+    active: bool = True
+    initial_capital: Capital | None = None
+    venue_account_index: VenueAccountIndex | None = None
+
+    @property
+    def configuration(self) -> ModelConfiguration:
+        """The part that is stored as one value."""
+        return msgspec.convert(self, ModelConfiguration, from_attributes=True)
+
+
+class File(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole file."""
+
+    models: list[Any]
+
+
+def read_models(file: Path) -> list[Entry]:
+    """Return the entries of a file.
+
+    :raises SettingsError: with every mistake in it, its line, and what is allowed there
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError([f"{file}: {error}"]) from None
+    issues = list(_struct_issues(File, document))
+    entries = []
+    if not issues:
+        for index, values in enumerate(document["models"]):
+            found = [Issue(("models", index, *path), message) for path, message in _entry_issues(values)]
+            issues += found
+            if not found:
+                entries.append(_entry(values))
+        issues += _repeated_ids(document["models"])
+    if issues:
+        lines = _lines_of(text, [issue.path for issue in issues])
+        located = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
+        raise SettingsError([f"{file}, line {line}: {_name(path)}: {message}" for line, (path, message) in located])
+    return entries
+
+
+def entry_of(values: Mapping[str, Any]) -> Entry:
+    """Return the entry of a model that is given by arguments.
+
+    :raises SettingsError: with every mistake
+    """
+    if issues := list(_entry_issues(values)):
+        raise SettingsError([f"the model: {_name(path)}: {message}" for path, message in issues])
+    return _entry(values)
+
+
+def _entry(values: Mapping[str, Any]) -> Entry:
+    request = values.get("request", {})
+    return msgspec.convert({**values, "request": _decoded(request)}, Entry)
+
+
+def _decoded(request: Any) -> Any:
+    """Return the fields of a request that is written as JSON text, as it must be for null, which TOML does not have.
+
+    :raises ValueError: the text is not JSON
+    """
+    try:
+        return msgspec.json.decode(request) if isinstance(request, str) else request
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _entry_issues(values: Any) -> Iterator[Issue]:
+    if isinstance(values, Mapping):
+        yield from _request_issues(values.get("request", {}))
+        values = {name: value for name, value in values.items() if name != "request"}
+    yield from _struct_issues(Entry, values)
+    provider = values.get("provider") if isinstance(values, Mapping) else None
+    if isinstance(provider, str) and provider not in (providers := (*PROVIDERS, "rules")):
+        yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
+
+
+def _struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]:
+    try:
+        msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        for path, message in find_issues(struct, msgspec.json.encode(values), error):
+            yield Issue(path, message.replace(" or null", ""))  # which TOML does not have: a field is left out instead
+
+
+def _request_issues(request: Any) -> Iterator[Issue]:
+    """Yield what is wrong with the fields that a model adds to its requests."""
+    expected = "expected a table of fields, or the same as JSON text"
+    try:
+        fields = _decoded(request)
+    except ValueError as error:
+        yield Issue(("request",), f"{expected}: {error}")
+        return
+    if not isinstance(fields, dict):
+        yield Issue(("request",), expected)
+        return
+    for name, value in fields.items():
+        if name in RESERVED_REQUEST_FIELDS:
+            reserved = ", ".join(RESERVED_REQUEST_FIELDS)
+            yield Issue(("request", name), f"the service sets it itself; any field may be set except {reserved}")
+        elif not _is_json(value):
+            yield Issue(("request", name), "expected text, finite numbers, true, false, lists and tables of these")
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON can hold the value; TOML also has times and infinite numbers."""
+    try:
+        return bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+    except (msgspec.MsgspecError, TypeError):
+        return False
+
+
+def _repeated_ids(models: Sequence[Any]) -> Iterator[Issue]:
+    seen: set[Any] = set()
+    for index, values in enumerate(models):
+        model_id = values.get("id") if isinstance(values, Mapping) else None
+        if isinstance(model_id, str):
+            if model_id in seen:
+                yield Issue(("models", index, "id"), f"{model_id!r} is given twice; every model has an id of its own")
+            seen.add(model_id)
+
+
+def _name(path: Sequence[str | int]) -> str:
+    """Return a path as people write it: the n-th table of models from 1, then its field."""
+    if path[:1] == ROOT_NAMES and len(path) > 1 and isinstance(path[1], int):
+        path = (f"model {path[1] + 1}", *path[2:])
+    return ".".join(str(part) for part in path) or "the file"
+
+
+def _lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
+    """Return the line on which each of these values begins, counted from 1; of a missing one, that of its table.
+
+    The parser reports no lines, but it parses every beginning of a file that ends between two statements: a value
+    begins after the last beginning that does not have it yet.
+    """
+    found: dict[tuple[str | int, ...], int] = {}
+    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
+    lines = text.splitlines(keepends=True)
+    complete = 0
+    for count in range(1, len(lines) + 1):
+        try:
+            document = tomllib.loads("".join(lines[:count]))
+        except tomllib.TOMLDecodeError:
+            continue
+        for path in wanted - found.keys():
+            if _has(document, path):
+                found[path] = complete + 1
+        complete = count
+    return [next((found[key] for key in _prefixes(path) if key in found), 1) for path in paths]
+
+
+def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path and those of the tables around it, from the inside."""
+    for length in range(len(path), 0, -1):
+        yield tuple(path[:length])
+
+
+def _has(value: Any, path: Sequence[str | int]) -> bool:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
