@@ -1,11 +1,13 @@
 """The models file: its entries, read from TOML or from arguments, with the line of every mistake."""
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
 from trader.domain.models import RESERVED_REQUEST_FIELDS, ModelConfiguration, VariantId
@@ -33,10 +35,19 @@ Line = Annotated[
 ]
 Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+Replicates = Annotated[int, msgspec.Meta(ge=1, le=100)]
+
+AI_FIELDS = ("request", "attempt_timeout_s", "price", "budget_usd_per_day", "when_spent", "prompt", "training_cutoff")
+"""Fields that mean nothing for a rule agent."""
+
+PROMPT_CHARACTERS_MAX = 40_000
 
 
 class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the file or of the arguments; the fields of its configuration stand beside the others."""
+    """A model of the file or of the arguments; the fields of its configuration stand beside the others.
+
+    With `replicates` it is as many models of one configuration, each with an account of its own.
+    """
 
     id: Id
     variant: VariantId
@@ -47,6 +58,7 @@ class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields
     active: bool = True
     initial_capital: Capital | None = None
     venue_account_index: VenueAccountIndex | None = None
+    replicates: Replicates = 1
 
     @property
     def configuration(self) -> ModelConfiguration:
@@ -74,10 +86,10 @@ def read_models(file: Path) -> list[Entry]:
     entries = []
     if not issues:
         for index, values in enumerate(document["models"]):
-            found = [Issue(("models", index, *path), message) for path, message in _entry_issues(values)]
-            issues += found
+            found = [*_entry_issues(values), *_replace_prompt(values, file.parent)]
+            issues += [Issue(("models", index, *path), message) for path, message in found]
             if not found:
-                entries.append(_entry(values))
+                entries += _replicates(_entry(values))
         issues += _repeated_ids(document["models"])
     if issues:
         lines = _lines_of(text, [issue.path for issue in issues])
@@ -118,6 +130,8 @@ def _entry_issues(values: Any) -> Iterator[Issue]:
         values = {name: value for name, value in values.items() if name != "request"}
     yield from _struct_issues(Entry, values)
     provider = values.get("provider") if isinstance(values, Mapping) else None
+    if provider == "rules":
+        yield from (Issue((name,), "only an AI model has it, no rule agent") for name in AI_FIELDS if name in values)
     if isinstance(provider, str) and provider not in (providers := (*PROVIDERS, "rules")):
         yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
 
@@ -126,8 +140,15 @@ def _struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]
     try:
         msgspec.convert(values, struct)
     except msgspec.ValidationError as error:
-        for path, message in find_issues(struct, msgspec.json.encode(values), error):
+        for path, message in find_issues(struct, msgspec.json.encode(_with_names(values)), error):
             yield Issue(path, message.replace(" or null", ""))  # which TOML does not have: a field is left out instead
+
+
+def _with_names(value: Any) -> Any:
+    """Return the value with infinite numbers and NaN, which JSON does not have, by their names."""
+    if isinstance(value, dict):
+        return {name: _with_names(item) for name, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _request_issues(request: Any) -> Iterator[Issue]:
@@ -147,6 +168,32 @@ def _request_issues(request: Any) -> Iterator[Issue]:
             yield Issue(("request", name), f"the service sets it itself; any field may be set except {reserved}")
         elif not _is_json(value):
             yield Issue(("request", name), "expected text, finite numbers, true, false, lists and tables of these")
+
+
+def _replace_prompt(values: Any, folder: Path) -> Iterator[Issue]:
+    """Replace the name of a prompt's file by its text, or yield what is wrong with it."""
+    name = values.get("prompt") if isinstance(values, Mapping) else None
+    if not isinstance(name, str):
+        return
+    expected = f"expected the name of a UTF-8 file beside this one, of 1 to {PROMPT_CHARACTERS_MAX} characters"
+    try:
+        text = (folder / name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        yield Issue(("prompt",), f"{expected}: {error}")
+        return
+    if not text.strip() or "\0" in text or len(text) > PROMPT_CHARACTERS_MAX:
+        yield Issue(("prompt",), f"{expected}; {name} has {len(text)}" + (", with a NUL" if "\0" in text else ""))
+    values["prompt"] = text
+
+
+def _replicates(entry: Entry) -> list[Entry]:
+    """Return the models of an entry: itself, or one for each replicate, numbered in id and name."""
+    if entry.replicates == 1:
+        return [entry]
+    return [
+        replace(entry, id=f"{entry.id}-{number}", name=f"{entry.name or entry.id} {number}", replicates=1)
+        for number in range(1, entry.replicates + 1)
+    ]
 
 
 def _is_json(value: Any) -> bool:

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +12,7 @@ import pytest
 from support.records import add_run, make_run
 
 from trader.clock import SystemClock
+from trader.domain.models import ModelConfiguration, Price
 from trader.services.exchange.audit import audit
 from trader.store.agents.invocations import select_models
 from trader.store.database.leadership import LeaderLock
@@ -172,6 +173,28 @@ def test_mistakes_are_reported_and_nothing_is_changed(
             ["line 4: model 1.request: expected a table of fields, or the"],
         ),
         (("\nname", "\nrequest = '[1]'\nname"), ["line 4: model 1.request: expected a table of fields"]),
+        (
+            ("\nname", "\nprice = {input = 1, outputs = 2}\nname"),
+            ["line 4: model 1.price.outputs: unknown", "1.price.output: req"],
+        ),
+        (
+            ("\nname", "\nprice = {input = -1, output = 2}\nname"),
+            ["line 4: model 1.price.input: expected USD per million"],
+        ),
+        (("\nname", '\nevery = "90s"\nname'), ['line 4: model 1.every: expected minutes or hours, such as "5m"']),
+        (("\nname", "\nbudget_usd_per_day = 0\nname"), ["line 4: model 1.budget_usd_per_day: expected USD, a number"]),
+        (("\nname", "\nbudget_usd_per_day = nan\nname"), ["line 4: model 1.budget_usd_per_day: expected USD"]),
+        (("\nname", '\nwhen_spent = "stop"\nname'), ["line 4: model 1.when_spent: expected one of manage, pause"]),
+        (("\nname", '\nprompt = "none.md"\nname'), ["line 4: model 1.prompt: expected the name of a UTF-8 file"]),
+        (("\nname", "\nattempt_timeout_s = 1\nname"), ["line 4: model 1.attempt_timeout_s: expected a whole number"]),
+        (("\nname", "\ntraining_cutoff = 2025\nname"), ["line 4: model 1.training_cutoff: expected a date such"]),
+        (("\nname", "\nreplicates = 0\nname"), ["line 4: model 1.replicates: expected a whole number from 1"]),
+        (("\nname", "\ncolor = 'red'\nname"), ["line 4: model 1.color: expected a color such as"]),
+        (("active = false", "prompt = 'x.md'"), ["line 15: model 2.prompt: only an AI model has it"]),
+        (
+            ("active = false", f"replicates = 2\n{FILE[:132]}".replace("deepseek-apex", "rules-c-2")),
+            ["rules-c-2: given twice"],
+        ),
         (('id = "deepseek-apex"\n', "id = 5\nvariantt = 7\n"), ["line 3: model 1.id", "line 4: model 1.variantt"]),
     ],
 )
@@ -208,6 +231,38 @@ request = '{"temperature": null}'
     assert _run(seed, "models.toml", *one, "--demo", "--database-url", dsn) == 0
     requests = await _requests(database)
     assert (requests["rules-c"], requests["y-apex"]) == ({}, {"seed": 7}), "what the file leaves out is gone"
+
+
+async def test_a_file_says_how_each_model_is_asked(seed: ModuleType, database: Database, dsn: str) -> None:
+    Path("own.md").write_text("# Own\n\nHold.\n", encoding="utf-8")
+    fields = """
+every = "5m"
+price = {input = 0.28, cached = 0.028, output = 0.42}
+budget_usd_per_day = 2.5
+when_spent = "pause"
+prompt = "own.md"
+attempt_timeout_s = 90
+training_cutoff = 2025-06-30
+color = "#a855f7"
+replicates = 2
+"""
+    Path("models.toml").write_text(FILE.replace("\ninitial_capital = 2500.5\n", fields), encoding="utf-8")
+    assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    async with database.connection() as conn:
+        models = {model.id: model for model in await select_models(conn)}
+    assert sorted(models) == ["deepseek-apex-1", "deepseek-apex-2", "rules-c"]
+    assert models["deepseek-apex-2"].name == "DeepSeek 2"
+    assert models["deepseek-apex-1"].configuration == ModelConfiguration(
+        attempt_timeout_s=90,
+        every="5m",
+        price=Price(input=0.28, cached=0.028, output=0.42),
+        budget_usd_per_day=2.5,
+        when_spent="pause",
+        prompt="# Own\n\nHold.\n",
+        training_cutoff=date(2025, 6, 30),
+        color="#a855f7",
+    )
+    assert models["rules-c"].configuration == ModelConfiguration()
 
 
 async def _requests(database: Database) -> dict[str, Mapping[str, object]]:

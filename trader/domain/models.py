@@ -1,11 +1,12 @@
 """Variants and models."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 RESERVED_REQUEST_FIELDS: Final = ("messages", "model", "n", "stream", "tools")
 """Fields of a request that the service sets itself; a configuration may set any other."""
@@ -20,13 +21,49 @@ class VariantId(StrEnum):
     SOVEREIGN = "Sovereign"
 
 
+def _described(description: str) -> Meta:
+    """Return the description that a mistake in a field is answered with."""
+    return Meta(extra_json_schema={"description": description})
+
+
+Every = Annotated[
+    str,
+    Meta(pattern="^([1-9][0-9]{0,2}m|([1-9]|1[0-9]|2[0-4])h)$"),
+    _described('minutes or hours, such as "5m" or "1h", at most "24h"'),
+]
+UsdPerMillion = Annotated[float, Meta(ge=0, le=10_000), _described("USD per million tokens, a number from 0 to 10000")]
+Usd = Annotated[float, Meta(gt=0, le=1e6), _described("USD, a number above 0 and at most 1000000")]
+Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color such as "#a855f7"')]
+Day = Annotated[date, _described("a date such as 2025-06-30")]
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model's tokens cost. `cached` is the price of input from the provider's cache; None: as other input."""
+
+    input: UsdPerMillion
+    output: UsdPerMillion
+    cached: UsdPerMillion | None = None
+
+
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the models file sets for a model beside its identity; the file and the database have the same names.
 
     `request` has fields that every request to its provider carries; null leaves out one that the service sends.
+    `attempt_timeout_s` limits one attempt (None: the service's limit). The model decides `every` so often, on the grid
+    of the trade executor (None: in every cycle). `budget_usd_per_day` limits what it may cost within a UTC day; when
+    that is spent, it only manages what it holds, or pauses. `prompt` replaces the prompt of its variant: in the file
+    the name of a text file, in the database the text. `training_cutoff` is the end of what it was trained on.
     """
 
     request: Mapping[str, Any] = {}
+    attempt_timeout_s: Annotated[int, Meta(ge=5, le=600)] | None = None
+    every: Every | None = None
+    price: Price | None = None
+    budget_usd_per_day: Usd | None = None
+    when_spent: Literal["manage", "pause"] = "manage"
+    prompt: str | None = None
+    training_cutoff: Day | None = None
+    color: Color | None = None
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
