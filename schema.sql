@@ -56,6 +56,22 @@ CREATE TABLE IF NOT EXISTS models (
     configuration     jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(configuration) = 'object')
 );
 
+-- Entrants: a model as it was configured. Whatever changes in that begins a new entrant with the next number. Number 0 is
+-- what ran before entrants were recorded; its configuration is not known. `configuration` is canonical JSON (RFC 8785),
+-- and `fingerprint` its SHA-256 together with `answered_by`, the name of the model that answered (null until one has).
+CREATE TABLE IF NOT EXISTS entrants (
+    model_id      text NOT NULL REFERENCES models,
+    number        integer NOT NULL CHECK (number >= 0),
+    fingerprint   text CHECK (fingerprint ~ '^[0-9a-f]{64}$'),
+    configuration text,
+    answered_by   text,
+    began_at      timestamptz NOT NULL,
+    PRIMARY KEY (model_id, number),
+    CHECK ((number = 0) = (fingerprint IS NULL)),
+    CHECK ((fingerprint IS NULL) = (configuration IS NULL)),
+    CHECK (fingerprint IS NOT NULL OR answered_by IS NULL)
+);
+
 -- The account of a model has the model's id. `sequence` counts its postings; it is the lock against a second writer.
 CREATE TABLE IF NOT EXISTS accounts (
     id            text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),
@@ -91,6 +107,8 @@ CREATE TABLE IF NOT EXISTS invocations (
     started_at     timestamptz NOT NULL,
     finished_at    timestamptz CHECK (finished_at >= started_at),
     failed_tool_calls integer NOT NULL DEFAULT 0 CHECK (failed_tool_calls >= 0),  -- kept by a trigger of tool_calls
+    entrant        integer,
+    FOREIGN KEY (model_id, entrant) REFERENCES entrants (model_id, number),
     CHECK ((finished_at IS NULL) = (status = 'running'))
 );
 CREATE INDEX IF NOT EXISTS invocations_by_time ON invocations (started_at DESC);
@@ -148,9 +166,10 @@ END $$;
 CREATE OR REPLACE TRIGGER tool_calls_counted AFTER INSERT ON tool_calls
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION count_failed_tool_calls();
 
--- How many invocations of a model ended within each of its runs (0: before its first) and what they cost, so that no
--- request counts a million rows. An invocation belongs to the run in which it started. `tool_failed` counts completed
--- ones in which a tool call failed, so failed + tool_failed counts each invocation once.
+-- How many invocations of an entrant ended within each run of its model (0: before its first) and what they cost, so
+-- that no request counts a million rows. An invocation belongs to the run in which it started. `tool_failed` counts
+-- completed ones in which a tool call failed, so failed + tool_failed counts each invocation once. `missed` counts the
+-- cycles that were due and began no invocation.
 CREATE TABLE IF NOT EXISTS invocation_counts (
     model_id    text NOT NULL REFERENCES models,
     run_number  integer NOT NULL,
@@ -160,15 +179,17 @@ CREATE TABLE IF NOT EXISTS invocation_counts (
     input_tokens  bigint NOT NULL DEFAULT 0,
     output_tokens bigint NOT NULL DEFAULT 0,
     cost_usd    amount,  -- null as long as no provider has reported a cost
-    PRIMARY KEY (model_id, run_number)
+    entrant     integer NOT NULL DEFAULT 0,
+    missed      bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (model_id, run_number, entrant)
 ) WITH (fillfactor = 50);
 
 CREATE OR REPLACE FUNCTION count_invocations() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     add_counts CONSTANT text := $count$
-        INSERT INTO invocation_counts AS c (model_id, run_number, finished, failed, tool_failed, input_tokens,
+        INSERT INTO invocation_counts AS c (model_id, run_number, entrant, finished, failed, tool_failed, input_tokens,
                                             output_tokens, cost_usd)
-        SELECT i.model_id, r.number, $1 * count(*),
+        SELECT i.model_id, r.number, coalesce(i.entrant, 0), $1 * count(*),
                $1 * count(*) FILTER (WHERE i.status IN ('failed', 'timeout')),
                $1 * count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0),
                $1 * sum(i.input_tokens), $1 * sum(i.output_tokens), $1 * sum(i.cost_usd)
@@ -178,9 +199,9 @@ DECLARE
             WHERE account_id = i.model_id AND started_at <= i.started_at
         ) r
         WHERE i.status <> 'running'
-        GROUP BY i.model_id, r.number
-        ORDER BY i.model_id, r.number
-        ON CONFLICT (model_id, run_number) DO UPDATE
+        GROUP BY i.model_id, r.number, coalesce(i.entrant, 0)
+        ORDER BY i.model_id, r.number, coalesce(i.entrant, 0)
+        ON CONFLICT (model_id, run_number, entrant) DO UPDATE
         SET finished = c.finished + excluded.finished, failed = c.failed + excluded.failed,
             tool_failed = c.tool_failed + excluded.tool_failed,
             input_tokens = c.input_tokens + excluded.input_tokens,

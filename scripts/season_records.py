@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from trader.domain.agents.conversation import ToolRequest
+from trader.domain.agents.entrants import FIRST
 from trader.domain.agents.invocations import invocation_id, tool_call_id
 from trader.domain.agents.messages import answer_json, decision_json
 from trader.domain.agents.tools import TOOL_CALL_TYPES, TOOL_NAMES, Decision, FetchIndicators, raw_of
@@ -19,7 +20,7 @@ from trader.domain.models import Model
 COLUMNS: Final[Mapping[str, tuple[str, ...] | None]] = {
     "invocations": (
         "id", "model_id", "status", "failure_reason", "response", "step_count", "input_tokens", "output_tokens",
-        "cost_usd", "started_at", "finished_at",
+        "cost_usd", "started_at", "finished_at", "entrant",
     ),
     "invocation_steps": None,
     "tool_calls": None,
@@ -86,7 +87,7 @@ class SimulatedInvocation:
         finished_at = self._at + timedelta(milliseconds=self._rng.randrange(20, 900))
         invocation = (
             self.id, self._model.id, status, reason, response, len(steps), tokens_in, tokens_out, cost,
-            self._started_at, finished_at,
+            self._started_at, finished_at, FIRST,
         )  # fmt: skip
         rows: Rows = {"invocations": [invocation], "invocation_steps": steps, "tool_calls": self._calls}
         if has_payload and self._is_remote and response is not None:

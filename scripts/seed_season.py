@@ -28,6 +28,7 @@ from trader.domain.money import ZERO
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.services.agents.entrants import Entrants
 from trader.settings import Settings
 from trader.store.agents.invocations import select_models
 from trader.store.database.leadership import update_term
@@ -78,6 +79,9 @@ async def write_season(
         await ensure_partitions(conn, start, end)
         await upsert_service_state(conn, DatabaseIdentity(source.identity, "simulated"))
         term = await update_term(conn)
+    entrants = Entrants(database, settings)
+    for model, _ in pairs:
+        await entrants.answered(await entrants.enter(model, start), model.router_model_name, start)
     count = max(1, min(os.cpu_count() or 1, len(pairs) // MODELS_PER_PROCESS_MIN))
     rules = Rules(dict(source.markets), settings.taker_fee_bps / 10_000, settings.maker_fee_bps / 10_000)
     payloads_from = end - timedelta(days=settings.snapshot_retention_days)

@@ -40,6 +40,7 @@ from trader.errors import TraderError
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
+from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, Packer, unpacked
 from trader.services.agents.workflow import InvocationLimits, Workflow
@@ -137,7 +138,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         async with database.connection() as conn:
             await ensure_partitions(conn, clock.now())
             await upsert_model(conn, model)
-        record = InvocationRecorder(database, events, Packer(), model, clock.now())
+        record = InvocationRecorder(database, events, Packer(), Entrants(database, settings), model, clock.now())
         limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
         await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
         await _print(database, record.invocation)

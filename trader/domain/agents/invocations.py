@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass of a model through the trading workflow."""
+    """One pass of a model through the trading workflow. `entrant` is the number of the model's entrant at that time."""
 
     id: UUID
     model_id: str
@@ -66,6 +66,7 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: Decimal | None = None
+    entrant: int | None = None
 
 
 def invocation_id(model: Model, started_at: datetime) -> UUID:

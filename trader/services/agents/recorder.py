@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, storable
+from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import (
     Invocation,
     InvocationStatus,
@@ -29,6 +30,7 @@ from trader.domain.exchange.account import hours_crossed
 from trader.domain.market.markets import Quote
 from trader.domain.models import Model
 from trader.errors import Unavailable
+from trader.services.agents.entrants import Entrants
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import (
@@ -120,15 +122,24 @@ class InvocationRecorder:
     """Collects what an invocation does and writes it in few transactions; a failed `save` can be called again."""
 
     def __init__(
-        self, database: Database, events: EventBus, packer: Packer, model: Model, started_at: datetime
+        self,
+        database: Database,
+        events: EventBus,
+        packer: Packer,
+        entrants: Entrants,
+        model: Model,
+        started_at: datetime,
     ) -> None:
         self._database = database
         self._events = events
         self._packer = packer
+        self._entrants = entrants
+        self._entrant: Entrant | None = None
         self.model = model
         self.invocation = Invocation(
             id=invocation_id(model, started_at), model_id=model.id, status="running", started_at=started_at
         )
+        self._answered_by: str | None = None  # by which model the first step was
         self._steps: list[Step] = []
         self._calls: list[ToolCall] = []
         self._pending: PendingOrder | None = None
@@ -162,11 +173,16 @@ class InvocationRecorder:
         :raises Unavailable: the database did not confirm it; the record is closed as failed, for a later `save`
         """
         try:
+            self._set_entrant(await self._entrants.enter(self.model, self.invocation.started_at))
             async with self._database.connection() as conn:
                 return await insert_invocation(conn, self.invocation)
         except Unavailable as error:
             self.close("failed", f"it was not begun: {error}", None, self.invocation.started_at)
             raise
+
+    def _set_entrant(self, entrant: Entrant) -> None:
+        self._entrant = entrant
+        self.invocation = msgspec.structs.replace(self.invocation, entrant=entrant.number)
 
     def note_messages(self, messages: list[Message]) -> None:
         """Keep the conversation for the payload; the list may still grow."""
@@ -189,6 +205,7 @@ class InvocationRecorder:
             created_at=at,
         )
         self._steps.append(step)
+        self._answered_by = self._answered_by or step.model
         self.add_answer(answer.raw)
         cost = before.cost_usd if answer.cost_usd is None else (before.cost_usd or Decimal(0)) + answer.cost_usd
         self.invocation = msgspec.structs.replace(
@@ -265,6 +282,9 @@ class InvocationRecorder:
 
         :raises Unavailable: nothing was written; all of it is kept
         """
+        if self._entrant is not None and self._answered_by is not None:
+            started_at = self.invocation.started_at
+            self._set_entrant(await self._entrants.answered(self._entrant, self._answered_by, started_at))
         async with self._database.transaction() as conn:
             if self._pending is not None and self.is_closed:
                 await self._settle_pending(conn, self._pending)

@@ -18,6 +18,7 @@ from trader.errors import Unavailable
 from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
+from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call
 from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
@@ -108,6 +109,7 @@ class Agents:
         self._limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, invocation_limit_s)
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = Packer()
+        self._entrants = Entrants(database, settings)
         self._models: dict[str, Model] = {}
         self.version = 0
         """Grows when the models change."""
@@ -126,6 +128,7 @@ class Agents:
         It may be called again after `close`. Only one process at a time may be started on a database.
         """
         self._is_closing = False
+        self._entrants.forget()
         now = self._clock.now()
         async with self._database.connection() as conn:
             await ensure_partitions(conn, now)
@@ -287,7 +290,7 @@ class Agents:
 
     async def _invoke(self, model: Model, batch: _Batch, started_at: datetime) -> None:
         async with self._clock.busy():
-            record = InvocationRecorder(self._database, self._events, self._packer, model, started_at)
+            record = InvocationRecorder(self._database, self._events, self._packer, self._entrants, model, started_at)
             workflow = Workflow(
                 record,
                 self._providers,

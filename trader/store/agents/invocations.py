@@ -84,22 +84,24 @@ async def select_model_activity(conn: Connection) -> dict[str, tuple[int, dateti
 
 
 INSERT_INVOCATION = """
-INSERT INTO invocations (id, model_id, status, started_at)
-VALUES ($1, $2, 'running', $3)
+INSERT INTO invocations (id, model_id, status, started_at, entrant)
+VALUES ($1, $2, 'running', $3, $4)
 ON CONFLICT (id) DO NOTHING
 """
 
 
 async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
     """Insert the record of an invocation. Return False when the model already has one that started at this moment."""
-    done: str = await conn.execute(INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at)
+    done: str = await conn.execute(
+        INSERT_INVOCATION, invocation.id, invocation.model_id, invocation.started_at, invocation.entrant
+    )
     return done == "INSERT 0 1"
 
 
 UPDATE_INVOCATION = """
 UPDATE invocations
 SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
-    cost_usd = $8, finished_at = $9
+    cost_usd = $8, finished_at = $9, entrant = $10
 WHERE id = $1 AND status = 'running'
 """
 
@@ -117,6 +119,7 @@ async def update_invocation(conn: Connection, invocation: Invocation) -> None:
         invocation.output_tokens,
         invocation.cost_usd,
         invocation.finished_at,
+        invocation.entrant,
     )
 
 
@@ -224,7 +227,7 @@ async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -
 
 SELECT_INVOCATION = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at
+       finished_at, entrant
 FROM invocations
 WHERE id = $1
 """
@@ -238,7 +241,7 @@ async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation
 
 SELECT_INVOCATIONS = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at
+       finished_at, entrant
 FROM invocations
 WHERE status <> 'running'
 ORDER BY started_at DESC, model_id
@@ -254,7 +257,7 @@ async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
 # The latest of each model, then the latest of those: models without recent invocations cost no long scan.
 SELECT_CHOSEN_INVOCATIONS = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at
+       i.cost_usd, i.started_at, i.finished_at, i.entrant
 FROM models m
 CROSS JOIN LATERAL (
     SELECT * FROM invocations WHERE model_id = m.id AND status <> 'running' ORDER BY started_at DESC LIMIT $3

@@ -68,11 +68,41 @@ ALTER TABLE models
 """
 """Adds what the models file sets for a model beside its identity."""
 
+ENTRANTS: Final = """
+CREATE TABLE IF NOT EXISTS entrants (
+    model_id      text NOT NULL REFERENCES models,
+    number        integer NOT NULL CHECK (number >= 0),
+    fingerprint   text CHECK (fingerprint ~ '^[0-9a-f]{64}$'),
+    configuration text,
+    answered_by   text,
+    began_at      timestamptz NOT NULL,
+    PRIMARY KEY (model_id, number),
+    CHECK ((number = 0) = (fingerprint IS NULL)),
+    CHECK ((fingerprint IS NULL) = (configuration IS NULL)),
+    CHECK (fingerprint IS NOT NULL OR answered_by IS NULL)
+);
+INSERT INTO entrants (model_id, number, began_at)
+SELECT model_id, 0, min(started_at) FROM invocations GROUP BY model_id
+ON CONFLICT DO NOTHING;
+ALTER TABLE invocations
+    ADD COLUMN IF NOT EXISTS entrant integer DEFAULT 0,
+    DROP CONSTRAINT IF EXISTS invocations_model_id_entrant_fkey,
+    ADD CONSTRAINT invocations_model_id_entrant_fkey
+        FOREIGN KEY (model_id, entrant) REFERENCES entrants (model_id, number);
+ALTER TABLE invocations ALTER COLUMN entrant DROP DEFAULT;
+ALTER TABLE invocation_counts
+    ADD COLUMN IF NOT EXISTS entrant integer NOT NULL DEFAULT 0,
+    ADD COLUMN IF NOT EXISTS missed bigint NOT NULL DEFAULT 0,
+    DROP CONSTRAINT IF EXISTS invocation_counts_pkey,
+    ADD PRIMARY KEY (model_id, run_number, entrant);
+"""
+"""Names the entrant of each invocation: number 0 of those before. A default for a new column rewrites no row."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5,
+    5: TO_VERSION_5 + ENTRANTS,
 }
 """Each step by the version that it leads to."""
 

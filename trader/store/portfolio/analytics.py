@@ -46,7 +46,7 @@ async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
 
 SELECT_FAILURES = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at
+       finished_at, entrant
 FROM invocations
 WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0)
 ORDER BY started_at DESC, id
@@ -61,7 +61,7 @@ async def select_failures(conn: Connection, limit: int) -> list[Invocation]:
 
 SELECT_MODEL_FAILURES = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at
+       i.cost_usd, i.started_at, i.finished_at, i.entrant
 FROM unnest($1::text[]) AS m (id)
 CROSS JOIN LATERAL (
     SELECT * FROM invocations

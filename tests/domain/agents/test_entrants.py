@@ -1,0 +1,76 @@
+"""Entrants: whatever decides how a model trades is in its fingerprint, and nothing else is."""
+
+import hashlib
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from support.records import make_model
+
+from trader.domain.agents.entrants import ServiceConditions, canonical_json, configuration_of, fingerprint
+from trader.domain.agents.view import VariantLimits
+from trader.domain.models import Model, ModelConfiguration, VariantId
+
+MODEL = make_model("one")
+LIMITS = VariantLimits(leverage_max=5)
+SERVICE = ServiceConditions(60_000, 8_192, Decimal(5), Decimal(2), 200, "1.0")
+
+
+def _configuration(
+    model: Model = MODEL,
+    *,
+    prompt: str = "Trade.",
+    limits: VariantLimits = LIMITS,
+    temperature: float = 0.7,
+    cadence_s: float = 60,
+    service: ServiceConditions = SERVICE,
+) -> str:
+    return configuration_of(model, prompt, limits, temperature, cadence_s, service)
+
+
+def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
+    whole = json.loads(_configuration()) | {"answeredBy": "lab/one"}
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert fingerprint(_configuration(), "lab/one") == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _configuration(prompt="Trade!"),
+        _configuration(limits=replace(LIMITS, leverage_max=6)),
+        _configuration(temperature=0.5),
+        _configuration(cadence_s=300),
+        _configuration(replace(MODEL, variant=VariantId.SOVEREIGN)),
+        _configuration(replace(MODEL, provider="nim")),
+        _configuration(replace(MODEL, router_model_name="lab/two")),
+        _configuration(replace(MODEL, configuration=ModelConfiguration(request={"seed": 7}))),
+        _configuration(service=SERVICE._replace(invocation_tokens_max=9)),
+        _configuration(service=SERVICE._replace(answer_tokens_max=9)),
+        _configuration(service=SERVICE._replace(taker_fee_bps=Decimal(9))),
+        _configuration(service=SERVICE._replace(maker_fee_bps=Decimal(9))),
+        _configuration(service=SERVICE._replace(latency_ms=9)),
+        _configuration(service=SERVICE._replace(version="1.1")),
+    ],
+)
+def test_whatever_decides_how_it_trades_changes_the_fingerprint(other: str) -> None:
+    assert fingerprint(other, "lab/one") != fingerprint(_configuration(), "lab/one")
+
+
+def test_the_model_that_answered_changes_the_fingerprint() -> None:
+    assert len({fingerprint(_configuration(), name) for name in (None, "lab/one", "lab/one-2026")}) == 3
+
+
+def test_names_and_places_do_not_change_the_fingerprint() -> None:
+    renamed = replace(MODEL, id="two", name="Two", logo="x", active=False, venue_account_index=3)
+    assert _configuration(renamed) == _configuration()
+    assert _configuration(service=SERVICE._replace(taker_fee_bps=Decimal("5.0"))) == _configuration()
+
+
+@given(st.integers(-(2**63), 2**64 - 1))
+def test_whole_numbers_of_any_size_have_a_canonical_form(number: int) -> None:
+    text = json.loads(canonical_json({"seed": [number]}))["seed"][0]
+    assert int(text) == number

@@ -1,0 +1,101 @@
+"""Entrants of the models: every invocation names its own, and any change of its configuration begins the next one."""
+
+from datetime import timedelta
+
+from msgspec.structs import replace
+from support.floor import Floor, hold, open_floor
+
+from trader.domain.agents.entrants import Entrant
+from trader.domain.models import VariantId
+from trader.errors import ProviderError
+from trader.store.agents.entrants import SELECT_LATEST_ENTRANTS
+from trader.store.database.pool import Database
+
+SELECT_ENTRANTS = SELECT_LATEST_ENTRANTS.replace("DISTINCT ON (model_id)", "").replace("DESC", "")
+
+
+async def _entrants(database: Database) -> list[Entrant]:
+    async with database.connection() as conn:
+        return [Entrant(**row) for row in await conn.fetch(SELECT_ENTRANTS)]
+
+
+async def _numbers(floor: Floor) -> list[int | None]:
+    """The entrants of one model's invocations, the first one first."""
+    return [one.invocation.entrant for one in reversed(await floor.agents.invocations())]
+
+
+async def test_the_same_configuration_stays_one_entrant_over_restarts(database: Database) -> None:
+    for started_s in (0, 120):
+        async with open_floor(database) as floor:
+            await floor.clock.advance(timedelta(seconds=started_s))
+            await floor.add("ada", variant=VariantId.SOVEREIGN)
+            await floor.agents.start()
+            await floor.cycle()
+            await floor.cycle()
+            numbers = await _numbers(floor)
+    (entrant,) = await _entrants(database)
+    assert numbers == [1, 1, 1, 1]
+    assert (entrant.number, entrant.answered_by) == (1, "fake/one")
+
+
+async def test_a_setting_or_a_variant_that_changes_begins_the_next_one(database: Database) -> None:
+    for number, (tokens, variant) in enumerate([("8192", "Apex"), ("4096", "Apex"), ("4096", "Contrarian")]):
+        async with open_floor(database, ANSWER_TOKENS_MAX=tokens) as floor:
+            await floor.clock.advance(timedelta(seconds=60 * number))
+            await floor.add("ada", variant=VariantId(variant))
+            await floor.agents.start()
+            await floor.cycle()
+            numbers = await _numbers(floor)
+            last = floor.agents.models["ada"]
+    assert numbers == [1, 2, 3]
+    found = await _entrants(database)
+    assert [one.number for one in found] == [1, 2, 3]
+    assert len({one.fingerprint for one in found}) == 3
+    assert [one.began_at for one in found] == sorted({one.began_at for one in found})
+    assert last.variant.value in (found[2].configuration or "")
+
+
+async def test_another_model_that_answers_begins_the_next_one(floor: Floor) -> None:
+    await floor.add("ada")
+    await floor.cycle()
+    floor.provider.scripts["ada"] = [replace(hold(), model="fake/one-2026")]
+    await floor.cycle()
+    await floor.cycle()
+    assert await _numbers(floor) == [1, 2, 2]
+    assert [one.answered_by for one in await _entrants(floor.database)] == ["fake/one", "fake/one-2026"]
+
+
+async def test_failures_before_the_first_answer_belong_to_the_entrant_that_answers_later(floor: Floor) -> None:
+    await floor.add("ada")
+    floor.provider.scripts["ada"] = [ProviderError("out of credit")]
+    await floor.cycle()
+    (unanswered,) = await _entrants(floor.database)
+    assert unanswered.answered_by is None
+    floor.provider.scripts["ada"] = [hold()]
+    await floor.cycle()
+    (answered,) = await _entrants(floor.database)
+    assert await _numbers(floor) == [1, 1]
+    assert answered.answered_by == "fake/one"
+    assert answered.fingerprint != unanswered.fingerprint
+
+
+async def test_models_that_are_configured_alike_have_the_same_fingerprint(floor: Floor) -> None:
+    await floor.add("ada", "bob")
+    async with floor.database.connection() as conn:
+        await conn.execute("UPDATE models SET router_model_name = 'lab/same'")
+    await floor.cycle()
+    ada, bob = await _entrants(floor.database)
+    assert (ada.model_id, bob.model_id) == ("ada", "bob")
+    assert ada.fingerprint == bob.fingerprint is not None
+
+
+async def test_the_counts_are_kept_per_entrant(floor: Floor) -> None:
+    await floor.add("ada")
+    await floor.cycle()
+    floor.provider.scripts["ada"] = [ProviderError("no answer")]
+    await floor.cycle()
+    floor.provider.scripts["ada"] = [replace(hold(), model="other")]
+    await floor.cycle()
+    async with floor.database.connection() as conn:
+        rows = await conn.fetch("SELECT entrant, finished, failed FROM invocation_counts WHERE finished > 0 ORDER BY 1")
+    assert [tuple(row) for row in rows] == [(1, 2, 1), (2, 1, 0)]

@@ -1,0 +1,95 @@
+"""Entrants: models as they were configured, and the fingerprint that says whether two were configured alike."""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+import rfc8785
+
+from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.agents.view import VariantLimits
+from trader.domain.models import Model
+from trader.domain.money import format_decimal
+
+FIRST: Final = 1
+"""The number of a model's first entrant."""
+
+
+class Entrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as it was configured from `began_at` on. A change begins the next one; `number` counts from 1.
+
+    `configuration` is canonical JSON; `answered_by` is the name of the model that the provider says answered, None
+    until it has. Number 0 is what ran before entrants were recorded: its configuration is not known.
+
+    The fields are in the order of the table's columns.
+    """
+
+    model_id: str
+    number: int
+    fingerprint: str | None
+    configuration: str | None
+    answered_by: str | None
+    began_at: datetime
+
+
+class ServiceConditions(NamedTuple):
+    """What the service adds to the configuration of every model: its bounds of tokens, fees, latency and version."""
+
+    invocation_tokens_max: int
+    answer_tokens_max: int
+    taker_fee_bps: Decimal
+    maker_fee_bps: Decimal
+    latency_ms: int
+    version: str
+
+
+def canonical_json(value: Any) -> bytes:
+    """Return a JSON value in its canonical form (RFC 8785). Whole numbers of 2^53 or more are written as text."""
+    try:
+        return rfc8785.dumps(value)
+    except rfc8785.IntegerDomainError:
+        return rfc8785.dumps(_with_texts(value))
+
+
+def _with_texts(value: Any) -> Any:
+    """Return the value with text for each whole number that a float may not hold exactly, as the scheme asks for."""
+    if isinstance(value, Mapping):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_texts(item) for item in value]
+    return str(value) if isinstance(value, int) and abs(value) >= 2**53 else value
+
+
+def configuration_of(
+    model: Model, prompt: str, limits: VariantLimits, temperature: float, cadence_s: float, service: ServiceConditions
+) -> str:
+    """Return everything that decides how a model trades, as canonical JSON; what only names or shows it is left out."""
+    return canonical_json(
+        {
+            "prompt": prompt,
+            "tools": TOOL_SCHEMAS,
+            "limits": msgspec.to_builtins(limits),
+            "variant": model.variant.value,
+            "provider": model.provider,
+            "routerModelName": model.router_model_name,
+            "sampling": {"temperature": temperature, **model.configuration.request},
+            "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
+            "cadenceSeconds": cadence_s,
+            "fees": {
+                "takerBps": format_decimal(service.taker_fee_bps),
+                "makerBps": format_decimal(service.maker_fee_bps),
+            },
+            "latencyMs": service.latency_ms,
+            "serviceVersion": service.version,
+        }
+    ).decode()
+
+
+def fingerprint(configuration: str, answered_by: str | None) -> str:
+    """Return the SHA-256 of a configuration together with the name of the model that answered, in hexadecimal."""
+    whole: Mapping[str, Any] = {**orjson.loads(configuration), "answeredBy": answered_by}
+    return hashlib.sha256(canonical_json(whole)).hexdigest()

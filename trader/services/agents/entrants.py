@@ -1,0 +1,90 @@
+"""Entrants of the models: the one that trades for each now, and the next one when anything in it changes."""
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from trader import __version__
+from trader.domain.agents.entrants import FIRST, Entrant, ServiceConditions, configuration_of, fingerprint
+from trader.domain.agents.guard import CYCLE
+from trader.domain.models import Model
+from trader.settings import Settings
+from trader.store.agents.entrants import insert_entrant, select_latest_entrant, update_entrant_answered
+from trader.store.database.pool import Database
+from trader.variants import VARIANTS
+
+
+class Entrants:
+    """Knows the present entrant of each model, as its rows do. One process at a time may begin new ones."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._service = ServiceConditions(
+            invocation_tokens_max=settings.run_tokens_max,
+            answer_tokens_max=settings.answer_tokens_max,
+            taker_fee_bps=settings.taker_fee_bps,
+            maker_fee_bps=settings.maker_fee_bps,
+            latency_ms=settings.latency_ms,
+            version=__version__,
+        )
+        self._present: dict[str, Entrant] = {}
+        self._configurations: dict[str, tuple[Model, str]] = {}
+
+    def forget(self) -> None:
+        """Read the rows again from now on: another process may have led meanwhile."""
+        self._present.clear()
+
+    def present(self, model_id: str) -> Entrant | None:
+        """Return the entrant of a model that was invoked since the start; None for any other."""
+        return self._present.get(model_id)
+
+    async def enter(self, model: Model, at: datetime) -> Entrant:
+        """Return the entrant that a model is now. One that is configured otherwise than the last begins at `at`.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        configuration = self._configuration(model)
+        last = self._present.get(model.id)
+        if last is not None and last.configuration == configuration:
+            return last
+        async with self._database.transaction() as conn:
+            last = await select_latest_entrant(conn, model.id)
+            if last is None or last.configuration != configuration:
+                last = Entrant(
+                    model_id=model.id,
+                    number=FIRST if last is None else last.number + 1,
+                    fingerprint=fingerprint(configuration, None),
+                    configuration=configuration,
+                    answered_by=None,
+                    began_at=at,
+                )
+                await insert_entrant(conn, last)
+        self._present[model.id] = last
+        return last
+
+    async def answered(self, entrant: Entrant, answered_by: str, at: datetime) -> Entrant:
+        """Return the entrant whose model is the one that answered; another model than before begins a new one at `at`.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        if entrant.answered_by == answered_by or entrant.configuration is None:
+            return entrant
+        known = replace(entrant, answered_by=answered_by, fingerprint=fingerprint(entrant.configuration, answered_by))
+        async with self._database.connection() as conn:
+            if entrant.answered_by is None:
+                await update_entrant_answered(conn, known)
+            else:
+                known = replace(known, number=entrant.number + 1, began_at=at)
+                await insert_entrant(conn, known)
+        self._present[entrant.model_id] = known
+        return known
+
+    def _configuration(self, model: Model) -> str:
+        found = self._configurations.get(model.id)
+        if found is None or found[0] != model:
+            variant = VARIANTS[model.variant]
+            made = configuration_of(
+                model, variant.prompt, variant.limits, variant.temperature, CYCLE.total_seconds(), self._service
+            )
+            found = self._configurations[model.id] = (model, made)
+        return found[1]

@@ -1,0 +1,56 @@
+"""SQL of entrants: the models as they were configured."""
+
+import msgspec
+
+from trader.domain.agents.entrants import Entrant
+from trader.store.database.pool import Connection
+
+SELECT_LATEST_ENTRANTS = """
+SELECT DISTINCT ON (model_id) model_id, number, fingerprint, configuration, answered_by, began_at
+FROM entrants
+ORDER BY model_id, number DESC
+"""
+
+
+async def select_latest_entrants(conn: Connection) -> dict[str, Entrant]:
+    """Return the present entrant of every model that has one."""
+    return {row["model_id"]: Entrant(**row) for row in await conn.fetch(SELECT_LATEST_ENTRANTS)}
+
+
+SELECT_LATEST_ENTRANT = """
+SELECT model_id, number, fingerprint, configuration, answered_by, began_at
+FROM entrants
+WHERE model_id = $1
+ORDER BY number DESC
+LIMIT 1
+"""
+
+
+async def select_latest_entrant(conn: Connection, model_id: str) -> Entrant | None:
+    """Return the present entrant of a model; None when it has none."""
+    row = await conn.fetchrow(SELECT_LATEST_ENTRANT, model_id)
+    return None if row is None else Entrant(**row)
+
+
+INSERT_ENTRANT = """
+INSERT INTO entrants (model_id, number, fingerprint, configuration, answered_by, began_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_entrant(conn: Connection, entrant: Entrant) -> None:
+    """Insert an entrant, with which its model's present one ends; an existing one stays as it is."""
+    await conn.execute(INSERT_ENTRANT, *msgspec.structs.astuple(entrant))
+
+
+UPDATE_ENTRANT_ANSWERED = """
+UPDATE entrants SET answered_by = $3, fingerprint = $4 WHERE model_id = $1 AND number = $2 AND answered_by IS NULL
+"""
+
+
+async def update_entrant_answered(conn: Connection, entrant: Entrant) -> None:
+    """Add which model answered to an entrant of which that was not known yet."""
+    await conn.execute(
+        UPDATE_ENTRANT_ANSWERED, entrant.model_id, entrant.number, entrant.answered_by, entrant.fingerprint
+    )
