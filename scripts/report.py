@@ -9,13 +9,22 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 from report_page import Season, Standing, page
 from tool_database import add_database_options, reading
 
-from trader.domain.portfolio.statistics import Confidence95, EquityPoint, max_drawdown, return_confidence
+from trader.domain.portfolio.evidence import (
+    HourlyEquity,
+    ReturnSeries,
+    compare,
+    judge_family,
+    missing_trades,
+    state_return,
+)
+from trader.domain.portfolio.statistics import EquityPoint, max_drawdown
 from trader.errors import StartError, TraderError
 from trader.store.portfolio import season as store
 
@@ -60,22 +69,29 @@ def make_standings(
 ) -> list[Standing]:
     """Return the accounts with their statistics, best return first."""
     standings: list[Standing] = []
+    series: dict[str, ReturnSeries | None] = {}
     for account in accounts:
         points, capital = hours.get(account.model_id, ()), float(account.initial_capital)
         fall = max_drawdown([capital, *(value for _, value in points)])
-        bounds = return_confidence([EquityPoint(*point) for point in points])
+        returns = series[account.model_id] = _returns(points, capital)
         curve = [(hour, 100 * value / capital - 100) for hour, value in points]
-        standings.append(Standing(account, curve, bounds, fall.percent if fall else 0.0))
+        evidence = state_return(returns, account.trades)
+        standings.append(Standing(account, curve, evidence, fall.percent if fall else 0.0))
     standings.sort(key=lambda one: (-one.account.change / one.account.initial_capital, one.account.model_id))
-    found = []
-    for number, one in enumerate(standings):
-        neighbours = standings[max(0, number - 1) : number] + standings[number + 1 : number + 2]
-        found.append(one._replace(is_certain=all(_are_apart(one.interval, other.interval) for other in neighbours)))
-    return found
+    statements = [
+        compare(series[one.model_id], series[other.model_id], missing_trades(one.trades), missing_trades(other.trades))
+        for one, other in pairwise(standing.account for standing in standings)
+    ]
+    verdicts = judge_family(statements)
+    return [one._replace(verdict=verdict) for one, verdict in zip(standings, [*verdicts, None], strict=True)]
 
 
-def _are_apart(one: Confidence95 | None, other: Confidence95 | None) -> bool:
-    return one is not None and other is not None and (one.low > other.high or other.low > one.high)
+def _returns(points: Sequence[tuple[datetime, float]], capital: float) -> ReturnSeries | None:
+    if not points:
+        return None
+    equity = HourlyEquity(capital)
+    equity.set(EquityPoint(*point) for point in points)
+    return equity.returns(points[-1][0] + timedelta(hours=1))
 
 
 if __name__ == "__main__":

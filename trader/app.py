@@ -173,7 +173,6 @@ async def _read_statistics(service: Service) -> None:
     context, began_s = service.context, time.monotonic()
     try:
         async with asyncio.timeout(_READY_S):
-            await context.analytics.make_intervals(context.clock.now())
             await context.analytics.model_stats()
     except (Unavailable, TimeoutError) as error:
         log.warning("the first statistics will take longer: %s", str(error) or f"not read within {_READY_S:g} s")
@@ -226,11 +225,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
 
 
 def _make_schedulers(context: Context, events: EventBus) -> Schedulers:
-    async def take_snapshots(now: datetime) -> None:
-        await context.portfolio.take_snapshots(now)
-        await context.analytics.make_intervals(now)
-
-    return Schedulers(jobs(events, context.agents.start_batch, take_snapshots), context.clock)
+    return Schedulers(jobs(events, context.agents.start_batch, context.portfolio.take_snapshots), context.clock)
 
 
 def build_app(service: Service) -> web.Application:

@@ -239,7 +239,6 @@ class Season:
 
     async def start(self) -> None:
         """Do what the service does before it listens."""
-        await self.context.analytics.make_intervals(self.clock.now())
         await self.context.analytics.model_stats()
         freeze_startup_objects()
 
@@ -247,7 +246,6 @@ class Season:
         """Let a minute pass, or every other time an hour too, and do what the service does then."""
         self.clock.at += timedelta(minutes=61 if self.books.version % 2 else 1)
         await self.context.portfolio.take_snapshots(self.clock.at)
-        await self.context.analytics.make_intervals(self.clock.at)
         self.books.version += 1
 
     async def call(self, case: Case) -> int:

@@ -251,13 +251,14 @@ def check_models(by_call: dict[tuple[str, ...], Any]) -> None:
 
     stats = by_call["analytics.getModelStats",]["overall"]
     assert len(stats) == 5
-    assert {entry["sharpeRatio"] for entry in stats} == {"N/A"}  # no run is three days old
+    assert {entry["sharpeRatio"] for entry in stats} == {"N/A"}  # no run is ten days old
     assert len(by_call["analytics.getModelStats", "mode", "variant"]["advanced"]) == 5
     board = by_call["analytics.getLeaderboard",]
     assert board["window"] == "7d"
     assert [entry["rank"] for entry in board["entries"]] == list(range(1, len(board["entries"]) + 1))
     assert is_sorted((entry["pnlPercent"] for entry in board["entries"]), newest_first=True)
-    assert {entry["ci95"] for entry in board["entries"]} == {None}  # under 48 hours of data
+    assert {entry["ci95"] for entry in board["entries"]} == {None}  # under 24 hours of data
+    assert all("24" in entry["ci95Reason"] or "whole hours" in entry["ci95Reason"] for entry in board["entries"])
     assert {
         entry["variant"] for entry in by_call["analytics.getLeaderboard", "sortBy", "variant", "window"]["entries"]
     } <= {"Contrarian"}

@@ -21,6 +21,8 @@ VARIANT = ("Apex", "Trendsurfer", "Contrarian", "Sovereign")
 SIDE = ("LONG", "SHORT")
 SYMBOL = ("BTC", "ETH", "SOL")
 FIGURE = (number, "N/A", "Infinity")
+VERDICT = ("better", "worse", "not distinguishable yet")
+NEIGHBOUR = {"modelId": text, "verdict": VERDICT, "smallestDifference": (number, None), "reason": (text, None)}
 
 EXIT_PLAN = {
     "stop": (number, None),
@@ -307,8 +309,9 @@ OUTPUTS: Mapping[str, Shape] = {
                 "endValue": number,
                 "tradesCount": count,
                 "ci95": ({"low": number, "high": number}, None),
+                "ci95Reason": (text, None),
                 "tie": boolean,
-                "certain": (boolean, None),
+                "verdict": ({"above": (NEIGHBOUR, None), "below": (NEIGHBOUR, None)}, None),
             }
         ],
         "window": ("24h", "7d", "30d"),

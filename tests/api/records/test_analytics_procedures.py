@@ -138,7 +138,7 @@ async def test_leaderboard(call: Call) -> None:
     answer = await call("analytics.getLeaderboard")
     first, second = answer["entries"]
     assert answer["window"] == "7d"
-    assert {key: value for key, value in first.items() if key != "ci95"} == {
+    assert first == {
         "rank": 1,
         "modelId": "ax",
         "modelName": "Model ax",
@@ -149,11 +149,20 @@ async def test_leaderboard(call: Call) -> None:
         "startValue": 10_000,
         "endValue": Decimal("10018.75"),
         "tradesCount": 2,
+        "ci95": None,
+        "ci95Reason": "2 completed trades; a statement about a model needs 10",
         "tie": False,
-        "certain": False,
+        "verdict": {
+            "above": None,
+            "below": {
+                "modelId": "so",
+                "verdict": "not distinguishable yet",
+                "smallestDifference": None,
+                "reason": first["verdict"]["below"]["reason"],
+            },
+        },
     }
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
-    assert 0 < first["ci95"]["low"] <= first["ci95"]["high"] < 1
     assert (second["rank"], second["modelId"], second["ci95"]) == (2, "so", None)
     by_drawdown = await call("analytics.getLeaderboard", sortBy="maxDrawdown", window="30d")
     drawdowns = [entry["maxDrawdown"] for entry in by_drawdown["entries"]]

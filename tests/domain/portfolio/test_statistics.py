@@ -4,13 +4,11 @@ import math
 import statistics as stdlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from random import Random
 from typing import Any
 
 import numpy
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trader.domain.portfolio import statistics as ours
@@ -30,53 +28,69 @@ def hourly(values: Sequence[float], start: datetime = MIDNIGHT) -> list[EquityPo
     return [EquityPoint(start + timedelta(hours=index), value) for index, value in enumerate(values)]
 
 
-def closing(*closes: float) -> list[EquityPoint]:
-    """Days that end at these values: each hour of a day holds its close, and one hour follows the last midnight."""
-    return hourly([*(close for close in closes for _ in range(24)), closes[-1]])
+Curve = tuple[float, list[EquityPoint]]
 
 
-def sharpe(series: Sequence[EquityPoint]) -> float | None:
-    return ours.sharpe_ratio(ours.daily_closes(series))
+def closing(capital: float, *closes: float) -> Curve:
+    """A capital and days that end at these values: each hour holds its close, one hour follows the last midnight."""
+    return capital, hourly([*(close for close in closes for _ in range(24)), *closes[-1:]])
 
 
-def sortino(series: Sequence[EquityPoint]) -> float | None:
-    return ours.sortino_ratio(ours.daily_closes(series))
+def flat(capital: float, *closes: float) -> Curve:
+    """Ten days at least: after those at the given values the last one stays."""
+    return closing(capital, *closes, *closes[-1:] * (10 - len(closes)))
 
 
-def calmar(series: Sequence[EquityPoint]) -> float | None:
-    return ours.calmar_ratio(ours.daily_closes(series), ours.max_drawdown(point.value for point in series))
+def sharpe(curve: Curve) -> float | None:
+    return ours.sharpe_ratio(ours.daily_closes(curve[1], curve[0]))
+
+
+def sortino(curve: Curve) -> float | None:
+    return ours.sortino_ratio(ours.daily_closes(curve[1], curve[0]))
+
+
+def calmar(curve: Curve) -> float | None:
+    capital, series = curve
+    drawdown = ours.max_drawdown([capital, *(point.value for point in series)])
+    return ours.calmar_ratio(ours.daily_closes(series, capital), drawdown)
 
 
 # Daily closes
 
 
 def test_a_close_is_the_last_value_before_midnight() -> None:
-    assert ours.daily_closes(hourly(list(range(1, 50)))) == [24, 48]
+    assert ours.daily_closes(hourly(list(range(1, 50))), 7) == [7, 24, 48]
 
 
 def test_the_running_day_has_no_close() -> None:
-    assert ours.daily_closes(hourly([5.0] * 24)) == []
-    assert ours.daily_closes(hourly([5.0] * 25)) == [5.0]
-    assert ours.daily_closes([]) == []
+    assert ours.daily_closes(hourly([5.0] * 24), 4) == [4]
+    assert ours.daily_closes(hourly([5.0] * 25), 4) == [4, 5.0]
+    assert ours.daily_closes([], 4) == [4]
 
 
 def test_a_day_without_values_keeps_the_close_before() -> None:
     series = [EquityPoint(MIDNIGHT, 1.0), EquityPoint(MIDNIGHT + timedelta(days=3, hours=2), 2.0)]
-    assert ours.daily_closes(series) == [1.0, 1.0, 1.0]
+    assert ours.daily_closes(series, 1.0) == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_fewer_than_three_closes_make_no_ratio() -> None:
-    two, three = closing(100, 110), closing(100, 110, 105)
+def test_fewer_than_ten_daily_returns_make_no_ratio() -> None:
+    values = [100.0 + (-1) ** day * day for day in range(10)]
+    nine, ten = closing(100, *values[:9]), closing(100, *values)
     for ratio in (sharpe, sortino, calmar):
-        assert ratio(two) is None
-        assert ratio(three) is not None
-        assert ratio([]) is None
+        assert ratio(nine) is None
+        assert ratio(ten) is not None
+        assert ratio((100, [])) is None
+
+
+def test_the_first_day_counts_from_the_capital() -> None:
+    returns = ours.daily_returns(ours.daily_closes(flat(100, 90, 99)[1], 100))
+    assert returns == [near(-0.1), near(0.1), *[0.0] * 8]
 
 
 # Ratios of the equity series
 
 
-@given(st.lists(equities, min_size=3, max_size=40))
+@given(st.lists(equities, min_size=11, max_size=40))
 def test_sharpe_and_sortino_are_their_formulas(closes: list[float]) -> None:
     returns = numpy.diff(closes) / closes[:-1]
     spread = float(numpy.std(returns, ddof=1))
@@ -93,24 +107,27 @@ def test_sharpe_and_sortino_are_their_formulas(closes: list[float]) -> None:
 
 
 def test_sharpe_by_hand() -> None:
-    # Returns 10 %, -10 %, 10 %: mean 1/30, standard deviation 0.2/√3.
-    assert sharpe(closing(100, 110, 99, 108.9)) == near((1 / 30) / (0.2 / math.sqrt(3)) * math.sqrt(365))
-    assert sortino(closing(100, 110, 99, 108.9)) == near((1 / 30) / math.sqrt(0.01 / 3) * math.sqrt(365))
+    # Returns 10 %, -10 % and eight of 0: mean 0, so the ratio is 0; 10 % alone: mean 1 %, downside 0.
+    assert sharpe(flat(100, 110, 99)) == near(0.0)
+    assert sortino(flat(100, 110)) == math.inf
+    # Returns -10 % and nine of 0: mean -1 %, downside √(0.01 / 10).
+    assert sortino(flat(100, 90)) == near(-0.01 / math.sqrt(0.001) * math.sqrt(365))
 
 
 def test_calmar_by_hand() -> None:
-    # Two days from 100 to 121 with a fall of a tenth on the way.
-    assert calmar(closing(100, 90, 121)) == near((1.21 ** (365 / 2) - 1) / 0.1)
+    # Ten days from 100 to 121 with a fall of a tenth on the way.
+    assert calmar(flat(100, 90, 121)) == near((1.21 ** (365 / 10) - 1) / 0.1)
 
 
 def test_calmar_of_what_fell_is_negative() -> None:
-    found = calmar(closing(100, 99, 98))
+    found = calmar(flat(100, 99, 98))
     assert found is not None
     assert -50 <= found < 0
 
 
 def test_a_steady_gain_is_unbounded_and_a_steady_loss_has_no_sharpe() -> None:
-    gaining, losing, still = closing(100, 110, 121), closing(100, 90, 81), closing(100, 100, 100)
+    gaining, losing = (closing(100, *(100 * step**day for day in range(1, 11))) for step in (2, 0.5))
+    still = flat(100, 100)
     assert sharpe(gaining) == sortino(gaining) == calmar(gaining) == math.inf
     assert sharpe(losing) is None
     assert sortino(losing) == near(-math.sqrt(365))
@@ -118,16 +135,16 @@ def test_a_steady_gain_is_unbounded_and_a_steady_loss_has_no_sharpe() -> None:
 
 
 def test_equity_that_reached_zero_still_has_figures() -> None:
-    ruined = closing(100, 50, 0, 0)
-    assert ours.daily_returns(ours.daily_closes(ruined)) == [-0.5, -1.0]
-    assert sharpe(ruined) == near(-0.75 / stdlib.stdev([-0.5, -1.0]) * math.sqrt(365))
+    ruined = closing(100, *[100] * 7, 50, 0, 0)
+    returns = ours.daily_returns(ours.daily_closes(ruined[1], 100))
+    assert returns == [*[0.0] * 7, -0.5, -1.0]
+    assert sharpe(ruined) == near(stdlib.fmean(returns) / stdlib.stdev(returns) * math.sqrt(365))
     assert calmar(ruined) == -1.0
-    assert ours.return_confidence(ruined) is None
-    assert calmar(closing(0, 0, 0)) is None
+    assert calmar(flat(0, 0)) is None
 
 
 def test_an_absurd_gain_does_not_overflow() -> None:
-    assert calmar(closing(1, 0.5, 1e7)) == math.inf
+    assert calmar(flat(1, 0.5, 1e9)) == math.inf
 
 
 # Drawdown
@@ -248,93 +265,3 @@ def test_durations_are_told_apart_by_outcome() -> None:
 def test_returns_are_against_the_start() -> None:
     assert ours.return_percent(10_000, 9_500) == -5.0
     assert ours.return_percent(0, 10) is None
-
-
-# The bootstrap
-
-
-def wander(seed: int, hours: int, drift: float = 0.0) -> list[EquityPoint]:
-    rng = Random(seed)
-    value, values = 10_000.0, []
-    for _ in range(hours):
-        values.append(value)
-        value *= math.exp(rng.gauss(drift, 0.004))
-    return hourly(values)
-
-
-def test_under_48_hours_there_is_no_interval() -> None:
-    assert ours.return_confidence(wander(1, 47)) is None
-    assert ours.return_confidence(wander(1, 48)) is not None
-    assert ours.return_confidence([]) is None
-
-
-def test_the_interval_is_the_same_every_time() -> None:
-    assert ours.return_confidence(wander(2, 168)) == ours.return_confidence(wander(2, 168))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_interval_agrees_with_a_plain_resampling_by_numpy(seed: int) -> None:
-    """The textbook form of the stationary bootstrap: step by step, a new block beginning with probability 1/24."""
-    series = wander(seed, 168, drift=0.0005)
-    changes = numpy.diff(numpy.log([point.value for point in series]))
-    count, rng = len(changes), numpy.random.default_rng(seed)
-    place = rng.integers(count, size=4_000)
-    totals = changes[place].copy()
-    for _ in range(count - 1):
-        fresh = rng.random(4_000) < 1 / 24
-        place = numpy.where(fresh, rng.integers(count, size=4_000), (place + 1) % count)
-        totals += changes[place]
-    low, high = (float(bound) for bound in 100 * numpy.expm1(numpy.quantile(totals, [0.025, 0.975])))
-    found = ours.return_confidence(series)
-    assert found is not None
-    width = high - low
-    assert found.low == pytest.approx(low, abs=0.12 * width)
-    assert found.high == pytest.approx(high, abs=0.12 * width)
-
-
-@pytest.mark.parametrize("hours", [48, 168, 169])
-def test_series_of_one_length_share_their_draws_and_nothing_else(hours: int) -> None:
-    """Drawn anew for every series, block by block, as the paper has it."""
-    for seed in range(3):
-        series = wander(seed, hours)
-        logs = [math.log(point.value) for point in series]
-        changes = [after - before for before, after in pairwise(logs)]
-        rng, totals = Random(ours.BOOTSTRAP_SEED), []
-        for _ in range(ours.BOOTSTRAP_DRAWS):
-            drawn: list[float] = []
-            while len(drawn) < len(changes):
-                length = 1 + int(math.log(1 - rng.random()) / math.log(1 - 1 / ours.BOOTSTRAP_BLOCK_HOURS))
-                start = int(rng.random() * len(changes))
-                drawn += [changes[(start + step) % len(changes)] for step in range(min(length, len(changes)))]
-            totals.append(math.fsum(drawn[: len(changes)]))
-        low, high = numpy.quantile(totals, [0.025, 0.975])
-        assert ours.return_confidence(series) == (near(100 * math.expm1(low)), near(100 * math.expm1(high)))
-
-
-def test_a_constant_series_has_an_interval_of_nothing() -> None:
-    assert ours.return_confidence(hourly([10_000.0] * 60)) == (0.0, 0.0)
-
-
-def test_a_steady_series_has_its_return_as_its_interval() -> None:
-    series = hourly([10_000 * 1.001**hour for hour in range(101)])
-    found = ours.return_confidence(series)
-    assert found == (near(100 * (1.001**100 - 1)), near(100 * (1.001**100 - 1)))
-
-
-def test_a_missing_hour_keeps_the_value_before() -> None:
-    series = [EquityPoint(MIDNIGHT, 1.0), EquityPoint(MIDNIGHT + timedelta(hours=3), 2.0)]
-    assert ours.hourly_values(series) == [1.0, 1.0, 1.0, 2.0]
-    assert ours.hourly_values([]) == []
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(min_value=1e-3, max_value=1e9), min_size=48, max_size=90))
-def test_the_interval_of_any_series_is_ordered_and_finite(values: list[float]) -> None:
-    found = ours.return_confidence(hourly(values), draws=200)
-    assert found is not None
-    assert -100 <= found.low <= found.high < math.inf
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 1))
-def test_quantiles_are_numpys(values: list[float], part: float) -> None:
-    assert ours.quantile(sorted(values), part) == pytest.approx(float(numpy.quantile(values, part)), abs=1e-6)

@@ -3,10 +3,10 @@
 import json
 import math
 import zlib
-from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 
+import numpy
 import pytest
 from support.manual_clock import ManualClock
 from support.records import (
@@ -29,9 +29,8 @@ from support.records import (
 )
 
 from trader.domain.models import VariantId
-from trader.domain.portfolio import statistics
-from trader.domain.portfolio.histories import WINDOWS
-from trader.domain.portfolio.statistics import Confidence95, Drawdown, EquityPoint, return_confidence
+from trader.domain.portfolio.intervals import estimate, percent_interval
+from trader.domain.portfolio.statistics import Drawdown
 from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics, LeaderboardEntry
 from trader.services.portfolio.run_statistics import CurrentRuns, figures_of_trades
@@ -187,7 +186,8 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
     bench.exchange.known_marks["BTC"] = Decimal(47_000)
     up, new, down = await bench.board("24h")
     assert seen(up.model.id, up.start_value, up.end_value, up.pnl_absolute) == ("up", 11_000, 14_300, 3_300)
-    assert seen(up.pnl_percent, up.max_drawdown, up.trades_count, up.ci95) == (pytest.approx(30), 25, 1, None)
+    assert seen(up.pnl_percent, up.max_drawdown, up.trades_count) == (pytest.approx(30), 25, 1)
+    assert up.evidence.reason == "3 whole hours; an interval needs 24"
     assert seen(new.model.id, new.start_value, new.end_value, new.pnl_percent) == ("new", 10_000, 10_000, 0)
     assert seen(down.start_value, down.end_value, down.pnl_percent) == (8_000, 7_000, -12.5)
     assert down.max_drawdown == 25
@@ -201,87 +201,70 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
     assert [entry.model.id for entry in await bench.board()] == ["up", "new"], "down has no value without a price"
 
 
+async def add_trades(bench: Bench, model_id: str, *hours: int) -> None:
+    async with bench.database.connection() as conn:
+        for hour in hours:
+            await add_trade(conn, model_id, START + hour * HOUR + MINUTE, label=hour)
+
+
 async def test_the_interval_is_of_the_whole_hours_of_the_window(bench: Bench) -> None:
     async with bench.database.connection() as conn:
-        await add_model(conn, "long")
-        await add_model(conn, "short")
-    values = [str(10_000 + 50 * math.sin(hour) + 3 * hour) for hour in range(60)]
-    await bench.hours("long", *values)
-    await bench.hours("short", *values[:47])
+        for name in ("long", "short", "idle"):
+            await add_model(conn, name)
+    values = [10_000 + 50 * math.sin(hour) + 3 * hour for hour in range(60)]
+    for name, count in (("long", 60), ("short", 23), ("idle", 60)):
+        await bench.hours(name, *map(str, values[:count]))
+        await add_trades(bench, name, *range(0, 60, 6 if name != "idle" else 20))
     await bench.clock.advance(59 * HOUR + 30 * MINUTE)
     entries = {entry.model.id: entry for entry in await bench.board("7d")}
-    series = [EquityPoint(START + hour * HOUR, float(Decimal(value))) for hour, value in enumerate(values[:59])]
-    expected = return_confidence(series)
-    assert expected is not None
-    assert expected.low < expected.high
-    assert entries["long"].ci95 == expected
-    assert entries["short"].ci95 is None
-    assert {entry.model.id: entry.ci95 for entry in await bench.board("7d")} == {"long": expected, "short": None}
-    assert all(entry.ci95 is None for entry in await bench.board("24h"))
+    returns = numpy.diff(numpy.log([10_000, *values[:59]]))
+    expected = percent_interval(estimate(returns).interval, 59)
+    found = entries["long"].evidence.interval_percent
+    assert found is not None
+    assert found.low < 100 * (values[58] / 10_000 - 1) < found.high
+    assert found == pytest.approx(expected)
+    assert entries["short"].evidence.reason == "23 whole hours; an interval needs 24"
+    assert entries["idle"].evidence.reason == "3 completed trades; a statement about a model needs 10"
+    day = {entry.model.id: entry.evidence for entry in await bench.board("24h")}
+    assert day["long"].hours == 24
+    assert day["long"].reason == "4 completed trades; a statement about a model needs 10", "those of the window count"
 
 
-async def test_places_that_are_luck_are_marked(bench: Bench) -> None:
+async def test_neighbours_are_told_apart_or_it_is_said_what_could_be_seen(bench: Bench) -> None:
     slopes = {"good": 60, "fair": 2, "same": 2, "poor": -60}
     async with bench.database.connection() as conn:
         for name in (*slopes, "young"):
             await add_model(conn, name)
     for name, slope in slopes.items():
         await bench.hours(name, *(str(10_000 + 20 * math.sin(hour) + slope * hour) for hour in range(100)))
+        await add_trades(bench, name, *range(10))
         bench.exchange.put(make_account(name, realized=Decimal(99 * slope)))
     bench.exchange.put(make_account("young", realized=Decimal(1)))
     await bench.clock.advance(100 * HOUR + MINUTE)
     for order in ("pnlPercent", "pnlAbsolute"):
         board = await bench.board("7d", order)
-        assert [(entry.model.id, entry.tie, entry.certain) for entry in board] == [
-            ("good", False, True), ("fair", True, False), ("same", True, False), ("young", False, False),
-            ("poor", False, False),
+        words = [
+            tuple(side and (side.neighbour.id, side.verdict.word) for side in (entry.above, entry.below))
+            for entry in board
+        ]
+        assert [(entry.model.id, entry.tie) for entry in board] == [
+            ("good", False), ("fair", True), ("same", True), ("young", False), ("poor", False),
         ]  # fmt: skip
+        assert words == [
+            (None, ("fair", "better")),
+            (("good", "worse"), ("same", "not distinguishable yet")),
+            (("fair", "not distinguishable yet"), ("young", "not distinguishable yet")),
+            (("same", "not distinguishable yet"), ("poor", "not distinguishable yet")),
+            (("young", "not distinguishable yet"), None),
+        ]
+        good, fair, *_ = board
+        assert good.below is not None
+        assert fair.below is not None
+        assert good.below.verdict.why is None
+        assert fair.below.verdict.why == "no hour differs from another"
+        assert 0 < (good.below.verdict.statement.detectable_percent_per_day or 0) < 2
     board = await bench.board("7d", "maxDrawdown")
-    assert {entry.certain for entry in board} == {None}
-
-
-def made_intervals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by the length of its series with every interval that is bootstrapped."""
-    made: list[int] = []
-
-    def counted(series: Sequence[EquityPoint]) -> Confidence95 | None:
-        made.append(len(series))
-        return return_confidence(series)
-
-    monkeypatch.setattr(statistics, "return_confidence", counted)
-    return made
-
-
-async def test_an_interval_is_ready_when_its_hour_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with bench.database.connection() as conn:
-        await add_model(conn, "long")
-    await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
-    await bench.clock.advance(58 * HOUR + 2 * MINUTE)
-    (before,) = await bench.board("7d")
-    await bench.clock.advance(58 * MINUTE)
-    await bench.analytics.make_intervals(bench.clock.now())
-    (entry,) = await bench.board("7d")
-    assert entry.ci95 == before.ci95, "the hour that ends now is taken in a minute later"
-    made = made_intervals(monkeypatch)
-    await bench.clock.advance(MINUTE + timedelta(seconds=1))
-    await bench.analytics.make_intervals(bench.clock.now())
-    (entry,) = await bench.board("7d")
-    assert entry.ci95 != before.ci95
-    assert made == []
-
-
-async def test_a_start_in_the_first_minute_of_an_hour_makes_what_is_still_shown(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with bench.database.connection() as conn:
-        await add_model(conn, "long")
-    await bench.hours("long", *(str(10_000 + 50 * math.sin(hour)) for hour in range(60)))
-    await bench.clock.advance(59 * HOUR)
-    await bench.analytics.make_intervals(bench.clock.now())
-    made = made_intervals(monkeypatch)
-    for window in WINDOWS:
-        await bench.board(window)
-    assert made == []
+    assert {(entry.above, entry.below) for entry in board} == {(None, None)}
 
 
 async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench) -> None:
@@ -352,7 +335,8 @@ async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench
     (stats,) = await bench.analytics.model_stats()
     assert seen(stats.account_value, stats.return_percent, stats.run_statistics.trade_figures.trades) == (10_000, 0, 0)
     (entry,) = await bench.board()
-    assert seen(entry.pnl_percent, entry.start_value, entry.ci95) == (0, 10_000, None)
+    assert seen(entry.pnl_percent, entry.start_value) == (0, 10_000)
+    assert entry.evidence == (0, None, "there are no whole hours yet")
     assert seen(*await bench.analytics.run_info()) == (None, 1, 0, 0)
 
 

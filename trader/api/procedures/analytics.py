@@ -34,7 +34,8 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
     A model that was opened within the window counts from its opening.
     """
     entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
-    rows = [LeaderboardRow.of(rank, entry) for rank, entry in enumerate(entries, start=1)]
+    has_verdict = request.sort_by != "maxDrawdown"
+    rows = [LeaderboardRow.of(rank, entry, has_verdict=has_verdict) for rank, entry in enumerate(entries, start=1)]
     return GetLeaderboardOutput(entries=rows, window=request.window)
 
 

@@ -20,8 +20,17 @@ from trader.api.schemas.common import (
 )
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Model
+from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import Window
-from trader.services.portfolio.analytics import FailureCounts, Failures, LeaderboardEntry, ModelStats, SortKey
+from trader.domain.portfolio.intervals import Interval
+from trader.services.portfolio.analytics import (
+    FailureCounts,
+    Failures,
+    LeaderboardEntry,
+    ModelStats,
+    NeighbourVerdict,
+    SortKey,
+)
 
 Figure = float | Literal["N/A", "Infinity"]
 """A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
@@ -193,16 +202,57 @@ class GetLeaderboardInput(Input, kw_only=True):
     variant: VariantFilter = "all"
 
 
-class Interval(Wire, kw_only=True):
+class IntervalPercent(Wire, kw_only=True):
+    """Bounds in percent that hold the true value in 95 % of cases, at one look."""
+
     low: float
     high: float
 
+    @classmethod
+    def of(cls, interval: Interval | None) -> "IntervalPercent | None":
+        return None if interval is None else cls(low=interval.low, high=interval.high)
+
+
+class Neighbour(Wire, kw_only=True):
+    """A verdict on a model of the board against its neighbour, over all whole hours that both have in their runs.
+
+    `smallestDifference` is what this much data could show, in percent a day; null when there is too little for any
+    figure. `reason` says why the two cannot be told apart; null when they can.
+    """
+
+    model_id: str
+    verdict: Word
+    smallest_difference: float | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, found: NeighbourVerdict | None) -> "Neighbour | None":
+        if found is None:
+            return None
+        return cls(
+            model_id=found.neighbour.id,
+            verdict=found.verdict.word,
+            smallest_difference=found.verdict.statement.detectable_percent_per_day,
+            reason=found.verdict.why,
+        )
+
+
+class Neighbours(Wire, kw_only=True):
+    """The verdicts against the model ranked above (null for the first) and against the one below (null for the last).
+
+    They may be looked at every day: all verdicts of a board are wrong in at most 5 % of cases together, at any time.
+    """
+
+    above: Neighbour | None
+    below: Neighbour | None
+
 
 class LeaderboardRow(Wire, kw_only=True):
-    """A model within the window, live at its end. `ci95` is the 95 % interval of `pnlPercent`.
+    """A model within the window, live at its end.
 
-    `tie`: a neighbour in the order has the same figure. `certain`: the intervals of its neighbours do not touch its
-    own, so its place is more than luck; false with less than 48 hours of data, null when ordered by maxDrawdown.
+    `ci95` is the 95 % interval of the return in the whole hours of the window, for one look. It needs 24 hours and 10
+    completed trades in the window; before that it is null and `ci95Reason` says why. `tie`: a neighbour in the order
+    has the same figure. `verdict` is null when ordered by maxDrawdown.
     """
 
     rank: int
@@ -215,12 +265,13 @@ class LeaderboardRow(Wire, kw_only=True):
     start_value: Decimal
     end_value: Decimal
     trades_count: int
-    ci95: Interval | None
+    ci95: IntervalPercent | None
+    ci95_reason: str | None
     tie: bool
-    certain: bool | None
+    verdict: Neighbours | None
 
     @classmethod
-    def of(cls, rank: int, entry: LeaderboardEntry) -> "LeaderboardRow":
+    def of(cls, rank: int, entry: LeaderboardEntry, *, has_verdict: bool) -> "LeaderboardRow":
         return cls(
             rank=rank,
             model_id=entry.model.id,
@@ -232,9 +283,12 @@ class LeaderboardRow(Wire, kw_only=True):
             start_value=trimmed(entry.start_value),
             end_value=trimmed(entry.end_value),
             trades_count=entry.trades_count,
-            ci95=None if entry.ci95 is None else Interval(low=entry.ci95.low, high=entry.ci95.high),
+            ci95=IntervalPercent.of(entry.evidence.interval_percent),
+            ci95_reason=entry.evidence.reason,
             tie=entry.tie,
-            certain=entry.certain,
+            verdict=Neighbours(above=Neighbour.of(entry.above), below=Neighbour.of(entry.below))
+            if has_verdict
+            else None,
         )
 
 

@@ -7,32 +7,23 @@ in which they closed; a win has a net pnl above zero, everything else is a loss.
 """
 
 import math
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
-from itertools import accumulate, islice, pairwise
-from operator import sub
-from random import Random
+from itertools import pairwise
 from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
 
 DAYS_PER_YEAR = 365
-CLOSES_MIN = 3
-"""Daily closes that a ratio of daily returns needs: two returns, the fewest that have a standard deviation."""
+RETURNS_MIN = 10
+"""Daily returns that a ratio needs: of fewer the annual figure is noise, in the billions for a good pair of days."""
 CONFIDENT_TRADES_MIN = 3
-BOOTSTRAP_HOURS_MIN = 48
-BOOTSTRAP_BLOCK_HOURS = 24
-BOOTSTRAP_DRAWS = 1_000
-BOOTSTRAP_SEED = 0
 
 _NO_SPREAD = 1e-12
 """A standard deviation below this part of the largest value is rounding, not spread."""
 
-_HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 
 
@@ -65,13 +56,6 @@ class Summary(NamedTuple):
     average: float | None
     median: float | None
     maximum: float | None
-
-
-class Confidence95(NamedTuple):
-    """Bounds of a return, in percent, between which 95 % of the draws lie."""
-
-    low: float
-    high: float
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -115,17 +99,17 @@ def return_percent(start: float, end: float) -> float | None:
 # Of the equity series
 
 
-def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
-    """Return the equity at each 00:00 UTC within an ascending hourly series: the last value before it.
+def daily_closes(series: Sequence[EquityPoint], initial_capital: float) -> list[float]:
+    """Return the initial capital, and the equity at each 00:00 UTC within an ascending hourly series.
 
-    A day without any value keeps the one before, since nothing was known to change. The day still running has no
-    close.
+    A close is the last value before midnight, so the first day counts from the capital. A day without any value keeps
+    the close before, since nothing was known to change. The day still running has no close.
     """
+    closes = [initial_capital]
     if not series:
-        return []
+        return closes
     hours = [point.hour for point in series]
     midnight = hours[0].replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
-    closes = []
     while midnight <= hours[-1]:
         closes.append(series[bisect_left(hours, midnight) - 1].value)
         midnight += _DAY
@@ -133,8 +117,8 @@ def daily_closes(series: Sequence[EquityPoint]) -> list[float]:
 
 
 def daily_returns(closes: Sequence[float]) -> list[float]:
-    """Return the changes between daily closes. Equity that was zero has no return; fewer than 3 closes have none."""
-    if len(closes) < CLOSES_MIN:
+    """Return the changes between daily closes; none of fewer than 10. Equity that was zero has no return after it."""
+    if len(closes) - 1 < RETURNS_MIN:
         return []
     return [close / before - 1 for before, close in pairwise(closes) if before > 0]
 
@@ -163,9 +147,9 @@ def sortino_ratio(closes: Sequence[float]) -> float | None:
 def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | None:
     """Return annualised return / max drawdown of the whole series, both as parts of one.
 
-    The annualised return compounds the one from the first to the last daily close: (last / first)^(365 / days) − 1.
+    The annualised return compounds the one from the capital to the last daily close: (last / capital)^(365 / days) − 1.
     """
-    if len(closes) < CLOSES_MIN or drawdown is None or closes[0] <= 0:
+    if len(closes) - 1 < RETURNS_MIN or drawdown is None or closes[0] <= 0:
         return None
     growth = closes[-1] / closes[0]
     if growth <= 0:
@@ -187,74 +171,6 @@ def max_drawdown(values: Iterable[float]) -> Drawdown | None:
         if peak > 0 and fall / peak > share:
             share = fall / peak
     return None if peak == -math.inf else Drawdown(100 * share, money)
-
-
-def return_confidence(series: Sequence[EquityPoint], draws: int = BOOTSTRAP_DRAWS) -> Confidence95 | None:
-    """Return the 95 % interval of the total return in percent, by stationary block bootstrap of hourly log returns.
-
-    Politis and Romano, "The Stationary Bootstrap" (1994): blocks begin anywhere, wrap around, and have geometric
-    lengths with a mean of 24 h. A block's sum is a difference of prefix sums, so a draw costs as many steps as it has
-    blocks. The seed is fixed: the same series has the same interval. None under 48 hours of values, and for equity
-    that reached zero, which has no logarithm.
-    """
-    if len(series) < BOOTSTRAP_HOURS_MIN or min(point.value for point in series) <= 0:
-        return None
-    logs = [math.log(value) for value in hourly_values(series)]
-    changes = [after - before for before, after in pairwise(logs)]
-    sum_before = [0.0, *accumulate(changes + changes)].__getitem__
-    plan = _drawn_blocks(len(changes), draws)
-    blocks = map(sub, map(sum_before, plan.ends), map(sum_before, plan.starts))
-    totals = sorted(sum(islice(blocks, count)) for count in plan.counts)
-    return Confidence95(_percent_growth(quantile(totals, 0.025)), _percent_growth(quantile(totals, 0.975)))
-
-
-class _Blocks(NamedTuple):
-    """The blocks of all draws in a row, each from its first change to before its end, and how many each draw has."""
-
-    starts: Sequence[int]
-    ends: Sequence[int]
-    counts: Sequence[int]
-
-
-@lru_cache(maxsize=8)
-def _drawn_blocks(changes: int, draws: int) -> _Blocks:
-    """Return the blocks, which depend on the seed and the number of changes alone: series of one length share them.
-
-    An end beyond the last change is one that wraps around.
-    """
-    uniform, log = Random(BOOTSTRAP_SEED).random, math.log
-    scale = 1 / log(1 - 1 / BOOTSTRAP_BLOCK_HOURS)
-    starts, ends, counts = array("I"), array("I"), array("I")
-    for _ in range(draws):
-        left, before = changes, len(starts)
-        while left > 0:
-            length = min(left, 1 + int(log(1.0 - uniform()) * scale))
-            start = int(uniform() * changes)
-            starts.append(start)
-            ends.append(start + length)
-            left -= length
-        counts.append(len(starts) - before)
-    return _Blocks(starts, ends, counts)
-
-
-def hourly_values(series: Sequence[EquityPoint]) -> list[float]:
-    """Return the values hour by hour; an hour without one keeps that of the hour before."""
-    values = []
-    for point, after in pairwise(series):
-        values.extend([point.value] * ((after.hour - point.hour) // _HOUR))
-    return [*values, series[-1].value] if series else []
-
-
-def quantile(ascending: Sequence[float], part: float) -> float:
-    """Return the value below which `part` of the sorted values lie, interpolated. Raise IndexError when empty."""
-    place = (len(ascending) - 1) * part
-    below = int(place)
-    above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
-
-
-def _percent_growth(log_return: float) -> float:
-    return 100 * math.expm1(min(log_return, 700.0))
 
 
 # Of the trades

@@ -182,8 +182,8 @@ class Observer:
             curve = await select_equity_curve(conn, account_id, run_id)
             stats = await select_own_statistics(conn, run_id)
             series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]
-            values = [float(account.run.initial_capital), *(point.value for point in series)]
-            drawdown = max_drawdown(values) if series else None
+            capital = float(account.run.initial_capital)
+            drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
             history = History(
                 run_id=run_id,
                 sequence=account.sequence,
@@ -191,7 +191,7 @@ class Observer:
                 trades=await select_latest_trades(conn, account_id, run_id, TRADES_SHOWN),
                 stats=msgspec.structs.replace(
                     stats,
-                    sharpe_ratio=sharpe_ratio(daily_closes(series)),
+                    sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
                     max_drawdown_percent=None if drawdown is None else drawdown.percent,
                 ),
                 actions=await select_last_actions(conn, account_id, run_id, list(self._exchange.markets)),

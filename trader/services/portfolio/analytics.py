@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
@@ -14,9 +15,16 @@ from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.histories import WINDOWS, Window, minute_end
+from trader.domain.portfolio.evidence import (
+    Statement,
+    Verdict,
+    compare,
+    judge_family,
+    missing_trades,
+    state_return,
+)
+from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, floor_to_bucket, minute_end
 from trader.domain.portfolio.snapshots import value_account
-from trader.domain.portfolio.statistics import Confidence95
 from trader.services.agents.recorder import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, make_figures
@@ -26,12 +34,6 @@ from trader.store.portfolio import analytics as store
 from trader.store.portfolio.analytics import CurrentRun
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
-
-
-INTERVAL_LAG: Final = timedelta(minutes=2)
-"""An hour counts in the intervals when it had ended so long before the end of the running minute: meanwhile they are
-made.
-"""
 
 RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -81,8 +83,9 @@ class ModelStats(NamedTuple):
 class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A model within the window. Values are equity; the drawdown is in percent, and positive.
 
-    `tie`: a neighbour in the order has the same figure. `certain`: it stands apart from its neighbours, since the
-    intervals do not overlap; not without an interval, and None in an order that the intervals say nothing about.
+    `evidence` is of the whole hours of the window. `tie`: a neighbour in the order has the same figure. `above` and
+    `below` are the verdicts on this model against those neighbours, over all hours of both runs; None where there is no
+    neighbour, and in an order that is not one of returns.
     """
 
     model: Model
@@ -92,9 +95,17 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     start_value: Decimal
     end_value: Decimal
     trades_count: int
-    ci95: Confidence95 | None
+    evidence: Statement
     tie: bool = False
-    certain: bool | None = None
+    above: "NeighbourVerdict | None" = None
+    below: "NeighbourVerdict | None" = None
+
+
+class NeighbourVerdict(NamedTuple):
+    """What is known about a model against a neighbour in the order."""
+
+    neighbour: Model
+    verdict: Verdict
 
 
 class Failures(NamedTuple):
@@ -139,23 +150,6 @@ class Analytics:
         self._exchange = exchange
         self._clock = clock
         self._runs = CurrentRuns(database)
-        self._interval_lock = asyncio.Lock()
-        self._intervals_hour: datetime | None = None
-
-    async def make_intervals(self, now: datetime) -> None:
-        """Make the intervals of the hours that are over, once an hour: a hundred models take a second.
-
-        The first time this reads the whole season. Just after the end of an hour answers have the intervals of the one
-        before for a while, so a start makes those too.
-        """
-        hour = _hour(now)
-        if self._intervals_hour == hour:
-            return
-        runs = await self._runs.refresh()
-        for one in (_hour(now - INTERVAL_LAG), hour):
-            for window in WINDOWS:
-                await self._intervals(runs, window, one)
-        self._intervals_hour = hour
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:
@@ -193,23 +187,16 @@ class Analytics:
         models, runs = await self._models(variant), await self._runs.refresh()
         now = minute_end(self._clock.now())
         since = now - WINDOWS[window]
+        hour = floor_to_bucket(now, RESOLUTIONS["1h"])
         chosen = {model.id: self._run(runs, model) for model in models.values()}
-        intervals = await self._intervals(chosen, window, _hour(now - INTERVAL_LAG))
         entries = [
-            _entry(model, chosen[model.id], equity, since, intervals[model.id])
+            _entry(model, chosen[model.id], equity, since, _window_evidence(chosen[model.id], window, hour))
             for model in models.values()
             if (equity := self._equity(model)) is not None
         ]
-        return _marked(sorted(entries, key=lambda entry: _sort_key(entry, sort_by)), sort_by)
-
-    async def _intervals(
-        self, runs: Mapping[str, RunStatistics], window: Window, hour: datetime
-    ) -> dict[str, Confidence95 | None]:
-        """Return the interval of each run's return; those that are missing are bootstrapped in a thread."""
-        async with self._interval_lock:
-            if not all(run.has_interval(window, hour) for run in runs.values()):
-                await asyncio.to_thread(lambda: [run.interval(window, hour) for run in runs.values()])
-            return {model_id: run.interval(window, hour) for model_id, run in runs.items()}
+        entries.sort(key=lambda entry: _sort_key(entry, sort_by))
+        entries = _with_ties(entries, sort_by)
+        return entries if sort_by == "maxDrawdown" else _with_verdicts(entries, chosen, hour)
 
     async def failures(self, limit: int, variant: VariantId | None = None) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""
@@ -248,9 +235,7 @@ class Analytics:
         ]
 
 
-def _entry(
-    model: Model, run: RunStatistics, equity: Decimal, since: datetime, interval: Confidence95 | None
-) -> LeaderboardEntry:
+def _entry(model: Model, run: RunStatistics, equity: Decimal, since: datetime, evidence: Statement) -> LeaderboardEntry:
     start = run.start_value(since)
     return LeaderboardEntry(
         model=model,
@@ -260,7 +245,7 @@ def _entry(
         start_value=start,
         end_value=equity,
         trades_count=run.trades_after(since),
-        ci95=interval,
+        evidence=evidence,
     )
 
 
@@ -293,33 +278,32 @@ def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decima
     return first, -entry.pnl_absolute, entry.model.id
 
 
-def _hour(moment: datetime) -> datetime:
-    """Return the start of the hour that is running at the moment."""
-    return moment.replace(minute=0, second=0, microsecond=0)
+def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
+    """Return the ordered entries, each marked whether a neighbour has the same figure."""
+    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
+    return [
+        msgspec.structs.replace(entry, tie=figures[place] in {figures[place - 1], figures[place + 1]})
+        for place, entry in enumerate(entries, start=1)
+    ]
 
 
-def _marked(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
-    """Return the ordered entries with their ties, and whether their places are certain."""
-    figures = [_sort_key(entry, sort_by)[0] for entry in entries]
-    bounds = [None if sort_by == "maxDrawdown" else _bounds(entry, sort_by) for entry in entries]
-    marked = []
-    for place, entry in enumerate(entries):
-        neighbours = [other for other in (place - 1, place + 1) if 0 <= other < len(entries)]
-        certain = None
-        if sort_by != "maxDrawdown":
-            certain = bounds[place] is not None and all(_is_apart(bounds[place], bounds[n]) for n in neighbours)
-        tie = any(figures[other] == figures[place] for other in neighbours)
-        marked.append(msgspec.structs.replace(entry, tie=tie, certain=certain))
-    return marked
+def _window_evidence(run: RunStatistics, window: Window, hour: datetime) -> Statement:
+    """Return what the whole hours of a window up to this one say about the return."""
+    start, series = hour - WINDOWS[window], run.returns(hour)
+    return state_return(None if series is None else series.within(start, hour), run.trades_after(start))
 
 
-def _bounds(entry: LeaderboardEntry, sort_by: SortKey) -> Confidence95 | None:
-    """Return the interval of an entry in the unit of the order."""
-    if entry.ci95 is None or sort_by == "pnlPercent":
-        return entry.ci95
-    unit = float(entry.start_value) / 100
-    return Confidence95(entry.ci95.low * unit, entry.ci95.high * unit)
-
-
-def _is_apart(one: Confidence95 | None, other: Confidence95 | None) -> bool:
-    return one is not None and other is not None and (one.low > other.high or other.low > one.high)
+def _with_verdicts(
+    entries: Sequence[LeaderboardEntry], runs: Mapping[str, RunStatistics], hour: datetime
+) -> list[LeaderboardEntry]:
+    """Return the ordered entries with a verdict on each pair of neighbours."""
+    series = {entry.model.id: runs[entry.model.id].returns(hour) for entry in entries}
+    missing = {model_id: missing_trades(len(runs[model_id].trades)) for model_id in series}
+    pairs = [(one.model.id, other.model.id) for one, other in pairwise(entries)]
+    upper = judge_family([compare(series[a], series[b], missing[a], missing[b]) for a, b in pairs])
+    found = list(entries)
+    for place, verdict in enumerate(upper):
+        one, other = found[place], found[place + 1]
+        found[place] = msgspec.structs.replace(one, below=NeighbourVerdict(other.model, verdict))
+        found[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(one.model, verdict.reversed()))
+    return found

@@ -8,14 +8,14 @@ database more than a second each time; reading what is new takes milliseconds.
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.histories import WINDOWS, Window
-from trader.domain.portfolio.statistics import Confidence95, Drawdown, EquityPoint, Streaks, Summary
+from trader.domain.portfolio.evidence import HourlyEquity, ReturnSeries
+from trader.domain.portfolio.statistics import Drawdown, EquityPoint, Streaks, Summary
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange import trades as trades_store
 from trader.store.exchange.trades import RunTrade
@@ -71,7 +71,7 @@ class RunStatistics:
         self.series: list[EquityPoint] = []
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
-        self._intervals: dict[tuple[Window, datetime], Confidence95 | None] = {}
+        self._equity = HourlyEquity(float(run.initial_capital))
 
     @property
     def trades_since(self) -> datetime:
@@ -99,6 +99,7 @@ class RunStatistics:
         known = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
         self.hours[known:] = hours
         self.series[known:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
+        self._equity.set(self.series[known:])
         self._equity_figures = None
 
     @property
@@ -116,6 +117,10 @@ class RunStatistics:
     @property
     def recovery_factor(self) -> float | None:
         return statistics.recovery_factor(self.trade_figures.pnls, self.equity_figures.drawdown)
+
+    def returns(self, until: datetime) -> ReturnSeries | None:
+        """Return the hourly log returns of the run before `until`, a whole hour."""
+        return self._equity.returns(until)
 
     # -- within a window
 
@@ -139,30 +144,13 @@ class RunStatistics:
     def _hours_before(self, since: datetime) -> int:
         return bisect_right(self.hours, since, key=lambda value: value.last_at)
 
-    def has_interval(self, window: Window, hour: datetime) -> bool:
-        """Whether the interval of the whole hours of the window up to this one was made."""
-        return (window, hour) in self._intervals
-
-    def interval(self, window: Window, hour: datetime) -> Confidence95 | None:
-        """Return the interval of the return in the whole hours of the window up to this one."""
-        if (window, hour) not in self._intervals:
-            first, after = (
-                bisect_left(self.series, moment, key=lambda point: point.hour)
-                for moment in (hour - WINDOWS[window], hour)
-            )
-            self._intervals = {
-                key: made for key, made in self._intervals.items() if hour - key[1] <= timedelta(hours=1)
-            }
-            self._intervals[window, hour] = statistics.return_confidence(self.series[first:after])
-        return self._intervals[window, hour]
-
 
 def figures_of_equity(series: Sequence[EquityPoint], initial_capital: float) -> EquityFigures:
     """Return the statistics of an hourly series; the drawdown counts a fall below the capital in the first hour too."""
     if not series:
         return EquityFigures(None, None, None, None)
     drawdown = statistics.max_drawdown([initial_capital, *(point.value for point in series)])
-    closes = statistics.daily_closes(series)
+    closes = statistics.daily_closes(series, initial_capital)
     return EquityFigures(
         drawdown,
         statistics.sharpe_ratio(closes),

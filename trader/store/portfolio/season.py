@@ -32,6 +32,7 @@ class AccountReport(NamedTuple):
     insurance: Decimal
     model_cost: Decimal | None
     invocations: int
+    trades: int
 
     @property
     def explained(self) -> Decimal:
@@ -52,7 +53,8 @@ SELECT m.id, m.name, m.variant::text, r.initial_capital, r.started_at, h.last_at
        coalesce(f.fees, 0), coalesce(f.liquidation_fees, 0),
        coalesce((SELECT sum(amount) FROM funding_payments WHERE run_id = r.id AND created_at <= h.last_at), 0),
        coalesce((SELECT sum(amount) FROM insurance_payments WHERE run_id = r.id AND created_at <= h.last_at), 0),
-       c.cost_usd, coalesce(c.finished, 0)
+       c.cost_usd, coalesce(c.finished, 0),
+       (SELECT count(*) FROM orders WHERE run_id = r.id AND status = 'CLOSED' AND closed_at <= h.last_at)
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 CROSS JOIN LATERAL (

@@ -1,0 +1,201 @@
+"""Evidence: what the hours of an account say about its return, and whether it differs from another's.
+
+A statement is a value or the reason why there is none. Intervals are for one look at one window; verdicts, which people
+look at every day, come from the confidence sequence over all hours that both accounts have, corrected for the number of
+comparisons that are made at once.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from trader.domain.portfolio.intervals import (
+    HOURS_MIN,
+    HOURS_PER_DAY,
+    HOURS_PER_YEAR,
+    LEVEL,
+    SEQUENCE_HOURS_MIN,
+    TRADES_MIN,
+    Estimate,
+    Interval,
+    Returns,
+    estimate,
+    holm,
+    percent,
+    percent_interval,
+)
+from trader.domain.portfolio.statistics import EquityPoint
+
+Word = Literal["better", "worse", "not distinguishable yet"]
+
+_HOUR: Final = timedelta(hours=1)
+
+
+class ReturnSeries(NamedTuple):
+    """Hourly log returns of an account; the first is of the hour that begins at `start`."""
+
+    start: datetime
+    values: Returns
+
+    @property
+    def end(self) -> datetime:
+        return self.start + len(self.values) * _HOUR
+
+    def within(self, start: datetime, end: datetime) -> "ReturnSeries":
+        """Return the part in the hours [start, end)."""
+        first = min(max(0, (start - self.start) // _HOUR), len(self.values))
+        after = max(first, (end - self.start) // _HOUR)
+        return ReturnSeries(self.start + first * _HOUR, self.values[first:after])
+
+
+class HourlyEquity:
+    """The equity of an account hour by hour; an hour without a value keeps that of the hour before."""
+
+    def __init__(self, initial_capital: float) -> None:
+        self._start: datetime | None = None
+        self._logs = array("d")
+        self._capital = math.log(initial_capital)
+
+    def set(self, points: Iterable[EquityPoint]) -> None:
+        """Take ascending hours; those that are known from the first of them on are replaced."""
+        for point in points:
+            if self._start is None:
+                self._start = point.hour
+            place = (point.hour - self._start) // _HOUR
+            del self._logs[place:]
+            self._logs.extend([self._logs[-1]] * (place - len(self._logs)) if self._logs else [])
+            self._logs.append(math.log(point.value) if point.value > 0 else -math.inf)
+
+    def returns(self, until: datetime) -> ReturnSeries | None:
+        """Return the log returns of the hours before `until`, the first since the initial capital; None without any."""
+        if self._start is None or until <= self._start:
+            return None
+        logs = np.array(self._logs)[: (until - self._start) // _HOUR]
+        with np.errstate(invalid="ignore"):  # equity that stays at zero
+            return ReturnSeries(self._start, np.diff(logs, prepend=self._capital))
+
+
+class Statement(NamedTuple):
+    """An estimate, or the reason why there is none."""
+
+    hours: int
+    estimate: Estimate | None
+    reason: str | None = None
+
+    @property
+    def interval_percent(self) -> Interval | None:
+        """The 95 % interval of the return over these hours, in percent, for one look."""
+        return None if self.estimate is None else percent_interval(self.estimate.interval, self.hours)
+
+    @property
+    def detectable_percent_per_day(self) -> float | None:
+        """The smallest difference that this much data could show, in percent a day."""
+        return None if self.estimate is None else percent(HOURS_PER_DAY * self.estimate.detectable)
+
+    @property
+    def detectable_percent_per_year(self) -> float | None:
+        return None if self.estimate is None else percent(HOURS_PER_YEAR * self.estimate.detectable)
+
+    @property
+    def p_value(self) -> float:
+        """The level of the confidence sequence that excludes zero, before any correction; 1 while it says nothing."""
+        if self.estimate is None or self.hours < SEQUENCE_HOURS_MIN:
+            return 1.0
+        return self.estimate.p_value()
+
+    def word(self, corrected_p: float) -> Word:
+        """Return the verdict at a p value that is corrected for its family."""
+        if self.estimate is None or corrected_p > LEVEL:
+            return "not distinguishable yet"
+        return "better" if self.estimate.mean > 0 else "worse"
+
+    def why(self, corrected_p: float) -> str | None:
+        """Return why the two cannot be told apart, in words; None when they can."""
+        if self.estimate is None or self.word(corrected_p) != "not distinguishable yet":
+            return self.reason
+        if self.hours < SEQUENCE_HOURS_MIN:
+            return f"{self.hours} common hours; a verdict needs {SEQUENCE_HOURS_MIN}"
+        return (
+            f"with this much data a difference under {self.detectable_percent_per_day:.2g} % a day cannot be seen; "
+            f"p {corrected_p:.2g} after correction"
+        )
+
+
+def state_return(series: ReturnSeries | None, trades: int | None) -> Statement:
+    """Return what the hours of an account say about its return. `trades` are its completed ones; None: no model's."""
+    if series is None:
+        return Statement(0, None, "there are no whole hours yet")
+    return _state(series.values, "whole hours", missing_trades(trades))
+
+
+def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str | None) -> Statement:
+    """Return what the paired differences of two accounts say, over the hours that both have.
+
+    A reason that is given stands in the way of any statement.
+    """
+    if one is None or other is None:
+        return Statement(0, None, "there are no whole hours of both yet")
+    start, end = max(one.start, other.start), min(one.end, other.end)
+    if start >= end:
+        return Statement(0, None, "the two have no hour in common")
+    difference = one.within(start, end).values - other.within(start, end).values
+    return _state(difference, "common hours", *reasons)
+
+
+def missing_trades(trades: int | None) -> str | None:
+    """Return why so many completed trades are too few, or None."""
+    if trades is None or trades >= TRADES_MIN:
+        return None
+    return f"{trades} completed trades; a statement about a model needs {TRADES_MIN}"
+
+
+def _state(returns: Returns, what: str, *reasons: str | None) -> Statement:
+    hours = len(returns)
+    if hours < HOURS_MIN:
+        return Statement(hours, None, f"{hours} {what}; an interval needs {HOURS_MIN}")
+    if (reason := next(filter(None, reasons), None)) is not None:
+        return Statement(hours, None, reason)
+    if not np.isfinite(returns).all():
+        return Statement(hours, None, "the equity reached zero, after which there is no return")
+    found = estimate(returns)
+    if not found.has_spread:
+        return Statement(hours, None, "no hour differs from another")
+    return Statement(hours, found)
+
+
+class Verdict(NamedTuple):
+    """A statement and its p value, corrected for all comparisons of its family."""
+
+    statement: Statement
+    p_value: float
+
+    @property
+    def word(self) -> Word:
+        return self.statement.word(self.p_value)
+
+    @property
+    def why(self) -> str | None:
+        return self.statement.why(self.p_value)
+
+    def reversed(self) -> "Verdict":
+        """Return the verdict on the other account of the comparison."""
+        found = self.statement.estimate
+        if found is None:
+            return self
+        return self._replace(statement=self.statement._replace(estimate=found._replace(mean=-found.mean)))
+
+
+def judge_family(statements: Sequence[Statement], choices: int = 1) -> list[Verdict]:
+    """Return the verdicts of comparisons that are read together: all of them together err in 5 % of cases at most.
+
+    `choices` is how many references the common one was chosen from by its result: against the best of k accounts every
+    comparison of two of them could have been made. Its p values are multiplied by half of k, which is enough, since the
+    sign of a difference to the best is known beforehand.
+    """
+    weight = max(1.0, choices / 2)
+    corrected = holm([min(1.0, weight * statement.p_value) for statement in statements])
+    return [Verdict(statement, p_value) for statement, p_value in zip(statements, corrected, strict=True)]
