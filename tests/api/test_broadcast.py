@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.broadcast import Broadcaster, EventBroadcaster, StateBroadcaster, Subscriber, frame
+from trader.api.broadcast import Broadcaster, EventBroadcaster, StateBroadcaster, Subscriber
+from trader.api.stream_events import EventRing
+from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage, frame
 from trader.errors import Unavailable
 
 
@@ -55,6 +57,32 @@ class Socket:
         return not self.is_behind
 
 
+HELLO = frame(b"hello", "connected")
+
+
+def state(number: int) -> Message:
+    return StateMessage("positions", b"%d" % number)
+
+
+def event(text: bytes) -> Message:
+    return EventsMessage([NumberedEvent("step", text, "1")])
+
+
+def shown(*texts: bytes) -> bytes:
+    """The events as a subscriber gets them."""
+    return b"".join(frame(text, "step") for text in texts)
+
+
+def events_hub() -> EventBroadcaster:
+    return EventBroadcaster("workflow", EventRing(lambda _: b"hello"))
+
+
+def join(hub: Broadcaster, backlog_bytes_max: int = 1000) -> Subscriber:
+    subscriber = Subscriber(backlog_bytes_max=backlog_bytes_max)
+    hub.add(subscriber)
+    return subscriber
+
+
 async def taken(subscriber: Subscriber) -> bytes:
     await subscriber.wait(5)
     return subscriber.take()
@@ -67,39 +95,39 @@ def test_frames_are_server_sent_events() -> None:
 
 async def test_the_51st_subscriber_is_refused_until_one_leaves() -> None:
     hub = Broadcaster("trades")
-    subscribers = [hub.subscribe() for _ in range(50)]
+    subscribers = [join(hub) for _ in range(50)]
     with pytest.raises(Unavailable, match="50 places") as refusal:
-        hub.subscribe()
+        join(hub)
     assert refusal.value.retry_after_s >= 1
     hub.unsubscribe(subscribers[7])
     hub.unsubscribe(subscribers[7])
     assert len(hub) == 49
-    hub.subscribe()
+    join(hub)
 
 
 async def test_only_the_newest_state_is_kept() -> None:
     hub = Broadcaster("positions")
-    subscriber = hub.subscribe()
+    subscriber = join(hub)
     for number in range(1000):
-        hub.send(frame(b"%d" % number))
+        hub.send(state(number))
     assert subscriber.take() == b"data: 999\n\n"
     assert subscriber.take() == b""
 
 
-@given(st.lists(st.binary(min_size=1, max_size=5), max_size=30), st.integers(5, 60))
+@given(st.lists(st.binary(min_size=1, max_size=5), max_size=30), st.integers(50, 600))
 def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], bytes_max: int) -> None:
     async def check() -> None:
-        hub = EventBroadcaster("workflow", lambda: b"hello", backlog_bytes_max=bytes_max)
-        quick, slow = hub.subscribe(), hub.subscribe()
-        assert quick.take() == b"hello"
+        hub = events_hub()
+        quick, slow = join(hub, bytes_max), join(hub, bytes_max)
+        assert quick.take() == HELLO
         received = []
         for message in messages:
-            hub.post(message)
+            hub.post("step", message)
             hub.flush()
             received.append(quick.take())
-        assert received == messages
+        assert received == [shown(message) for message in messages]
         assert not quick.ended
-        if len(whole := b"".join([b"hello", *messages])) <= bytes_max:
+        if len(whole := HELLO + shown(*messages)) <= bytes_max:
             assert slow.take() == whole
         else:
             assert (slow.ended, slow.take(), slow.error) == (True, b"", None)
@@ -109,61 +137,61 @@ def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], 
 
 
 async def test_what_happens_at_once_is_sent_at_once_and_a_newcomer_gets_only_what_follows() -> None:
-    hub = EventBroadcaster("workflow", lambda: b"hello ")
-    subscriber, socket = hub.subscribe(), Socket()
-    assert subscriber.take() == b"hello "
+    hub = events_hub()
+    subscriber, socket = join(hub), Socket()
+    assert subscriber.take() == HELLO
     subscriber.push = socket.push
-    hub.post(b"a")
-    hub.post(b"b")
+    hub.post("step", b"a")
+    hub.post("step", b"b")
     assert socket.pushed == []
-    newcomer = hub.subscribe()
-    hub.post(b"c")
+    newcomer = join(hub)
+    hub.post("step", b"c")
     await asyncio.sleep(0)
-    assert socket.pushed == [b"ab", b"c"]
-    assert newcomer.take() == b"hello c"
+    assert socket.pushed == [shown(b"a", b"b"), shown(b"c")]
+    assert newcomer.take() == HELLO + shown(b"c")
     for _ in range(1000):
-        hub.post(b"x")
-    assert len(b"".join(socket.pushed)) >= 3 + 768  # a flood within one moment does not pile up either
+        hub.post("step", b"x")
+    assert len(b"".join(socket.pushed)) >= len(shown(b"x")) * (3 + 768)  # a flood does not pile up either
     await hub.close()
-    assert b"".join(socket.pushed) == b"abc" + b"x" * 1000
+    assert b"".join(socket.pushed) == shown(b"a", b"b", b"c", *[b"x"] * 1000)
 
 
 async def test_a_message_is_not_pushed_past_one_that_waits() -> None:
-    hub = Broadcaster("workflow", backlog_bytes_max=100)
-    subscriber, socket = hub.subscribe(), Socket()
+    hub = Broadcaster("workflow")
+    subscriber, socket = join(hub), Socket()
     subscriber.push = socket.push
     socket.is_behind = True
-    hub.send(b"1")
+    hub.send(event(b"1"))
     socket.is_behind = False
-    hub.send(b"2")
+    hub.send(event(b"2"))
     assert socket.pushed == []
-    assert subscriber.take() == b"12"
-    hub.send(b"3")
-    assert (socket.pushed, subscriber.take()) == ([b"3"], b"")
+    assert subscriber.take() == shown(b"1", b"2")
+    hub.send(event(b"3"))
+    assert (socket.pushed, subscriber.take()) == ([shown(b"3")], b"")
 
 
 async def test_the_end_of_a_subscriber_frees_its_writer_and_sends_nothing_more() -> None:
-    hub = EventBroadcaster("workflow", lambda: b"hello", backlog_bytes_max=8)
-    subscriber, socket = hub.subscribe(), Socket()
+    hub = events_hub()
+    subscriber, socket = join(hub, len(HELLO) + 1), Socket()
     cuts: list[str] = []
     subscriber.cut = lambda: cuts.append("cut")
     subscriber.push = socket.push
-    hub.send(b"more")
+    hub.send(event(b"more"))
     assert cuts == ["cut"]
-    hub.send(b"again")
+    hub.send(event(b"again"))
     await hub.close()
     assert (cuts, socket.pushed) == (["cut"], [])
     with pytest.raises(Unavailable, match="shutting down"):
-        hub.subscribe()
+        join(hub)
 
 
 async def test_a_newcomer_gets_the_state_and_others_are_left_alone() -> None:
     source = Source()
     async with running(source) as hub:
-        first = hub.subscribe()
+        first = join(hub)
         assert await taken(first) == b"data: 0\n\n"
         source.state = 1
-        second = hub.subscribe()
+        second = join(hub)
         assert await taken(second) == b"data: 1\n\n"
         assert first.take() == b""
         assert source.loads == 2
@@ -172,7 +200,7 @@ async def test_a_newcomer_gets_the_state_and_others_are_left_alone() -> None:
 async def test_fifty_newcomers_share_a_load() -> None:
     source = Source()
     async with running(source) as hub:
-        subscribers = [hub.subscribe() for _ in range(50)]
+        subscribers = [join(hub) for _ in range(50)]
         assert {await taken(subscriber) for subscriber in subscribers} == {b"data: 0\n\n"}
         assert source.loads == 1
 
@@ -181,7 +209,7 @@ async def test_nothing_is_loaded_while_nobody_listens() -> None:
     source = Source()
     async with running(source) as hub:
         hub.changed()
-        subscriber = hub.subscribe()
+        subscriber = join(hub)
         await taken(subscriber)
         hub.unsubscribe(subscriber)
         loads = source.loads
@@ -194,7 +222,7 @@ async def test_nothing_is_loaded_while_nobody_listens() -> None:
 async def test_a_burst_is_one_load_and_its_last_state_arrives() -> None:
     source = Source()
     async with running(source) as hub:
-        subscriber = hub.subscribe()
+        subscriber = join(hub)
         await taken(subscriber)
         source.gate.clear()
         source.began.clear()
@@ -212,14 +240,14 @@ async def test_a_burst_is_one_load_and_its_last_state_arrives() -> None:
 async def test_a_state_loaded_before_a_newcomer_is_not_its_first() -> None:
     source = Source()
     async with running(source) as hub:
-        first = hub.subscribe()
+        first = join(hub)
         await taken(first)
         source.gate.clear()
         source.began.clear()
         hub.changed()
         await source.began.wait()
         source.state = 1
-        newcomer = hub.subscribe()
+        newcomer = join(hub)
         source.gate.set()
         assert await taken(newcomer) == b"data: 1\n\n"
 
@@ -227,7 +255,7 @@ async def test_a_state_loaded_before_a_newcomer_is_not_its_first() -> None:
 async def test_events_between_two_loads_share_the_next() -> None:
     source = Source()
     async with running(source, spacing_s=0.05) as hub:
-        subscriber = hub.subscribe()
+        subscriber = join(hub)
         began = asyncio.get_running_loop().time()
         await taken(subscriber)
         while (elapsed_s := asyncio.get_running_loop().time() - began) < 0.2:
@@ -239,12 +267,12 @@ async def test_events_between_two_loads_share_the_next() -> None:
 async def test_newcomers_do_not_hold_up_what_everyone_gets() -> None:
     source = Source()
     async with running(source, spacing_s=3600) as hub:
-        subscriber = hub.subscribe()
+        subscriber = join(hub)
         assert await taken(subscriber) == b"data: 0\n\n"
         source.state = 1
         hub.changed()
         assert await taken(subscriber) == b"data: 1\n\n"
-        newcomer = hub.subscribe()
+        newcomer = join(hub)
         hub.changed()
         for _ in range(100):
             await asyncio.sleep(0)
@@ -257,13 +285,13 @@ async def test_loads_stay_few_however_many_come_and_whatever_happens() -> None:
     async with running(source, spacing_s=0.05) as hub:
         began_s = loop.time()
         while (elapsed_s := loop.time() - began_s) < 0.4:
-            newcomers = [hub.subscribe() for _ in range(5)]
+            newcomers = [join(hub) for _ in range(5)]
             hub.changed()
             await asyncio.sleep(0)
             for newcomer in newcomers:
                 hub.unsubscribe(newcomer)
         assert 2 <= source.loads <= 2 * (elapsed_s / 0.05 + 1)
-        assert await taken(hub.subscribe()) == b"data: 0\n\n"
+        assert await taken(join(hub)) == b"data: 0\n\n"
 
 
 async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
@@ -272,10 +300,10 @@ async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
     monkeypatch.setattr("trader.api.broadcast.RETRY_S", 0.01)
     source = Source()
     async with running(source) as hub:
-        subscriber = hub.subscribe()
+        subscriber = join(hub)
         await taken(subscriber)
         source.error = Unavailable("the database is away")
-        newcomer = hub.subscribe()
+        newcomer = join(hub)
         assert await taken(newcomer) == b""
         assert newcomer.ended
         assert newcomer.error is source.error
@@ -292,7 +320,7 @@ async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
 async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: pytest.LogCaptureFixture) -> None:
     source = Source()
     async with running(source) as hub:
-        subscriber = hub.subscribe()
+        subscriber = join(hub)
         await taken(subscriber)
         source.error = KeyError("BTC")
         hub.changed()
@@ -311,7 +339,7 @@ async def test_a_bug_in_the_sending_to_one_ends_that_one_alone(caplog: pytest.Lo
 
     source = Source()
     async with running(source) as hub:
-        broken, other = hub.subscribe(), hub.subscribe()
+        broken, other = join(hub), join(hub)
         await taken(other)
         broken.take()
         broken.push = push
@@ -329,11 +357,11 @@ async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     source = Source()
     source.gate.clear()
     async with running(source) as hub:
-        newcomer = hub.subscribe()
+        newcomer = join(hub)
         await newcomer.wait(5)
         assert isinstance(newcomer.error, Unavailable)
         source.gate.set()
-        assert await taken(hub.subscribe()) == b"data: 0\n\n"
+        assert await taken(join(hub)) == b"data: 0\n\n"
 
 
 async def test_closing_ends_everyone_and_the_loading() -> None:
@@ -341,7 +369,7 @@ async def test_closing_ends_everyone_and_the_loading() -> None:
     source.gate.clear()
     hub = StateBroadcaster("trades", source, spacing_s=0)
     await hub.start()
-    subscriber = hub.subscribe()
+    subscriber = join(hub)
     await source.began.wait()
     await hub.close()
     await hub.close()

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from support.manual_clock import ManualClock
 
 from trader.api import health
-from trader.api.broadcast import Broadcaster
+from trader.api.broadcast import Broadcaster, Subscriber
 from trader.api.health import HealthSources
 from trader.errors import Unavailable
 from trader.schedulers import Job, Schedulers
@@ -189,7 +189,7 @@ async def test_a_failing_scheduler_still_runs_and_tells_its_error() -> None:
 async def test_the_detailed_report(path: str) -> None:
     house = House()
     async with serving(house) as client:
-        house.hub.subscribe()
+        house.hub.add(Subscriber())
         house.models_running = {"apex": START - timedelta(milliseconds=1500)}
         status, report = await get(client, path)
         assert status == 200

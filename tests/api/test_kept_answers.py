@@ -40,6 +40,7 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
     ("variants.getVariantStats", [{}]),
     ("analytics.getLeaderboard", [{}, {"window": "24h", "sortBy": "maxDrawdown"}]),
     ("trading.getPortfolioHistory", [{}, {"modelId": "m1"}, {"startDate": "2025-01-01T12:00:30Z", "maxPoints": 100}]),
+    ("trading.getEquityCurves", [{}, {"variant": "Apex", "points": 50}]),
 ]
 
 

@@ -11,11 +11,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from trader.api import metrics, rpc
-from trader.api.broadcast import Broadcaster, frame
+from trader.api.broadcast import Broadcaster, Subscriber
 from trader.api.requests import REQUESTS, RequestLog
 from trader.api.routes import Route
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
+from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.domain.exchange.orders import OrderStatus
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
@@ -53,7 +54,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.context = Context()
-        self.hub = Broadcaster("workflow", capacity=3, backlog_bytes_max=10)
+        self.hub = Broadcaster("workflow", capacity=3)
         self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
         self.tally = Tally()
         self.provider = ChatClient(PROVIDERS["openai"], [Secret("k" * 30)])
@@ -133,9 +134,10 @@ async def test_callers_make_no_labels(client: Client) -> None:
 
 
 async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> None:
-    slow, _ = parts.hub.subscribe(), parts.hub.subscribe()
-    slow.offer(b"x" * 9)
-    parts.hub.send(frame(b"{}"))
+    for backlog_bytes_max in (1, 1000):
+        parts.hub.add(Subscriber(backlog_bytes_max=backlog_bytes_max))
+    for _ in range(2):
+        parts.hub.send(EventsMessage([NumberedEvent("workflow:step", b"{}", "1")]))
     parts.tally.orders[OrderStatus.FILLED] += 3
     parts.tally.maker_fills, parts.tally.taker_fills, parts.tally.trades = 2, 5, 4
     parts.provider.usage.attempts["rate_limited"] += 1

@@ -14,6 +14,7 @@ from aiohttp import web
 from support.manual_clock import ManualClock
 
 from trader.api import streams
+from trader.api.stream_messages import EventsMessage, NumberedEvent, StateMessage
 from trader.api.streams import PING, Hubs, Timing
 from trader.errors import Unavailable
 from trader.services.events import (
@@ -231,8 +232,8 @@ async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
 
         async def busy() -> None:
             while True:
-                service.hubs.positions.send(b"data: []\n\n")
-                service.hubs.workflow.send(b"event: workflow:step\ndata: {}\n\n")
+                service.hubs.positions.send(StateMessage("positions", b"[]"))
+                service.hubs.workflow.post("workflow:step", b"{}")
                 await asyncio.sleep(0.005)
 
         sender = asyncio.create_task(busy())
@@ -270,7 +271,7 @@ async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None
             assert "50" in (await refused.json())["error"]
         async with streaming(service, "trades") as other:
             assert other.status == 200
-        service.hubs.positions.send(b"data: [1]\n\n")
+        service.hubs.positions.send(StateMessage("positions", b"[1]"))
         for client in clients:
             assert await client.event() == (None, [1])
         clients[0].vanish(reset=True)
@@ -331,13 +332,17 @@ async def test_a_half_closed_client_is_removed() -> None:
         await service.emptied()
 
 
+def event(data: bytes) -> EventsMessage:
+    return EventsMessage([NumberedEvent("workflow:step", data, "1")])
+
+
 def kept_bytes(service: Service) -> int:
     """Bytes that the process keeps for its readers, in transports and subscribers."""
     assert service.runner is not None
     assert service.runner.server is not None
     transports = [handler.transport for handler in service.runner.server.connections]
-    waiting = [message for hub in service.hubs.all.values() for s in hub._subscribers for message in s._messages]
-    return sum(map(len, waiting)) + sum(t.get_write_buffer_size() for t in transports if t is not None)
+    waiting = sum(s.waiting_bytes for hub in service.hubs.all.values() for s in hub._subscribers)
+    return waiting + sum(t.get_write_buffer_size() for t in transports if t is not None)
 
 
 @pytest.mark.parametrize(("name", "kept_max"), [("positions", 120_000), ("workflow", 600_000)])
@@ -355,7 +360,8 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str, kept_max: int
                 assert time.monotonic() - began < PATIENCE_S
                 assert kept_bytes(service) < kept_max  # two messages of 50 kB, or twice the backlog and a message
                 number += 1
-                hub.send(b"data: [%d, %b]\n\n" % (number, b",".join([b"123456789"] * 5000)))
+                long = b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000))
+                hub.send(StateMessage(name, long) if name == "positions" else event(long))
                 _, data = await client.event()
                 assert data[0] == number
             assert not client.reader.at_eof()
@@ -373,7 +379,9 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
     async with serving() as service, streaming(service, "positions", buffer_bytes=4096) as client:
         await client.event()
         for number in range(300):
-            service.hubs.positions.send(b"data: [%d, %b]\n\n" % (number, b",".join([b"123456789"] * 5000)))
+            service.hubs.positions.send(
+                StateMessage("positions", b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000)))
+            )
             await asyncio.sleep(0)
         seen: list[int] = []
         while not seen or seen[-1] < 299:
@@ -457,7 +465,7 @@ async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None
         await stalled.head()
         await stalled.event()
         for _ in range(messages):
-            service.hubs.positions.send(b"data: [%b]\n\n" % b",".join([b"123456789"] * 500_000))
+            service.hubs.positions.send(StateMessage("positions", b"[%b]" % b",".join([b"123456789"] * 500_000)))
             await asyncio.sleep(0.001)
         assert service.runner is not None
         began = time.monotonic()

@@ -14,9 +14,9 @@ from aiohttp import web
 from benchmarks.stream_readers import STREAMS, Readers
 
 from trader.api import streams
-from trader.api.broadcast import frame
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
 from trader.api.requests import REQUESTS, RequestLog
+from trader.api.stream_messages import frame
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
 from trader.services.events import ConversationsChanged, EventBus, MarketChecked, TradesChanged, WorkflowProgress

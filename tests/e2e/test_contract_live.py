@@ -24,6 +24,8 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("trading.getCryptoPrices", {"symbols": ["ETH/USDT", "btc", "DOGE"]}),
     ("trading.getPortfolioHistory", {}),
     ("trading.getPortfolioHistory", {"variant": "Sovereign", "maxPoints": 100, "startDate": "2026-01-01"}),
+    ("trading.getEquityCurves", {}),
+    ("trading.getEquityCurves", {"variant": "Apex", "points": 50, "baselines": False}),
     ("models.getModels", {}),
     ("models.getInvocations", {}),
     ("models.getInvocations", {"variant": "Trendsurfer", "limit": 1}),
@@ -154,7 +156,8 @@ async def test_every_procedure_keeps_the_contract_for_both_callers(tmp_path: Pat
 
 
 MOVING = {
-    "trading.getPositions", "trading.getCryptoPrices", "trading.getPortfolioHistory", "simulator.getAccount",
+    "trading.getPositions", "trading.getCryptoPrices", "trading.getPortfolioHistory", "trading.getEquityCurves",
+    "simulator.getAccount",
     "models.getModels", "models.getInvocations", "analytics.getModelStats", "analytics.getLeaderboard",
     "analytics.getFailures", "analytics.getRunInfo", "variants.getVariantHistory",
 }  # fmt: skip

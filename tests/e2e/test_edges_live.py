@@ -48,6 +48,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "trading.getPositions": ("variant", "modelId"),
     "trading.getCryptoPrices": ("symbols",),
     "trading.getPortfolioHistory": ("variant", "modelId", "startDate", "endDate", "maxPoints"),
+    "trading.getEquityCurves": ("variant", "modelId", "startDate", "endDate", "points", "baselines"),
     "models.getInvocations": ("variant", "modelId", "limit"),
     "simulator.placeOrder": (
         "accountId", "symbol", "side", "quantity", "type", "limitPrice", "leverage", "reduceOnly", "exitPlan",

@@ -229,6 +229,11 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
         "resolution": ("1m", "5m", "15m", "1h", "4h", "1d"),
     },
+    "trading.getEquityCurves": {
+        "times": [iso],
+        "resolution": ("1m", "5m", "15m", "1h", "4h", "1d"),
+        "models": [{"id": text, "name": text, "variant": VARIANT, "values": [(number, None)]}],
+    },
     "models.getModels": {
         "models": [
             {

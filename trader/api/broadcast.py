@@ -2,7 +2,8 @@
 
 A state stream sends the current state: only the newest one waits for a subscriber, so a slow one gets fewer of them
 and costs nothing more. The workflow stream sends events: they wait in a bounded backlog, and a subscriber whose backlog
-is full is dropped. A message is encoded once, whatever the number of subscribers.
+is full is dropped. A message is encoded once, whatever the number of subscribers. One subscriber may follow several
+streams.
 
 A message goes straight to the socket of a subscriber that has read everything so far, without waking its task. That
 is most of them most of the time, and it decides how soon the last of many sockets gets a message.
@@ -11,9 +12,11 @@ is most of them most of the time, and it decides how soon the last of many socke
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
+from trader.api.stream_events import EventRing
+from trader.api.stream_messages import PLAIN, EventsMessage, Form, Message, StateMessage
 from trader.errors import TraderError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -36,47 +39,54 @@ alone is this far from any before. So clients that reconnect all the time do not
 Load = Callable[[], Awaitable[bytes]]
 
 
-def frame(data: bytes, event: str | None = None) -> bytes:
-    """Return the server-sent event of one line of JSON; unnamed when `event` is None."""
-    return b"data: %b\n\n" % data if event is None else b"event: %b\ndata: %b\n\n" % (event.encode(), data)
-
-
 class Subscriber:
     """The end of one open response: messages wait here until its writer takes them.
 
-    With `backlog_bytes_max` None only the newest message is kept. `ended` is set when nothing more will come; `error`
-    is the failure that ended it, if one did. The writer sets `push` while a message may be written at once (it returns
-    False when the reader is behind), and `cut`, which ends its wait for the reader, during such a wait.
+    Of states only the newest is kept, of each stream one; events wait in order, at most `backlog_bytes_max` of them.
+    `ended` is set when nothing more will come; `error` is the failure that ended it, if one did. The writer sets `push`
+    while a message may be written at once (it returns False when the reader is behind), and `cut`, which ends its wait
+    for the reader, during such a wait.
     """
 
-    __slots__ = ("_backlog_bytes", "_backlog_bytes_max", "_messages", "_woken", "cut", "ended", "error", "push")
+    __slots__ = ("_backlog_bytes", "_backlog_bytes_max", "_waiting", "_woken", "cut", "ended", "error", "form", "push")
 
-    def __init__(self, backlog_bytes_max: int | None) -> None:
-        self._backlog_bytes_max = backlog_bytes_max
+    def __init__(self, form: Form = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
+        self.form = form
         self._backlog_bytes = 0
-        self._messages: list[bytes] = []
+        self._backlog_bytes_max = backlog_bytes_max
+        self._waiting: dict[object, bytes] = {}
         self._woken = asyncio.Event()
         self.ended = False
         self.error: BaseException | None = None
         self.push: Callable[[bytes], bool] | None = None
         self.cut: Callable[[], None] | None = None
 
-    def offer(self, message: bytes) -> bool:
-        """Write or keep a message. Return False when the backlog is full."""
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def offer(self, message: Message) -> bool:
+        """Write or keep a message. Return False when the backlog is full; an empty one has room for any message."""
         if self.ended:
             return True
+        text = message.encoded(self.form)
         # What waits goes first, so nothing is pushed past it.
-        if not self._messages and self.push is not None and self.push(message):
+        if not self._waiting and self.push is not None and self.push(text):
             return True
-        if self._backlog_bytes_max is None:
-            self._messages = [message]
-        elif self._backlog_bytes + len(message) > self._backlog_bytes_max:
+        if message.state is not None:
+            self._waiting.pop(message.state, None)  # the ids of what waits must ascend, so it goes to the end
+            self._waiting[message.state] = text
+        elif self._backlog_bytes and self._backlog_bytes + len(text) > self._backlog_bytes_max:
             return False
         else:
-            self._messages.append(message)
-            self._backlog_bytes += len(message)
+            self._waiting[message] = text
+            self._backlog_bytes += len(text)
         self._woken.set()
         return True
+
+    def has(self, states: Iterable[str]) -> bool:
+        """Return whether a message of each of these states waits."""
+        return all(state in self._waiting for state in states)
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for a message or the end, at most `timeout_s`."""
@@ -85,12 +95,14 @@ class Subscriber:
                 await self._woken.wait()
         except TimeoutError:
             return
+        finally:
+            self._woken.clear()
 
     def take(self) -> bytes:
         """Return all waiting messages as one; empty when there are none."""
         self._woken.clear()
-        messages, self._messages, self._backlog_bytes = self._messages, [], 0
-        return messages[0] if len(messages) == 1 else b"".join(messages)
+        messages, self._waiting, self._backlog_bytes = self._waiting, {}, 0
+        return b"".join(messages.values())
 
     def end(self, error: BaseException | None = None) -> None:
         """End the subscription, and the wait of its writer for the reader."""
@@ -98,7 +110,7 @@ class Subscriber:
             return
         self.ended = True
         self.error = error
-        self._messages.clear()
+        self._waiting.clear()
         self._woken.set()
         if self.cut is not None:
             self.cut()
@@ -107,40 +119,37 @@ class Subscriber:
 class Broadcaster:
     """The subscribers of one stream, at most `capacity`."""
 
-    def __init__(self, name: str, *, capacity: int = CAPACITY, backlog_bytes_max: int | None = None) -> None:
+    def __init__(self, name: str, *, capacity: int = CAPACITY) -> None:
         self.name = name
         self.capacity = capacity
         self.dropped = 0
-        self._backlog_bytes_max = backlog_bytes_max
         self._subscribers: dict[Subscriber, None] = {}  # in order of arrival
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._subscribers)
 
-    def subscribe(self) -> Subscriber:
-        """Return a new subscriber, whose first frame is the current state.
+    def add(self, subscriber: Subscriber, last_id: str | None = None) -> None:
+        """Add a subscriber, whose first message is the current state, or the events since `last_id`.
 
         :raises Unavailable: the stream is full, or the service is shutting down
         """
         if self._closed:
             raise Unavailable("The service is shutting down", RETRY_AFTER_S)
         if len(self) >= self.capacity:
-            raise Unavailable(f"All {self.capacity} places of this stream are taken", RETRY_AFTER_S)
-        subscriber = Subscriber(self._backlog_bytes_max)
+            raise Unavailable(f"All {self.capacity} places of the stream {self.name} are taken", RETRY_AFTER_S)
         self._subscribers[subscriber] = None
-        return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.pop(subscriber, None)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """Send a message to every subscriber; drop those that cannot keep up."""
         slow = [subscriber for subscriber in self._subscribers if not self._offer(subscriber, message)]
         for subscriber in slow:
             self.drop(subscriber)
 
-    def _offer(self, subscriber: Subscriber, message: bytes) -> bool:
+    def _offer(self, subscriber: Subscriber, message: Message) -> bool:
         """Offer a message to a subscriber. A bug in writing to it ends that one alone."""
         try:
             return subscriber.offer(message)
@@ -165,39 +174,32 @@ class Broadcaster:
 
 
 class EventBroadcaster(Broadcaster):
-    """Broadcaster of events. `greeting` returns the first message of a subscriber."""
+    """Broadcaster of events, which are numbered and kept in a ring for clients that return."""
 
-    def __init__(
-        self,
-        name: str,
-        greeting: Callable[[], bytes],
-        *,
-        capacity: int = CAPACITY,
-        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
-    ) -> None:
-        super().__init__(name, capacity=capacity, backlog_bytes_max=backlog_bytes_max)
-        self._greeting = greeting
-        self._pending: list[bytes] = []
+    def __init__(self, name: str, ring: EventRing, *, capacity: int = CAPACITY) -> None:
+        super().__init__(name, capacity=capacity)
+        self._ring = ring
+        self._pending: list[tuple[str, bytes]] = []
 
-    def subscribe(self) -> Subscriber:
+    def add(self, subscriber: Subscriber, last_id: str | None = None) -> None:
+        """Add a subscriber, whose first message is a greeting and what it missed since the event `last_id`."""
         self.flush()  # events of before the greeting are not the newcomer's
-        subscriber = super().subscribe()
-        subscriber.offer(self._greeting())
-        return subscriber
+        super().add(subscriber)
+        subscriber.offer(EventsMessage(self._ring.first_events(last_id)))
 
-    def post(self, message: bytes) -> None:
-        """Queue a message for the next turn of the event loop, so that sockets do not hold up the publisher."""
+    def post(self, name: str, data: bytes) -> None:
+        """Queue an event for the next turn of the event loop, so that sockets do not hold up the publisher."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._pending.append(message)
+        self._pending.append((name, data))
         if len(self._pending) >= EVENTS_AT_ONCE_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Send the queued messages."""
+        """Send the queued events."""
         if self._pending:
             pending, self._pending = self._pending, []
-            self.send(b"".join(pending))
+            self.send(EventsMessage([self._ring.append(name, data) for name, data in pending]))
 
     async def close(self) -> None:
         self.flush()
@@ -212,9 +214,19 @@ class StateBroadcaster(Broadcaster):
     is unavailable is repeated soon, any other on the next event.
     """
 
-    def __init__(self, name: str, load: Load, *, capacity: int = CAPACITY, spacing_s: float = SPACING_S) -> None:
+    def __init__(
+        self,
+        name: str,
+        load: Load,
+        last_id: Callable[[], str] = str,
+        *,
+        capacity: int = CAPACITY,
+        spacing_s: float = SPACING_S,
+    ) -> None:
+        """Take the function that loads the state as JSON, and the one that returns the id of the last sent event."""
         super().__init__(name, capacity=capacity)
         self._load = load
+        self._last_id = last_id
         self._spacing_s = spacing_s
         self._wanted = asyncio.Event()
         self._changed = False
@@ -224,12 +236,11 @@ class StateBroadcaster(Broadcaster):
         self.loads = 0
         self.failures = 0
 
-    def subscribe(self) -> Subscriber:
+    def add(self, subscriber: Subscriber, last_id: str | None = None) -> None:
         # Subscribed first, loaded for afterwards: no change falls between the two.
-        subscriber = super().subscribe()
+        super().add(subscriber)
         self._newcomers[subscriber] = None
         self._wanted.set()
-        return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         super().unsubscribe(subscriber)
@@ -257,7 +268,7 @@ class StateBroadcaster(Broadcaster):
             if everyone:
                 self._changed = False
             state = await self._loaded()
-            self._hand_out(state, newcomers, everyone)
+            await self._hand_out(state, newcomers, everyone)
             self._newcomers_due_s = loop.time() + self._spacing_s
             if everyone:
                 self._everyone_due_s = self._newcomers_due_s
@@ -280,12 +291,15 @@ class StateBroadcaster(Broadcaster):
                 async with asyncio.timeout_at(None if due_s == math.inf else due_s):
                     await self._wanted.wait()
 
-    def _hand_out(self, state: bytes | BaseException, newcomers: dict[Subscriber, None], everyone: bool) -> None:
+    async def _hand_out(self, state: bytes | BaseException, newcomers: dict[Subscriber, None], everyone: bool) -> None:
         if isinstance(state, BaseException):
             for subscriber in newcomers:
                 subscriber.end(state)
             return
-        message = frame(state)
+        message = StateMessage(self.name, state)
+        if any(subscriber.form.compressed for subscriber in self._subscribers):
+            await message.compress()
+        message.event_id = self._last_id()  # only now: events may have been sent during the compression
         # Who subscribed after the load began waits for the next one: this state may be older than its subscription.
         for subscriber in self._subscribers if everyone else newcomers:
             if subscriber not in self._newcomers:

@@ -168,6 +168,7 @@ def setup(app: web.Application, settings: Settings) -> None:
     async def add_vary(request: web.Request, response: web.StreamResponse) -> None:
         """Add the header that aiohttp-cors omits: no cache may serve one origin's response to another."""
         if request.rel_url.raw_path.startswith(PATHS):
-            response.headers[VARY] = ORIGIN
+            others = response.headers.get(VARY, ORIGIN)
+            response.headers[VARY] = others if ORIGIN in others else f"{others}, {ORIGIN}"
 
     app.on_response_prepare.append(add_vary)

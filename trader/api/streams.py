@@ -1,4 +1,4 @@
-"""Event streams: `GET /api/events/<stream>`, `text/event-stream`.
+"""Event streams: `GET /api/events/<stream>`, and `GET /api/events` with several in one; `text/event-stream`.
 
 Each response has one writer, its handler. It waits for the next frame until the ping is due; every write has a timeout,
 and a client that does not read is disconnected. The streams end when the application shuts down, else an open one would
@@ -7,18 +7,16 @@ hold the process for the whole shutdown timeout.
 
 import asyncio
 import logging
-import socket
-from collections.abc import Awaitable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
-from aiohttp.abc import AbstractStreamWriter
 
-from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber, frame
+from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber
+from trader.api.compression import accepts_gzip
 from trader.api.requests import REQUEST_ID, Handler
 from trader.api.routes import Documented, Route, refusal
 from trader.api.schemas.common import ENCODER, iso
@@ -27,8 +25,11 @@ from trader.api.schemas.models import InvocationView
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.streams import PositionEventData, Refusal, WorkflowMessage
 from trader.api.schemas.trades import TradeView
+from trader.api.stream_events import ID_PATTERN, EventRing
+from trader.api.stream_messages import GZIP_HEADER, Form, packed
+from trader.api.stream_writer import StreamWriter, is_connected, tune
 from trader.clock import Clock
-from trader.errors import Unavailable
+from trader.errors import InvalidInput, Issue, Unavailable
 from trader.services.events import (
     ConversationsChanged,
     Event,
@@ -44,23 +45,18 @@ log = logging.getLogger(__name__)
 
 PING = b"event: ping\ndata:\n\n"
 
-PREFIX: Final = "/api/events/"
+RETRY = b"retry: 2000\n\n"
+"""The first line of the one stream: after how many milliseconds a browser connects again."""
+
+PATH: Final = "/api/events"
+PREFIX: Final = f"{PATH}/"
 
 HEADERS = {
     hdrs.CONTENT_TYPE: "text/event-stream",
     hdrs.CACHE_CONTROL: "no-cache, no-transform",
+    hdrs.VARY: hdrs.ACCEPT_ENCODING,
     "X-Accel-Buffering": "no",
 }
-
-GONE_MS = 30_000
-"""A client that acknowledges nothing for this long is disconnected, whatever the kernel would still retry."""
-
-EOF_S = 1.0
-"""The timeout of a write after the stream has ended: it must not hold up a shutdown."""
-
-SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel buffers for a client that has stopped reading; newer states replace those beyond it."""
-
 
 _RESPONSES: Final = {
     200: Documented(
@@ -110,6 +106,8 @@ ROUTES: Final[Mapping[str, Route]] = {
 }
 """The streams by name: what each sends as the data of an event, its title, and when it sends."""
 
+ONE_STREAM: Final = Route(PATH, "Several streams in one")
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -127,11 +125,12 @@ class Hubs:
     """
 
     def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
-        self.positions = StateBroadcaster("positions", loads["positions"])
-        self.trades = StateBroadcaster("trades", loads["trades"])
-        self.conversations = StateBroadcaster("conversations", loads["conversations"])
-        self.portfolio = StateBroadcaster("portfolio", loads["portfolio"])
-        self.workflow = EventBroadcaster("workflow", lambda: _workflow_frame("connected", iso(clock.now()), {}))
+        ring = EventRing(lambda kind: _workflow_data(kind, iso(clock.now()), {}))
+        self.positions = StateBroadcaster("positions", loads["positions"], ring.last_id)
+        self.trades = StateBroadcaster("trades", loads["trades"], ring.last_id)
+        self.conversations = StateBroadcaster("conversations", loads["conversations"], ring.last_id)
+        self.portfolio = StateBroadcaster("portfolio", loads["portfolio"], ring.last_id)
+        self.workflow = EventBroadcaster("workflow", ring)
         self.all: dict[str, Broadcaster] = {
             hub.name: hub for hub in (self.positions, self.trades, self.conversations, self.portfolio, self.workflow)
         }
@@ -165,19 +164,17 @@ class Hubs:
                 self._tell(kind, iso(at), details)
 
     def _tell(self, kind: str, timestamp: str, details: Mapping[str, Any]) -> None:
-        if not len(self.workflow):
-            return
         try:
-            message = _workflow_frame(kind, timestamp, details)
+            data = _workflow_data(kind, timestamp, details)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             # The publisher must not fail because a detail cannot be encoded.
             log.error("workflow event %s cannot be encoded: %s", kind, error)
             return
-        self.workflow.post(message)
+        self.workflow.post(kind, data)
 
 
-def _workflow_frame(kind: str, timestamp: str, details: Mapping[str, Any]) -> bytes:
-    return frame(ENCODER.encode({**details, "type": kind, "timestamp": timestamp}), kind)
+def _workflow_data(kind: str, timestamp: str, details: Mapping[str, Any]) -> bytes:
+    return ENCODER.encode({**details, "type": kind, "timestamp": timestamp})
 
 
 def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> None:
@@ -185,8 +182,10 @@ def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> Non
 
     `Hubs.start` and `Hubs.close` stay with the owner of the hubs; closing twice does no harm.
     """
-    for name, hub in hubs.all.items():
-        ROUTES[name].add_to(app, _handler(hub, timing or Timing()))
+    timing = timing or Timing()
+    for name in hubs.all:
+        ROUTES[name].add_to(app, _handler(hubs, _only(name), timing))
+    ONE_STREAM.add_to(app, _handler(hubs, _chosen, timing))
     Route(PREFIX + "{path:.*}").add_to(app, _refuse_path)
 
     async def end_streams(_: web.Application) -> None:
@@ -195,155 +194,110 @@ def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> Non
     app.on_shutdown.append(end_streams)
 
 
-def _handler(hub: Broadcaster, timing: Timing) -> Handler:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request asks for. `numbered`: the one stream, whose messages have names and ids."""
+
+    streams: Sequence[str]
+    numbered: bool = False
+    last_id: str | None = None
+
+
+def _only(name: str) -> Callable[[web.Request], _Wanted]:
+    wanted = _Wanted((name,))
+    return lambda _: wanted
+
+
+def _chosen(request: web.Request) -> _Wanted:
+    """Return the streams that the query names, or all, and the id with which the client returns.
+
+    :raises InvalidInput: a stream does not exist, or the id has another form
+    """
+    named = request.query.getall("streams", [])
+    streams = dict.fromkeys(name for text in named for name in text.split(","))
+    unknown = [name for name in streams if name not in ROUTES]
+    if unknown:
+        allowed = ", ".join(ROUTES)
+        raise InvalidInput(Issue(("streams",), f"{unknown[0][:40]!r} is not a stream; there are {allowed}"))
+    last_id = request.headers.get(hdrs.LAST_EVENT_ID) or request.query.get("lastEventId") or None
+    if last_id is not None and ID_PATTERN.fullmatch(last_id) is None:
+        raise InvalidInput(
+            Issue(("lastEventId",), f"{last_id[:40]!r} is not the id of a message, such as 5f0c77d1-42; leave it out")
+        )
+    return _Wanted(tuple(streams or ROUTES), True, last_id)
+
+
+def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timing) -> Handler:
     async def stream(request: web.Request) -> web.StreamResponse:
         try:
-            subscriber = hub.subscribe()
+            wanted = choose(request)
+        except InvalidInput as error:
+            return refusal(400, "; ".join(issue.message for issue in error.issues))
+        followed = [hubs.all[name] for name in wanted.streams]
+        states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
+        subscriber = Subscriber(Form(wanted.numbered, accepts_gzip(request)))
+        try:
+            for hub in followed:
+                hub.add(subscriber, wanted.last_id)
+            # Nothing is sent before the first states are loaded, so a failure can still be answered by its status.
+            while not subscriber.has(states) and not subscriber.ended and is_connected(request):
+                await subscriber.wait(timing.watch_s)
+            if not subscriber.has(states) or subscriber.ended:
+                if subscriber.error is not None:
+                    names = ", ".join(wanted.streams)
+                    log.warning("stream %s refused: %s (request %s)", names, subscriber.error, request.get(REQUEST_ID))
+                return _refusal(subscriber.error or Unavailable("The stream has ended"))
+            log.info("stream %s opened (request %s)", ", ".join(wanted.streams), request.get(REQUEST_ID))
+            return await _serve(request, followed, subscriber, timing)
         except Unavailable as error:
             return _refusal(error)
-        try:
-            # Nothing is sent before the first state is loaded, so a failure can still be answered by its status.
-            while not (first := subscriber.take()) and not subscriber.ended and _is_connected(request):
-                await subscriber.wait(timing.watch_s)
-            if not first:
-                if subscriber.error is not None:
-                    log.warning(
-                        "stream %s refused: %s (request %s)", hub.name, subscriber.error, request.get(REQUEST_ID)
-                    )
-                return _refusal(subscriber.error or Unavailable("The stream has ended"))
-            log.info("stream %s opened (request %s)", hub.name, request.get(REQUEST_ID))
-            return await _serve(request, hub, subscriber, first, timing)
         finally:
-            hub.unsubscribe(subscriber)
+            for hub in followed:
+                hub.unsubscribe(subscriber)
 
     return stream
 
 
 async def _serve(
-    request: web.Request, hub: Broadcaster, subscriber: Subscriber, first: bytes, timing: Timing
+    request: web.Request, followed: Sequence[Broadcaster], subscriber: Subscriber, timing: Timing
 ) -> web.StreamResponse:
     """Write to one client until it disconnects, cannot keep up, or the stream ends."""
+    form = subscriber.form
     response = web.StreamResponse(headers=HEADERS)
+    if form.compressed:
+        response.headers[hdrs.CONTENT_ENCODING] = "gzip"
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
     loop = asyncio.get_running_loop()
+    ping = packed(PING, form)
     with suppress(ConnectionError):
         payload = await response.prepare(request)
         assert payload is not None
-        _tune(request)
-        writer = _Writer(request, response, payload, subscriber, timing.write_s)
+        tune(request)
+        writer = StreamWriter(request, response, payload, subscriber, timing.write_s)
         ping_at = loop.time() + timing.ping_s
-        alive = await writer.begin(first)
-        while alive and not subscriber.ended and _is_connected(request):
+        alive = await writer.begin(_head(form) + subscriber.take())
+        while alive and not subscriber.ended and is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             if not (alive := await writer.caught_up()):
                 break
             message = subscriber.take()  # only now: newer states replace those of before the wait
             if (now := loop.time()) >= ping_at:
-                message += PING
+                message += ping
                 ping_at += timing.ping_s
                 if ping_at <= now:  # pings missed during a wait are not made up for
                     ping_at = now + timing.ping_s
             writer.put(message)
         if not alive and not subscriber.ended:
-            hub.drop(subscriber)
+            for hub in followed:
+                hub.drop(subscriber)
         await writer.finish()
     return response
 
 
-class _Writer:
-    """Writes to one response and waits for its client, with a timeout; the end of the subscription ends the wait.
-
-    A message is written to the transport as a whole, by the handler or by the broadcaster, so the two never mix.
-    Nothing is pushed while the client is behind: beside the kernel's buffer there is at most one message in the
-    transport, and one message (or the backlog) in the subscriber.
-    """
-
-    def __init__(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        payload: AbstractStreamWriter,
-        subscriber: Subscriber,
-        timeout_s: float,
-    ) -> None:
-        self._request = request
-        self._response = response
-        self._payload = payload
-        self._subscriber = subscriber
-        self._timeout_s = timeout_s
-
-    async def begin(self, message: bytes) -> bool:
-        """Write the headers and the first message. Return False when the client was too slow and is disconnected."""
-        alive = await self._bounded(self._response.write(message)) and await self.caught_up()
-        self._subscriber.push = self._push
-        return alive
-
-    async def caught_up(self) -> bool:
-        """Wait for a client that is behind. Return False when it was too slow and is disconnected."""
-        return not self._is_behind() or await self._bounded(self._payload.drain())
-
-    def put(self, message: bytes) -> None:
-        """Write a message, which may be empty, for a client that is not behind."""
-        transport = self._request.transport
-        if message and transport is not None:
-            transport.write(_chunk(message) if self._response.chunked else message)
-
-    async def finish(self) -> None:
-        """End the response; aiohttp would wait for a stalled client without a timeout."""
-        await self._bounded(self._response.write_eof())
-
-    def _push(self, message: bytes) -> bool:
-        if self._is_behind() or not _is_connected(self._request):
-            return False
-        self.put(message)
-        return True
-
-    def _is_behind(self) -> bool:
-        return self._request.protocol.writing_paused
-
-    async def _bounded(self, wait: Awaitable[None]) -> bool:
-        self._subscriber.cut = self._abort
-        timeout_s = min(self._timeout_s, EOF_S) if self._subscriber.ended else self._timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await wait
-        except TimeoutError:
-            self._abort()
-            return False
-        finally:
-            self._subscriber.cut = None
-        return True
-
-    def _abort(self) -> None:
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-
-@lru_cache(maxsize=8)
-def _chunk(message: bytes) -> bytes:
-    """Return a message as a chunk of HTTP/1.1, made once for all its subscribers."""
-    return b"%x\r\n%b\r\n" % (len(message), message)
-
-
-def _is_connected(request: web.Request) -> bool:
-    return request.transport is not None and not request.transport.is_closing()
-
-
-def _tune(request: web.Request) -> None:
-    """Keep buffers for the client small, and detect early that it has vanished.
-
-    Without a write buffer the transport keeps only the unsent rest of one message, and a newer state replaces the next.
-    """
-    if request.transport is not None:
-        request.transport.set_write_buffer_limits(high=0)
-    sock = request.get_extra_info("socket")
-    if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
-        return
-    with suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)
+def _head(form: Form) -> bytes:
+    """Return what comes before the first message."""
+    return (GZIP_HEADER if form.compressed else b"") + (packed(RETRY, form) if form.numbered else b"")
 
 
 def _refusal(error: BaseException) -> web.Response:

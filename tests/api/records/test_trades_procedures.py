@@ -162,7 +162,30 @@ async def test_a_history_request_that_does_not_fit(call: Call, request_fields: d
     assert await call("trading.getPortfolioHistory", **request_fields) == (400, [[path]])
 
 
+@pytest.mark.usefixtures("season")
+async def test_equity_curves_share_their_times(call: Call) -> None:
+    answer = await call(
+        "trading.getEquityCurves", startDate="2026-03-04T00:00:00Z", endDate="2026-03-06T05:30:00Z", points=60
+    )
+    assert answer["resolution"] == "1h"
+    assert answer["times"][0] == "2026-03-04T01:00:00.000Z"
+    assert answer["times"][-1] == "2026-03-06T06:00:00.000Z"  # the hour that is running
+    apex, sovereign = answer["models"]
+    assert apex == {
+        "id": "ax", "name": "Model ax", "variant": "Apex",
+        "values": [*range(10_000, 10_050), 10_049, None, None, None],
+    }  # fmt: skip
+    assert sovereign["values"] == [None, Decimal("5000.5"), Decimal("5000.5"), *[None] * 51]
+    week = await call("trading.getEquityCurves", modelId="so")
+    assert (week["resolution"], len(week["times"]), len(week["models"])) == ("1h", 169, 1)
+    assert (await call("trading.getEquityCurves", modelId="nobody"))["models"] == []
+    assert await call("trading.getEquityCurves", points=49) == (400, [["points"]])
+
+
 async def test_extreme_ranges_are_answered(call: Call) -> None:
+    for name, end in (("9999-12-31T23:59:59.999Z", "9999-12-31T23:59:59.999Z"), ("0001-01-01", "9999-12-31")):
+        answer = await call("trading.getEquityCurves", startDate=name, endDate=end)
+        assert answer["models"] == []
     for start, end in (("0001-01-01", "9999-12-31T23:59:59.999Z"), ("0001-01-01", "0001-01-01")):
         answer = await call("trading.getPortfolioHistory", startDate=start, endDate=end, maxPoints=100)
         assert answer["history"] == []

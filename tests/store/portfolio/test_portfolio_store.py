@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.records import HOUR, MINUTE, START, add_model, add_run, equity_values, make_model, make_run, make_snapshot
 
 from trader.domain.models import VariantId
+from trader.domain.portfolio.histories import floor_to_bucket
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import ensure_partitions
@@ -124,7 +125,8 @@ async def test_histories_hold_the_last_snapshot_of_each_bucket(
     chosen: set[str],
     slice_buckets: int,
 ) -> None:
-    """Those of the models; a manual account has none."""
+    """Those of the models; a manual account has none. Curves hold a value over the next buckets for a while."""
+    held = 65 * MINUTE
     first, last = START + start * MINUTE, START + (start + minutes) * MINUTE
     kept = {(each.account_id, each.created_at): each for each in reversed(given_snapshots)}
     async with database.connection() as conn:
@@ -138,9 +140,30 @@ async def test_histories_hold_the_last_snapshot_of_each_bucket(
                 await agents_store.upsert_model(conn, make_model(name))
             asked = store.HistoryRange(None, None, first, last, bucket)
             chunks = await store.select_history(conn, asked, slice_buckets * bucket)
+            grid = [floor_to_bucket(first, bucket)]
+            while grid[-1] + bucket <= last:
+                grid.append(grid[-1] + bucket)
+            curves = await store.select_equity_curves(
+                conn, store.CurveGrid(None, None, grid[0], grid[-1], bucket, last, held)
+            )
         finally:
             await rolled_back.rollback()
     assert equity_values(chunks) == _last_of_buckets(kept.values(), chosen, first, last, bucket)
+    assert {curve["id"]: curve["values"] for curve in map(msgspec.json.decode, curves)} == {
+        name: [
+            _value_at([each for each in kept.values() if each.account_id == name], start - held, start + bucket, last)
+            for start in grid
+        ]
+        for name in chosen
+    }
+
+
+def _value_at(snapshots: Iterable[Snapshot], since: datetime, until: datetime, last: datetime) -> float | None:
+    found = [each for each in snapshots if since <= each.created_at < until and each.created_at <= last]
+    if not found:
+        return None
+    newest = max(found, key=lambda each: each.created_at)
+    return float(newest.net_portfolio.quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
 def _last_of_buckets(

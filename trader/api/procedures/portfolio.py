@@ -1,13 +1,21 @@
-"""Procedure of `trading`: the equity history of models."""
+"""Procedures of `trading`: the equity of models over time."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from trader.api.context import Context
 from trader.api.response_cache import histories_token
 from trader.api.rpc import procedure
 from trader.api.schemas.common import LongOutput, chosen_variant, or_none
-from trader.api.schemas.portfolio import GetPortfolioHistoryInput, GetPortfolioHistoryOutput, history_of
+from trader.api.schemas.portfolio import (
+    GetEquityCurvesInput,
+    GetEquityCurvesOutput,
+    GetPortfolioHistoryInput,
+    GetPortfolioHistoryOutput,
+    RangeInput,
+    curves_of,
+    history_of,
+)
 from trader.domain.portfolio.histories import minute_end
 from trader.errors import InvalidInput, Issue
 
@@ -22,12 +30,7 @@ async def get_portfolio_history(
 
     The range ends now unless it says otherwise, and begins 7 days before its end.
     """
-    end = request.end() or minute_end(context.clock.now())
-    start = request.start()
-    if start is None:
-        start = end - min(DEFAULT_RANGE, end - end.min.replace(tzinfo=end.tzinfo))
-    if start > end:
-        raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
+    start, end = _range(context, request)
     history = await context.portfolio.history(
         model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
@@ -36,3 +39,31 @@ async def get_portfolio_history(
         points_max=request.max_points,
     )
     return history_of(history)
+
+
+@procedure("trading.getEquityCurves", token=histories_token)
+async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> LongOutput[GetEquityCurvesOutput]:
+    """Show the equity of models for a chart: one list of times, and one of values for each model.
+
+    The range is that of `getPortfolioHistory`, and so are the resolutions. A value stands for at most 65 minutes when
+    no newer one was recorded.
+    """
+    start, end = _range(context, request)
+    curves = await context.portfolio.equity_curves(
+        model_id=or_none(request.model_id),
+        variant=chosen_variant(request.variant),
+        start=start,
+        end=end,
+        points_max=request.points,
+    )
+    return curves_of(curves)
+
+
+def _range(context: Context, request: RangeInput) -> tuple[datetime, datetime]:
+    end = request.end() or minute_end(context.clock.now())
+    start = request.start()
+    if start is None:
+        start = end - min(DEFAULT_RANGE, end - end.min.replace(tzinfo=end.tzinfo))
+    if start > end:
+        raise InvalidInput(Issue(("startDate",), "must not be after endDate"))
+    return start, end

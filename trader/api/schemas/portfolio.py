@@ -25,7 +25,7 @@ from trader.clock import cut_to_ms
 from trader.domain.models import Model
 from trader.domain.portfolio.histories import Resolution
 from trader.errors import InvalidInput, Issue
-from trader.services.portfolio.snapshots import History, LiveValues
+from trader.services.portfolio.snapshots import Curves, History, LiveValues
 
 IsoTime = Annotated[
     str,
@@ -40,20 +40,32 @@ IsoTime = Annotated[
 _EXAMPLE = "expected an ISO 8601 time such as 2025-01-31T12:00:00.000Z"
 
 
-class GetPortfolioHistoryInput(Input, kw_only=True):
-    """A time without a zone is UTC; a date alone is its first moment."""
+class RangeInput(Input, kw_only=True):
+    """A range of time, and the models it is asked of."""
 
     variant: VariantFilter = "all"
     model_id: ModelId | UnsetType = UNSET
     start_date: IsoTime | UnsetType = UNSET
     end_date: IsoTime | UnsetType = UNSET
-    max_points: Annotated[int, Meta(ge=100, le=15_000)] = 1000
 
     def start(self) -> datetime | None:
         return None if self.start_date is UNSET else _moment(self.start_date, "startDate")
 
     def end(self) -> datetime | None:
         return None if self.end_date is UNSET else _moment(self.end_date, "endDate")
+
+
+class GetPortfolioHistoryInput(RangeInput, kw_only=True):
+    """A time without a zone is UTC; a date alone is its first moment."""
+
+    max_points: Annotated[int, Meta(ge=100, le=15_000)] = 1000
+
+
+class GetEquityCurvesInput(RangeInput, kw_only=True):
+    """A time without a zone is UTC; a date alone is its first moment. `points` limits the times, not the models."""
+
+    points: Annotated[int, Meta(ge=50, le=2000)] = 300
+    baselines: bool = False
 
 
 def _moment(written: str, field: str) -> datetime:
@@ -93,6 +105,32 @@ def history_of(history: History) -> LongOutput[GetPortfolioHistoryOutput]:
     """Return the output of records that the database has written: a hundred models have 67,000 of them, 19 MB."""
     frame = GetPortfolioHistoryOutput(history=[], resolution=history.resolution)
     return LongOutput(frame, _RECORDS, history.chunks)
+
+
+class EquityCurve(Wire, kw_only=True, gc=False):
+    """The equity of a model at each time, in cents; null before its first snapshot and where none was taken."""
+
+    id: str
+    name: str
+    variant: VariantId
+    values: list[float | None]
+
+
+class GetEquityCurvesOutput(Wire, kw_only=True):
+    """One list of times for all models: the ends of the buckets, the last of which may still be running."""
+
+    times: list[Timestamp]
+    resolution: Resolution
+    models: list[EquityCurve]
+
+
+_CURVES: Final = msgspec.json.Decoder(list[EquityCurve])
+
+
+def curves_of(curves: Curves) -> LongOutput[GetEquityCurvesOutput]:
+    """Return the output of records that the database has written."""
+    frame = GetEquityCurvesOutput(times=[iso(time) for time in curves.times], resolution=curves.resolution, models=[])
+    return LongOutput(frame, _CURVES, curves.records)
 
 
 class LiveSnapshot(Wire, kw_only=True):

@@ -43,7 +43,13 @@ SLICE_BUCKETS: Final = 8
 HISTORIES_AT_ONCE: Final = 2
 """Histories that the database makes at once; the others wait, and leave its connections to trading."""
 
+HELD: Final = timedelta(minutes=65)
+"""How long a snapshot stands for what follows: an idle account has one an hour, and some minutes are its delay."""
+
 _DAY: Final = timedelta(days=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_LAST_DAY: Final = datetime.fromisoformat("9999-12-30T00:00:00Z")
+"""No curve ends later: the end of its last bucket must be a time."""
 
 
 class VariantHistories(NamedTuple):
@@ -58,6 +64,14 @@ class History(NamedTuple):
 
     chunks: Sequence[bytes]
     resolution: Resolution
+
+
+class Curves(NamedTuple):
+    """Equity of models on one list of times, the ends of buckets: a JSON record of each model."""
+
+    times: Sequence[datetime]
+    resolution: Resolution
+    records: Sequence[bytes]
 
 
 class LiveValues(msgspec.Struct, frozen=True):
@@ -163,14 +177,41 @@ class Portfolio:
 
         What is older than the retention has hourly values at the finest.
         """
-        now = minute_end(self._clock.now())
-        resolution = choose_resolution(start, end, points_max, now - self._retention)
+        start, resolution = self._fitting(start, end, points_max)
         bucket = RESOLUTIONS[resolution]
-        if end - start >= points_max * bucket:  # even the coarsest cannot hold it: show the latest part up to now
-            start = max(start, floor_to_bucket(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
         asked = store.HistoryRange(model_id, variant, start, end, bucket)
         async with self._histories, self._database.connection() as conn:
             return History(await store.select_history(conn, asked, SLICE_BUCKETS * bucket), resolution)
+
+    async def equity_curves(
+        self,
+        *,
+        model_id: str | None = None,
+        variant: VariantId | None = None,
+        start: datetime,
+        end: datetime,
+        points_max: int,
+    ) -> Curves:
+        """Return the equity of models within [start, end] on the same `points_max` times at most for all of them."""
+        end = min(end, _LAST_DAY)
+        start, resolution = self._fitting(min(start, end), end, points_max)
+        bucket = RESOLUTIONS[resolution]
+        first = floor_to_bucket(start, bucket)
+        last = max(first, floor_to_bucket(end - min(_MILLISECOND, end - start), bucket))
+        grid = store.CurveGrid(model_id, variant, first, last, bucket, end, HELD)
+        async with self._histories, self._database.connection() as conn:
+            records = await store.select_equity_curves(conn, grid)
+        times = [first + number * bucket for number in range(1, (last - first) // bucket + 2)]
+        return Curves(times, resolution, records)
+
+    def _fitting(self, start: datetime, end: datetime, points_max: int) -> tuple[datetime, Resolution]:
+        """Return the resolution of a range, and its start: later when even the coarsest has too many points."""
+        now = minute_end(self._clock.now())
+        resolution = choose_resolution(start, end, points_max, now - self._retention)
+        bucket = RESOLUTIONS[resolution]
+        if end - start >= points_max * bucket:  # show the latest part up to now
+            start = max(start, floor_to_bucket(min(end, max(start, now)), bucket) - (points_max - 1) * bucket)
+        return start, resolution
 
     async def trades(
         self, *, account_id: str | None = None, variant: VariantId | None = None, limit: int

@@ -214,6 +214,63 @@ async def select_history(conn: Connection, asked: HistoryRange, slice_width: tim
     return [row[0] for row in await conn.fetch(SELECT_HISTORY, *asked, slice_width)]
 
 
+class CurveGrid(NamedTuple):
+    """The buckets of equity curves: of one model or variant (None: of all), from `first` to `last`, up to `end`.
+
+    A value holds for `held` after its time: an idle account has a snapshot an hour.
+    """
+
+    model_id: str | None
+    variant: VariantId | None
+    first: datetime
+    last: datetime
+    bucket: timedelta
+    end: datetime
+    held: timedelta
+
+
+# The text is that of `EquityCurve` in api/schemas/portfolio.py. As in a history, buckets below an hour take one look
+# into the raw rows each, longer ones one into the rollup, and the hour that the end of the range cuts one into both.
+SELECT_EQUITY_CURVES = """
+SELECT convert_to('{"id":"' || m.id || '","name":' || to_json(m.name) || ',"variant":"' || m.variant || '","values":['
+    || c.values || ']}', 'UTF8')
+FROM models m
+CROSS JOIN LATERAL (
+    SELECT string_agg(coalesce(trim_scale(round(v.value, 2))::text, 'null'), ',' ORDER BY b.start) AS values
+    FROM generate_series($3::timestamptz, $4::timestamptz, $5::interval) AS b (start)
+    LEFT JOIN LATERAL (
+        SELECT value FROM (
+            (
+                SELECT net_portfolio AS value, created_at AS at FROM portfolio_snapshots
+                WHERE ($5 < '1 hour' OR b.start + $5 > date_trunc('hour', $6::timestamptz, 'UTC'))
+                  AND account_id = m.id AND created_at >= b.start - $7::interval AND created_at < b.start + $5
+                  AND created_at <= $6
+                ORDER BY created_at DESC
+                LIMIT 1
+            )
+            UNION ALL
+            (
+                SELECT last, last_at FROM portfolio_hourly
+                WHERE $5 >= '1 hour' AND account_id = m.id AND hour >= date_trunc('hour', b.start - $7, 'UTC')
+                  AND hour < b.start + $5 AND last_at >= b.start - $7 AND last_at <= $6
+                ORDER BY hour DESC
+                LIMIT 1
+            )
+        ) found
+        ORDER BY at DESC
+        LIMIT 1
+    ) v ON true
+) c
+WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant::text = $2)
+ORDER BY m.variant::text COLLATE "C", m.id COLLATE "C"
+"""
+
+
+async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]:
+    """Return a JSON record per model with its last known value at the end of each bucket, in cents, or null."""
+    return [row[0] for row in await conn.fetch(SELECT_EQUITY_CURVES, *grid)]
+
+
 class HourlyValue(msgspec.Struct, frozen=True, gc=False):
     """The last netPortfolio of an account in one hour, and when it was taken."""
 
