@@ -16,6 +16,7 @@ from aiohttp import web
 
 from trader.api import connections, cors, health, metrics, openapi, rpc, stream_states, streams
 from trader.api.context import Context
+from trader.api.dashboard import page
 from trader.clock import iso
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
@@ -232,6 +233,7 @@ def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
     context, leadership, halts = service.context, service.leadership, service.controls.halts
     app = web.Application(client_max_size=BODY_BYTES_MAX)
+    page.setup(app, context.settings)  # before the procedures, whose last route answers every path that no other has
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
     streams.setup(app, service.hubs)

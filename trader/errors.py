@@ -93,7 +93,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The caller's origin is not allowed."""
+    """The caller's origin is not allowed, or the service is read-only."""
 
 
 class PayloadTooLarge(RequestError):

@@ -168,6 +168,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_header_bytes_max: Annotated[int, Variable(
         "HTTP_HEADER_BYTES_MAX", "8190", forms.whole_number(1024, 1_048_576),
         "Size limit of the first line of a request, and of each of at most 128 headers, in bytes.")]
+    dashboard: Annotated[str, Variable(
+        "DASHBOARD", "on", forms.one_of("on", "off"),
+        "Whether `GET /` is the dashboard; `off`: a short JSON list of where things are.")]
+    public: Annotated[str, Variable(
+        "PUBLIC", "off", forms.one_of("on", "off"),
+        "`on`: the service is read-only for callers without API_TOKEN, and what models are sent is hidden from them.")]
     metrics: Annotated[str, Variable(
         "METRICS", "on", forms.one_of("on", "off"), "Whether `GET /metrics` serves figures in the Prometheus format.")]
     log_level: Annotated[str, Variable(

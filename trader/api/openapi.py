@@ -154,7 +154,7 @@ def _operation(
 def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str, Any]:
     """Return references to the errors of the procedure, by status."""
     kinds: list[type[errors.TraderError]] = list(_OF_EVERY_CALL)
-    if declared.changes:
+    if declared.changes or declared.private:
         kinds.append(errors.Unauthorized)
     if declared.paper_only:
         kinds.append(errors.Precondition)

@@ -74,8 +74,9 @@ _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 class Procedure:
     """One remote procedure: its input, its output, and the function that does it.
 
-    `changes`: it changes something, so API_TOKEN guards it. `paper_only`: it is refused in live trading. `token`: what
-    its answers are made of, while they may be kept (`api/response_cache.py`).
+    `changes`: it changes something, so API_TOKEN guards it. `private`: it is not for the readers of a public service.
+    `paper_only`: it is refused in live trading. `token`: what its answers are made of, while they may be kept
+    (`api/response_cache.py`).
     """
 
     name: str
@@ -83,6 +84,7 @@ class Procedure:
     input_type: type[Any]
     output_type: Any
     changes: bool
+    private: bool
     paper_only: bool
     token: Token | None
     input_decoder: msgspec.json.Decoder[Any]
@@ -100,7 +102,13 @@ class Registry:
         return self._procedures
 
     def procedure(
-        self, name: str, *, changes: bool = False, paper_only: bool = False, token: Token | None = None
+        self,
+        name: str,
+        *,
+        changes: bool = False,
+        private: bool = False,
+        paper_only: bool = False,
+        token: Token | None = None,
     ) -> Callable[[H], H]:
         """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
 
@@ -111,8 +119,8 @@ class Registry:
         def declare(handler: H) -> H:
             if name in self._procedures:
                 raise ValueError(f"the procedure {name} is declared twice")
-            if changes and token is not None:
-                raise ValueError(f"the procedure {name} cannot both change something and have its answers kept")
+            if (changes or private) and token is not None:
+                raise ValueError(f"the procedure {name} is guarded, so its answers cannot be kept")
             hints = get_type_hints(handler, include_extras=True)
             output_type = hints.pop("return")
             if get_origin(output_type) is LongOutput:
@@ -124,6 +132,7 @@ class Registry:
                 input_type=input_type,
                 output_type=output_type,
                 changes=changes,
+                private=private,
                 paper_only=paper_only,
                 token=token,
                 input_decoder=msgspec.json.Decoder(input_type),
@@ -154,6 +163,7 @@ class Dispatcher:
         self._origins = OriginRule.of(context.settings)
         api_token = context.settings.api_token
         self._api_token = None if api_token is None else api_token.reveal().encode()
+        self._is_public = context.settings.public == "on"
         self._body_wait_s = context.settings.http_body_timeout_s
         self._live = context.settings.trading_mode == "live"
         self._targets: dict[str, Target] = {}
@@ -226,8 +236,11 @@ class Dispatcher:
     def _check_allowed(self, declared: Procedure, authorization: str | None) -> None:
         if self._live and declared.paper_only:
             raise Precondition(f"{declared.name} needs TRADING_MODE=simulated; this service runs with live")
-        if not declared.changes or self._api_token is None:
+        is_guarded = declared.changes or declared.private if self._is_public else declared.changes
+        if not is_guarded or (self._api_token is None and not self._is_public):
             return
+        if self._api_token is None:
+            raise Forbidden(f"{declared.name} is not available: PUBLIC=on makes this service read-only for everybody")
         scheme, _, given = (authorization or "").partition(" ")
         given_bytes = given.strip().encode("utf-8", "surrogateescape")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, self._api_token):

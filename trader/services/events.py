@@ -8,7 +8,9 @@ import msgspec
 
 from trader.domain.exchange.halts import Halt
 
-WorkflowType = Literal["workflow:started", "workflow:step", "workflow:complete", "workflow:failed", "batch:complete"]
+WorkflowType = Literal[
+    "workflow:started", "workflow:step", "workflow:call", "workflow:complete", "workflow:failed", "batch:complete"
+]
 
 
 class MarketChecked(msgspec.Struct, frozen=True):

@@ -42,7 +42,10 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
 @procedure("analytics.getFailures")
 async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
     """List invocations that failed or in which a tool call failed, the latest first, and failure counts by model."""
-    return GetFailuresOutput.of(await context.analytics.failures(request.limit, chosen_variant(request.variant)))
+    found = await context.analytics.failures(
+        request.limit, chosen_variant(request.variant), with_answers=context.settings.public == "off"
+    )
+    return GetFailuresOutput.of(found)
 
 
 @procedure("analytics.getRunInfo")

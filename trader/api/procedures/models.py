@@ -4,9 +4,12 @@ from trader.api.context import Context
 from trader.api.rpc import procedure
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
 from trader.api.schemas.models import (
+    GetConversationInput,
+    GetConversationOutput,
     GetInvocationsInput,
     GetInvocationsOutput,
     GetModelsOutput,
+    MessageView,
     ModelView,
     invocation_of,
 )
@@ -29,6 +32,18 @@ async def get_invocations(context: Context, request: GetInvocationsInput) -> Get
         model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
         limit=request.limit,
-        with_answers=True,
+        with_answers=context.settings.public == "off",
     )
     return GetInvocationsOutput(conversations=[invocation_of(record) for record in found])
+
+
+@procedure("models.getConversation", private=True)
+async def get_conversation(context: Context, request: GetConversationInput) -> GetConversationOutput:
+    """Return the messages between the service and the model in one run: prompt, view of the market, answers, results.
+
+    The list is empty when the messages are no longer kept, and for a rule agent, which is sent none.
+
+    :raises NotFound: There is no such run.
+    """
+    messages = await context.agents.messages(request.invocation_id)
+    return GetConversationOutput(messages=[MessageView.of(message) for message in messages])

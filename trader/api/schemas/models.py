@@ -2,11 +2,24 @@
 
 from datetime import timedelta
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
+from uuid import UUID
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso, or_unset
+from trader.api.schemas.common import (
+    ENCODER,
+    UNSET,
+    Input,
+    Timestamp,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    iso,
+    or_unset,
+)
+from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.services.agents.schedule import FinishedInvocation, ModelSummary
 
@@ -100,6 +113,32 @@ class InvocationView(Wire, kw_only=True):
 
 class GetInvocationsOutput(Wire, kw_only=True):
     conversations: list[InvocationView]
+
+
+class GetConversationInput(Input, kw_only=True):
+    invocation_id: UUID
+
+
+class MessageView(Wire, kw_only=True):
+    """One message. `text` is its content, and its tool calls as JSON; at most 100,000 characters."""
+
+    role: str
+    text: str
+
+    @classmethod
+    def of(cls, message: Message) -> "MessageView":
+        content, calls = message.get("content"), message.get("tool_calls")
+        parts = [content if isinstance(content, str) else ENCODER.encode(content).decode()] if content else []
+        if calls:
+            parts.append(ENCODER.encode(calls).decode())
+        return cls(role=str(message.get("role", "")), text="\n".join(parts)[:_MESSAGE_CHARACTERS])
+
+
+_MESSAGE_CHARACTERS: Final = 100_000
+
+
+class GetConversationOutput(Wire, kw_only=True):
+    messages: list[MessageView]
 
 
 def invocation_of(record: FinishedInvocation) -> InvocationView:

@@ -1,11 +1,12 @@
 """Messages of the event streams that no procedure returns."""
 
 from decimal import Decimal
-from typing import Literal
+from typing import Any, Literal
 
 from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.positions import Markets, PositionView, positions_of_account
+from trader.domain.agents.invocations import ToolCallStatus, ToolCallType
 from trader.domain.exchange.account import Account, Marks, available_cash, has_marks, unrealized
 from trader.domain.models import Model
 
@@ -66,12 +67,23 @@ class WorkflowStarted(RunEvent, kw_only=True, tag="workflow:started"):
 
 
 class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):
-    """One exchange with the provider has ended."""
+    """One exchange with the provider has ended. `text` is what the model said, at most 4,000 characters."""
 
     step: int
     tool_names: list[str]
     input_tokens: int
     output_tokens: int
+    text: str | None
+
+
+class WorkflowCall(RunEvent, kw_only=True, tag="workflow:call"):
+    """A tool call has ended: the decisions parsed from it and their results, without indicators that were fetched."""
+
+    number: int
+    call_type: ToolCallType
+    status: ToolCallStatus
+    decisions: list[dict[str, Any]]
+    results: list[dict[str, Any]]
 
 
 class WorkflowComplete(RunEvent, kw_only=True, tag="workflow:complete"):
@@ -126,6 +138,7 @@ WorkflowMessage = (
     Connected
     | WorkflowStarted
     | WorkflowStep
+    | WorkflowCall
     | WorkflowComplete
     | WorkflowFailed
     | BatchComplete

@@ -239,24 +239,24 @@ class InvocationRecorder:
         status: ToolCallStatus,
         result: dict[str, Any],
         at: datetime,
-    ) -> None:
-        """Add a tool call that has ended."""
+    ) -> ToolCall:
+        """Add a tool call that has ended, and return its record."""
         metadata = {
             "raw": raw_of(request),
             "decisions": [] if decision is None else [decision_json(decision)],
             "results": [result],
         }
-        self._calls.append(
-            ToolCall(
-                id=tool_call_id(self.id, number),
-                invocation_id=self.id,
-                number=number,
-                type=call_type(request),
-                status=status,
-                metadata=storable(metadata),
-                created_at=at,
-            )
+        call = ToolCall(
+            id=tool_call_id(self.id, number),
+            invocation_id=self.id,
+            number=number,
+            type=call_type(request),
+            status=status,
+            metadata=storable(metadata),
+            created_at=at,
         )
+        self._calls.append(call)
+        return call
 
     async def before_order(self, pending: PendingOrder) -> None:
         """Write what is known, and remember the order that is sent next."""

@@ -12,15 +12,16 @@ from uuid import UUID
 import msgspec
 
 from trader.clock import Clock, cut_to_ms, iso
+from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.models import Model, VariantId
-from trader.errors import Unavailable
+from trader.errors import NotFound, Unavailable
 from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call
+from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call, unpacked
 from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
@@ -29,6 +30,7 @@ from trader.settings import Settings
 from trader.store.agents.invocations import (
     insert_tool_call,
     select_chosen_invocations,
+    select_invocation,
     select_invocations,
     select_model_activity,
     select_models,
@@ -228,6 +230,18 @@ class Agents:
             FinishedInvocation(one, self._models[one.model_id], tuple(calls.get(one.id, ())), answers.get(one.id))
             for one in found
         ]
+
+    async def messages(self, invocation: UUID) -> list[Message]:
+        """Return what was sent to and received from the model in an invocation, as far as it is kept.
+
+        :raises NotFound: there is no such invocation
+        """
+        async with self._database.connection() as conn:
+            found = await select_invocation(conn, invocation)
+            payloads = {} if found is None else await select_payloads(conn, [found])
+        if found is None:
+            raise NotFound(f"there is no invocation {invocation}")
+        return (await asyncio.to_thread(unpacked, payloads[invocation])).messages if invocation in payloads else []
 
     async def model_summaries(self) -> list[ModelSummary]:
         """Return every model with its activity, oldest first."""

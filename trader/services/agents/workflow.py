@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from trader.clock import Clock, iso
-from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, Turn
+from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, Turn, storable
 from trader.domain.agents.guard import Refusal, judge
-from trader.domain.agents.invocations import InvocationStatus
+from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.agents.messages import (
     Outcome,
     account_json,
@@ -46,6 +46,9 @@ from trader.services.exchange.protocol import Exchange
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
+STEP_TEXT_MAX: Final = 4_000
+"""Characters of a step's text that are published; the record has all of it."""
+
 INVOCATION_LIMIT_S: Final = 600.0
 INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
@@ -170,6 +173,7 @@ class Workflow:
             "toolNames": step.tool_names,
             "inputTokens": step.input_tokens,
             "outputTokens": step.output_tokens,
+            "text": None if answer.text is None else storable(answer.text)[:STEP_TEXT_MAX],
         }
         self._publish("workflow:step", details)
         return answer
@@ -182,7 +186,7 @@ class Workflow:
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)
-                self._record.add_call(number, request, None, status, result, self._clock.now())
+                self._record_call(number, request, None, status, result)
             else:
                 result = await self._execute(number, request, decision)
                 ended = ended or isinstance(decision, Holding)
@@ -201,16 +205,35 @@ class Workflow:
         except TraderError as error:
             if not self._record.has_pending_order:  # else its outcome is read from the books later
                 status, result = failed(str(error))
-                self._record.add_call(number, request, decision, status, result, self._clock.now())
+                self._record_call(number, request, decision, status, result)
             raise
         # What is awaited from here on must not come between the outcome and its record.
-        self._record.add_call(number, request, decision, status, result, self._clock.now())
+        self._record_call(number, request, decision, status, result)
         if isinstance(decision, Change):
             self._record.after_order()
             await self._record.save()
             account = account_json(self._exchange.account(self._model.id), self._exchange.marks())
             return {"result": status, **result, "account": account}
         return {"result": status, **result}
+
+    def _record_call(
+        self,
+        number: int,
+        request: ToolRequest,
+        decision: Decision | None,
+        status: ToolCallStatus,
+        result: dict[str, Any],
+    ) -> None:
+        """Record a call that has ended, and publish it; the indicators that were fetched are too long for that."""
+        call = self._record.add_call(number, request, decision, status, result, self._clock.now())
+        details = {
+            "number": number,
+            "callType": call.type,
+            "status": status,
+            "decisions": call.metadata["decisions"],
+            "results": [] if isinstance(decision, FetchIndicators) and status == "ok" else call.metadata["results"],
+        }
+        self._publish("workflow:call", details)
 
     async def _outcome(self, decision: Decision, pending: PendingOrder) -> Outcome:
         if isinstance(decision, Holding):

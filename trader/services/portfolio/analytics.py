@@ -198,7 +198,7 @@ class Analytics:
         entries = _with_ties(entries, sort_by)
         return entries if sort_by == "maxDrawdown" else _with_verdicts(entries, chosen, hour)
 
-    async def failures(self, limit: int, variant: VariantId | None = None) -> Failures:
+    async def failures(self, limit: int, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""
         models = await self._models(variant)
         async with self._database.connection() as conn:
@@ -210,7 +210,7 @@ class Analytics:
             ids = [invocation.id for invocation in found]
             tool_calls = await agents_store.select_tool_calls(conn, ids)
             steps = await agents_store.select_steps(conn, ids)
-            payloads = await agents_store.select_payloads(conn, found)
+            payloads = await agents_store.select_payloads(conn, found) if with_answers else {}
         counts = [_counts(model, runs.get(model.id)) for model in models.values()]
         answers = await asyncio.to_thread(answers_of, found, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
         return Failures(found, tool_calls, steps, answers, models, counts)

@@ -1,0 +1,113 @@
+"""Static files of the pages: style sheets, modules, the font and vendored libraries, read and compressed once.
+
+Their address contains a digest of all of them, so that browsers keep them for ever and never mix two versions.
+"""
+
+import gzip
+import hashlib
+import mimetypes
+from collections.abc import Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Final, NamedTuple
+
+from aiohttp import hdrs, web
+
+from trader.api.requests import Handler
+from trader.api.routes import Route
+
+_COMPRESSION_LEVEL: Final = 9
+_KEPT_FOR_EVER: Final = "public, max-age=31536000, immutable"
+_TYPES: Final = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".woff2": "font/woff2"}
+_COMPRESSED_ALREADY: Final = (".woff2",)
+
+PAGE_HEADERS: Final = {
+    hdrs.CACHE_CONTROL: "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Headers of an HTML page: nothing inline is executed, and nothing is loaded from elsewhere."""
+
+
+class Content(NamedTuple):
+    """A body with its type and its compressed form, if that is worth sending."""
+
+    body: bytes
+    media_type: str
+    compressed: bytes | None
+
+    @classmethod
+    def of(cls, body: bytes, media_type: str, *, compress: bool = True) -> "Content":
+        return cls(body, media_type, gzip.compress(body, _COMPRESSION_LEVEL, mtime=0) if compress else None)
+
+    @property
+    def etag(self) -> str:
+        return f'"{hashlib.sha256(self.body).hexdigest()[:20]}"'
+
+    def respond(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
+        """Answer with the form that the caller accepts, or with 304 when it has this version already."""
+        shared = {hdrs.ETAG: self.etag, hdrs.VARY: hdrs.ACCEPT_ENCODING, **headers}
+        if self.etag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
+            return web.Response(status=304, headers=shared)
+        shared[hdrs.CONTENT_TYPE] = self.media_type
+        if self.compressed is not None and accepts_gzip(request):
+            return web.Response(body=self.compressed, headers={**shared, hdrs.CONTENT_ENCODING: "gzip"})
+        return web.Response(body=self.body, headers=shared)
+
+
+def accepts_gzip(request: web.Request) -> bool:
+    """Whether the caller takes gzip: listed, and not with a quality of zero."""
+    for entry in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().replace(" ", "").split(","):
+        coding, _, quality = entry.partition(";q=")
+        if coding in ("gzip", "*"):
+            return quality.strip("0.") != "" or not quality
+    return False
+
+
+def _read(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+        if entry.is_dir():
+            found |= _read(entry, f"{prefix}{entry.name}/")
+        else:
+            found[prefix + entry.name] = entry.read_bytes()
+    return found
+
+
+FILES: Final[Mapping[str, bytes]] = _read(resources.files("trader.api.dashboard") / "static")
+"""The static files by their path below the folder `static`."""
+
+
+def _digest() -> str:
+    together = hashlib.sha256()
+    for name, body in FILES.items():
+        together.update(f"{name}:{len(body)}:".encode() + body)
+    return together.hexdigest()[:12]
+
+
+FOLDER: Final = f"/assets/{_digest()}"
+"""The address of the static files of this version."""
+
+
+def text_of(name: str) -> str:
+    """Return the text of a static file."""
+    return FILES[name].decode()
+
+
+def setup(app: web.Application) -> None:
+    """Serve the static files."""
+    for name, body in FILES.items():
+        suffix = name[name.rindex(".") :]
+        media_type = _TYPES.get(suffix) or mimetypes.types_map.get(suffix, "text/plain; charset=utf-8")
+        content = Content.of(body, media_type, compress=suffix not in _COMPRESSED_ALREADY)
+        Route(f"{FOLDER}/{name}", head=True).add_to(app, _answer(content))
+
+
+def _answer(content: Content) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        return content.respond(request, {hdrs.CACHE_CONTROL: _KEPT_FOR_EVER, "X-Content-Type-Options": "nosniff"})
+
+    return answer

@@ -1,0 +1,75 @@
+// Answers of procedures, kept by their input and read again while a part of the page shows them.
+import { useEffect, useState } from './lib.js'
+
+const kept = new Map()
+const SHOWN_MS = 60_000
+
+export async function call(procedure, input = {}) {
+  const response = await fetch(`/api/rpc/${procedure}`, {
+    method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(input),
+  })
+  return bodyOf(response)
+}
+
+export async function get(path) {
+  const response = await fetch(path)
+  // The health endpoints report with 503 as well.
+  return path.startsWith('/health') && response.status === 503 ? response.json() : bodyOf(response)
+}
+
+async function bodyOf(response) {
+  const body = await response.json().catch(() => ({ error: `it answered ${response.status}` }))
+  if (!response.ok) throw new Error(body.error ?? `it answered ${response.status}`)
+  return body
+}
+
+function entryOf(key, load) {
+  if (!kept.has(key)) kept.set(key, { key, data: null, error: null, loading: null, again: false, readers: new Set() })
+  const entry = kept.get(key)
+  entry.load = load
+  return entry
+}
+
+function refresh(entry) {
+  if (entry.loading) { entry.again = true; return entry.loading }
+  entry.loading = entry.load()
+    .then(data => { entry.data = data; entry.error = null })
+    .catch(error => { entry.error = error.message || 'it does not answer' })
+    .finally(() => {
+      entry.loading = null
+      for (const reader of entry.readers) reader({})
+      if (entry.again) { entry.again = false; refresh(entry) }
+    })
+  return entry.loading
+}
+
+/** Read again what is shown of procedures whose name begins with one of `prefixes`. */
+export function invalidate(...prefixes) {
+  for (const entry of kept.values()) {
+    if (entry.readers.size && prefixes.some(prefix => entry.key.startsWith(prefix))) refresh(entry)
+  }
+}
+
+function useKept(key, load, everyMs) {
+  const [, render] = useState({})
+  const entry = entryOf(key, load)
+  useEffect(() => {
+    entry.readers.add(render)
+    refresh(entry)
+    const timer = everyMs && setInterval(() => { if (!document.hidden) refresh(entry) }, everyMs)
+    return () => { entry.readers.delete(render); clearInterval(timer) }
+  }, [key])
+  return entry
+}
+
+/** The answer of a procedure: {data, error}; `data` is null until the first answer and stays through later errors. */
+export const useAnswer = (procedure, input = {}, everyMs = SHOWN_MS) => useKept(
+  `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input), everyMs)
+
+/** The same of anything else that is read: `load` returns a promise of it. */
+export const useReport = (key, everyMs, load = () => get(key)) => useKept(key, load, everyMs)
+
+/** Begin to read an answer before the part of the page that shows it is there. */
+export function preload(procedure, input = {}) {
+  refresh(entryOf(`${procedure} ${JSON.stringify(input)}`, () => call(procedure, input)))
+}

@@ -1,0 +1,132 @@
+// The dashboard: its frame, its pages by address, and the state of the connection.
+import { preload, useAnswer } from './answers.js'
+import { Conversations } from './conversations.js'
+import { isDark } from './colors.js'
+import { clock, price, signedPercent, tone } from './format.js'
+import { html, render, useEffect, useState } from './lib.js'
+import { useModels } from './models.js'
+import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
+import { Positions } from './positions.js'
+import { connect, useLive } from './store.js'
+import { SystemPage, troublesOf, useHealth, useSystem } from './system.js'
+import { Trades } from './trades.js'
+
+const PAGES = [
+  ['', 'Overview'], ['models', 'Models'], ['positions', 'Positions'], ['trades', 'Trades'], ['conversations', 'Conversations'], ['system', 'System'],
+]
+const PRICES_MS = 5_000
+const { demo, mode, market, public: isPublic, version } = document.body.dataset
+
+function routeOf() {
+  const [path, query] = location.hash.replace(/^#\/?/, '').split('?')
+  const [page = '', ...rest] = path.split('/')
+  const parameters = new URLSearchParams(query)
+  return {
+    page,
+    id: rest.length ? safely(rest.join('/')) : null,
+    query: parameters,
+    set(name, value) {
+      parameters.set(name, value)
+      history.replaceState(null, '', `#/${path}?${parameters}`)
+      dispatchEvent(new HashChangeEvent('hashchange'))
+    },
+  }
+}
+
+function safely(text) {
+  try { return decodeURIComponent(text) } catch { return text }
+}
+
+function App() {
+  const [route, setRoute] = useState(routeOf)
+  useEffect(() => {
+    const change = () => setRoute(before => {
+      const next = routeOf()
+      if (before.page !== next.page || before.id !== next.id) { scrollTo(0, 0); document.querySelector('main').focus({ preventScroll: true }) }
+      return next
+    })
+    addEventListener('hashchange', change)
+    addEventListener('keydown', shortcut)
+    return () => { removeEventListener('hashchange', change); removeEventListener('keydown', shortcut) }
+  }, [])
+  const title = PAGES.find(([page]) => page === route.page)?.[1] ?? 'Variant'
+  useEffect(() => { document.title = `${route.id ?? title} · trader` }, [title, route.id])
+  return html`
+    <a class="visually-hidden" href="#content" onClick=${event => { event.preventDefault(); document.querySelector('main').focus() }}>Skip to the content</a>
+    <${Top} route=${route} />
+    <main id="content" tabindex="-1">
+      <h1 class="visually-hidden">${route.id ? '' : title}</h1>
+      <${Banners} />
+      <${Prices} />
+      <${Page} key=${`${route.page}/${route.id}`} route=${route} />
+    </main>
+    <footer class="page"><span>trader ${version}</span><span>All times are UTC.</span>
+      <a href="/api/docs">API reference</a><span>Keys: 1–6 pages, t light or dark, arrows in a chart</span></footer>`
+}
+
+function Page({ route }) {
+  if (route.page === 'models') return route.id ? html`<${ModelPage} route=${route} id=${route.id} />` : html`<${ModelsPage} route=${route} />`
+  if (route.page === 'variants' && route.id) return html`<${VariantPage} route=${route} id=${route.id} />`
+  if (route.page === 'positions') return html`<${Positions} />`
+  if (route.page === 'trades') return html`<${Trades} />`
+  if (route.page === 'conversations') return html`<${Conversations} limit=${100} />`
+  if (route.page === 'system') return html`<${SystemPage} />`
+  if (route.page === '') return html`<${Overview} route=${route} />`
+  return html`<p class="notice">There is no page of this name. <a href="#/">Overview</a></p>`
+}
+
+function Top({ route }) {
+  return html`<header class="top"><div>
+    <a class="brand" href="#/" aria-label="trader, overview"><svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="8" fill="#4759d6"></rect><path d="M6 21l6-7 5 4 9-10" fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"></path></svg>trader</a>
+    <span class=${`badge ${mode === 'live' ? 'loss' : ''}`} title=${mode === 'live' ? 'orders go to a real venue' : 'orders go to the paper exchange'}>${mode === 'live' ? 'live' : 'paper'}</span>
+    <nav aria-label="Pages">${PAGES.map(([page, name]) => html`<a key=${page} href=${`#/${page}`}
+      aria-current=${page === route.page || page === 'models' && route.page === 'variants' ? 'page' : undefined}>${name}</a>`)}</nav>
+    <div class="right"><${Prices} /><${Status} />
+      <button class="icon" type="button" aria-label="Light or dark" title="Light or dark (t)" onClick=${switchScheme}>
+        <svg viewBox="0 0 16 16" aria-hidden="true"><circle cx="8" cy="8" r="6" fill="none" stroke="currentColor" stroke-width="1.5"></circle><path d="M8 2a6 6 0 010 12z" fill="currentColor"></path></svg></button></div>
+  </div></header>`
+}
+
+function Status() {
+  const state = useLive()
+  const health = useHealth()
+  const isBad = state.connection === 'lost' || health.error || health.data?.status === 'unhealthy'
+  const kind = isBad ? 'bad' : state.connection === 'open' && !health.data?.halts ? '' : 'warn'
+  const word = state.connection === 'lost' ? 'disconnected' : state.connection === 'connecting' ? 'connecting' : isBad ? 'unhealthy' : health.data?.halts ? 'halted' : 'live'
+  return html`<span class="status" role="status"><a href="#/system"><i class=${`dot ${kind}`} aria-hidden="true"></i>${word}</a>
+    <span title="time of the latest data">${state.dataAt ? clock(state.dataAt) : ''}</span></span>`
+}
+
+function Prices() {
+  const entry = useAnswer('trading.getCryptoPrices', {}, PRICES_MS)
+  return html`<div class="prices" aria-label="Prices" role="group">${(entry.data?.prices ?? []).slice(0, 4).map(one => html`
+    <span key=${one.symbol} title=${one.message ?? ''} class=${one.message ? 'warn' : ''}><b>${one.symbol}</b>${price(one.price)}${
+      one.change24hPercent != null ? html` <span class=${`small ${tone(one.change24hPercent)}`}>${signedPercent(one.change24hPercent)}</span>` : ''}</span>`)}</div>`
+}
+
+function Banners() {
+  const state = useLive()
+  const known = useModels()
+  const troubles = troublesOf(state, useHealth(), useSystem(), known.warning)
+  return html`<div class="banners" role="alert">${troubles.map(one => html`<p key=${one.text} class=${`notice ${one.kind}`}>${one.text}</p>`)}</div>
+    ${demo !== 'off' && html`<p class="notice">Demo: rule agents trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : 'on paper'}.${
+      demo === 'history' ? ' The first three days of a new folder were traded by the same agents at the start, in steps of a minute.' : ''}</p>`}
+    ${isPublic === 'on' && html`<p class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`}`
+}
+
+function switchScheme() {
+  const next = isDark() ? 'light' : 'dark'
+  document.documentElement.dataset.theme = next
+  try { localStorage.setItem('theme', next) } catch { /* storage is blocked: the choice lasts as long as the page */ }
+}
+
+function shortcut(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return
+  const page = PAGES[Number(event.key) - 1]
+  if (page) location.hash = `#/${page[0]}`
+  if (event.key === 't') switchScheme()
+}
+
+preload('models.getModels')
+connect()
+render(html`<${App} />`, document.getElementById('app'))

@@ -1,0 +1,47 @@
+// The leaderboard: who leads, how sure that is, and what the models cost.
+import { useAnswer } from './answers.js'
+import { Choice, Failed, Interval, ModelName, Money, Panel, Table, VariantName, scaleOf } from './components.js'
+import { number, percent, signedPercent, tone, whole } from './format.js'
+import { html, useMemo } from './lib.js'
+import { useModels } from './models.js'
+
+const BOARD_WINDOWS = [['24h', '24 h'], ['7d', '7 d'], ['30d', '30 d']]
+
+/** The leaderboard knows no window of the whole run; the longest is shown instead. */
+export const boardWindow = window => (window === 'run' ? '30d' : window)
+
+export function Board({ window, onWindow, variant = 'all', isCompact = false }) {
+  const known = useModels()
+  const board = useAnswer('analytics.getLeaderboard', { window: boardWindow(window), variant })
+  const stats = useAnswer('analytics.getModelStats', { variant })
+  const costs = useMemo(() => new Map((stats.data?.overall ?? []).map(one => [one.modelId, one])), [stats.data])
+  const entries = board.data?.entries ?? []
+  const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
+  const columns = [
+    { key: 'rank', title: '#', cell: one => one.rank },
+    { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
+      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+    !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
+    { key: 'return', title: 'Return', by: one => one.pnlPercent,
+      cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
+    { key: 'interval', title: '95 % interval', isText: true, by: one => one.ci95?.low,
+      cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
+        color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+    { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
+    { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
+    { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
+      cell: one => number(figureOf(costs.get(one.modelId)?.costUsd)) },
+    { key: 'net', title: 'Net after cost', by: one => figureOf(costs.get(one.modelId)?.netAfterCost),
+      cell: one => html`<${Money} value=${figureOf(costs.get(one.modelId)?.netAfterCost)} />` },
+    { key: 'equity', title: 'Equity', by: one => one.endValue, cell: one => number(one.endValue) },
+  ].filter(Boolean)
+  const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${boardWindow(window)} onChange=${onWindow} options=${BOARD_WINDOWS} />`
+  return html`<${Panel} title="Leaderboard" tools=${tools}>
+    <${Failed} entry=${board} what="The leaderboard" />
+    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} keyOf=${one => one.modelId}
+      empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
+  </${Panel}>`
+}
+
+/** A figure of the statistics; those without a value are texts. */
+export const figureOf = value => (typeof value === 'number' ? value : value === 'Infinity' ? Infinity : null)

@@ -1,0 +1,39 @@
+// Colours of models and variants, readable on both grounds.
+const FALLBACK = '#6b7686'
+
+function channels(color) {
+  const found = /^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})$/i.exec(color ?? '')
+  return (found ?? /^#(..)(..)(..)$/.exec(FALLBACK)).slice(1).map(part => parseInt(part, 16))
+}
+
+function luminance(parts) {
+  const [red, green, blue] = parts.map(part => ((part / 255) <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4))
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+}
+
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme
+  return chosen ? chosen === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches
+}
+
+/** The colour, darkened on a light ground or lightened on a dark one until a thin line of it has a contrast of 3 : 1. */
+export function onGround(color) {
+  const dark = isDark()
+  const ground = dark ? 0.007 : 1
+  let parts = channels(color)
+  for (let step = 0; step < 12; step += 1) {
+    const [high, low] = [luminance(parts), ground].sort((one, other) => other - one)
+    if ((high + 0.05) / (low + 0.05) >= 3) break
+    parts = parts.map(part => (dark ? part + (255 - part) * 0.12 : part * 0.9))
+  }
+  return `#${parts.map(part => Math.round(part).toString(16).padStart(2, '0')).join('')}`
+}
+
+/** Call `change` whenever the colour scheme changes; returns how to stop. */
+export function onScheme(change) {
+  const system = matchMedia('(prefers-color-scheme: dark)')
+  const observer = new MutationObserver(change)
+  system.addEventListener('change', change)
+  observer.observe(document.documentElement, { attributes: true, attributeFilter: ['data-theme'] })
+  return () => { system.removeEventListener('change', change); observer.disconnect() }
+}

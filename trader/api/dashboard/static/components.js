@@ -1,0 +1,109 @@
+// Parts that several pages use: names, figures, tables, choices, intervals.
+import { html, useEffect, useRef, useState } from './lib.js'
+import { onGround } from './colors.js'
+import { moment, number, quantity, signed, tone } from './format.js'
+
+export const Panel = ({ title, tools, children, className = '' }) => html`
+  <section class="panel ${className}" aria-label=${title}>
+    <header><h2>${title}</h2>${tools}</header>
+    ${children}
+  </section>`
+
+export const Tile = ({ label, value, note, kind = '' }) => html`
+  <div class="tile"><span>${label}</span><b class=${kind}>${value}</b>${note && html`<small>${note}</small>`}</div>`
+
+/** A dot in the colour of a model or a variant. Colours are set by script: the page's policy allows no inline style. */
+export const Key = ({ color }) => html`<i class="key" aria-hidden="true" style=${{ '--key': onGround(color) }}></i>`
+
+export const ModelName = ({ id, name, color, isLinked = true }) => (isLinked
+  ? html`<a class="name" href=${`#/models/${encodeURIComponent(id)}`} title=${name}><${Key} color=${color} /><span>${name}</span></a>`
+  : html`<span class="name" title=${name}><${Key} color=${color} /><span>${name}</span></span>`)
+
+export const VariantName = ({ variant }) => (variant
+  ? html`<a class="soft" href=${`#/variants/${variant}`}>${variant}</a>` : html`<span class="soft">manual</span>`)
+
+export const Money = ({ value, places = 2 }) => html`<span class=${tone(value)} title=${value}>${signed(value, places)}</span>`
+
+export const Time = ({ at }) => html`<time datetime=${at} title=${at}>${moment(at)}</time>`
+
+export const Side = ({ side }) => html`<span class=${`badge ${side === 'LONG' || side === 'buy' ? 'gain' : 'loss'}`}>${side}</span>`
+
+/** The market of a position or a trade, with its side and leverage. */
+export const Market = ({ one }) => html`${one.symbol} <${Side} side=${one.side} /> ${
+  one.leverage && html`<span class="soft">${quantity(one.leverage)}×</span>`}`
+
+export function Choice({ label, options, value, onChange }) {
+  return html`<div class="choice" role="group" aria-label=${label}>
+    ${options.map(([key, text]) => html`<button type="button" key=${key} aria-pressed=${key === value ? 'true' : 'false'}
+      onClick=${() => onChange(key)}>${text}</button>`)}
+  </div>`
+}
+
+export function Select({ label, options, value, onChange }) {
+  return html`<select aria-label=${label} value=${value} onChange=${event => onChange(event.target.value)}>
+    ${options.map(([key, text]) => html`<option key=${key} value=${key} selected=${key === value}>${text}</option>`)}
+  </select>`
+}
+
+/** A value and its interval on the scale [least, most]. */
+export function Interval({ low, high, value, least, most, color }) {
+  const at = figure => Math.min(1, Math.max(0, (figure - least) / (most - least || 1)))
+  const style = { '--zero': at(0), '--at': at(value), '--low': at(low ?? value), '--high': at(high ?? value), '--key': onGround(color) }
+  const words = low == null ? 'no interval yet' : `95 % interval from ${number(low)} to ${number(high)} %`
+  return html`<span class="interval" role="img" aria-label=${words} title=${words} style=${style}>
+    <i class="zero"></i>${low != null && html`<i class="range"></i>`}<i class="value"></i></span>`
+}
+
+/** The scale on which intervals of several rows can be compared; the widest fiftieth is cut off. */
+export function scaleOf(figures) {
+  const sorted = figures.filter(figure => figure != null).sort((one, other) => one - other)
+  const cut = Math.floor(sorted.length / 50)
+  return [Math.min(0, sorted[cut] ?? 0), Math.max(0, sorted[sorted.length - 1 - cut] ?? 0)]
+}
+
+const STEP = 100
+
+/**
+ * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
+ * `rows` keep their order until a head is pressed.
+ */
+export function Table({ label, columns, rows, keyOf, empty, rowClass }) {
+  const [order, setOrder] = useState(null)
+  const [limit, setLimit] = useState(STEP)
+  if (!rows.length) return html`<p class="empty">${empty}</p>`
+  const column = order && columns.find(one => one.key === order.key)
+  const sorted = column ? [...rows].sort((one, other) => order.sign * compare(column.by(one), column.by(other))) : rows
+  const press = key => setOrder(order?.key !== key ? { key, sign: -1 } : order.sign < 0 ? { key, sign: 1 } : null)
+  const sortOf = key => (order?.key !== key ? undefined : order.sign < 0 ? 'descending' : 'ascending')
+  const kind = one => `${one.isText ? 'text ' : ''}${one.className ?? ''}`
+  return html`<div class="scroll" role="region" tabindex="0" aria-label=${label}><table>
+    <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
+      ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
+    <tbody>${sorted.slice(0, limit).map(row => html`<tr key=${keyOf(row)} class=${rowClass?.(row) ?? ''}>
+      ${columns.map(one => html`<td key=${one.key} class=${kind(one)}>${one.cell(row)}</td>`)}</tr>`)}</tbody>
+  </table></div>
+  ${rows.length > limit && html`<p class="more"><button class="button" type="button" onClick=${() => setLimit(limit + STEP)}>
+    Show ${Math.min(STEP, rows.length - limit)} more of ${rows.length}</button></p>`}`
+}
+
+function compare(one, other) {
+  if (one === other) return 0
+  if (one == null || other == null) return one == null ? -1 : 1
+  return one < other ? -1 : 1
+}
+
+/** Make a chart in the element of the returned reference, and update it when `inputs` is another list. */
+export function useChart(make, inputs) {
+  const host = useRef(null)
+  const chart = useRef(null)
+  useEffect(() => () => { chart.current?.destroy(); chart.current = null }, [])
+  useEffect(() => {
+    if (!host.current || !inputs) return
+    if (chart.current) chart.current.update(...inputs)
+    else chart.current = make(host.current, ...inputs)
+  }, [inputs])
+  return [host, chart]
+}
+
+export const Failed = ({ entry, what }) => entry.error && html`
+  <p class="notice bad">${what} cannot be read: ${entry.error}.${entry.data ? ' What is shown is from before.' : ''}</p>`

@@ -1,0 +1,116 @@
+// Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
+import { call, useAnswer, useReport } from './answers.js'
+import { averageOf, drawdownsOf, returnsOf, timeChart } from './charts.js'
+import { Choice, Failed, Key, Panel, useChart } from './components.js'
+import { day, clock, number, signedPercent, percent } from './format.js'
+import { html, useEffect, useMemo, useState } from './lib.js'
+import { WINDOWS, startOf, useModels } from './models.js'
+import { useLive } from './store.js'
+
+const EQUITY_PX = 320
+const NARROW_EQUITY_PX = 240
+const DRAWDOWN_PX = 92
+
+/** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker. */
+export function Curves({ title = 'Equity', window, onWindow, only, main, points = 300, modelId }) {
+  const known = useModels()
+  const run = useAnswer('analytics.getRunInfo')
+  const entry = useReport(`trading.getEquityCurves ${window} ${modelId ?? ''}`, 60_000, () => call('trading.getEquityCurves', {
+    startDate: startOf(window, run.data?.runStartTime), points, modelId,
+  }))
+  const state = useLive()
+  const [by, setBy] = useState('models')
+  const [unit, setUnit] = useState('%')
+  const [chosen, setChosen] = useState(() => new Set())
+  const [at, setAt] = useState(null)
+
+  const lines = useMemo(() => entry.data && linesOf(entry.data, state.portfolio, known, by, only), [entry.data, state.portfolio, known, by, only])
+  const isMoney = unit !== '%' && by === 'models'
+  const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main), [lines, chosen, isMoney, main])
+  const show = value => (isMoney ? number(value, Math.abs(value) >= 1000 ? 0 : 2) : `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`)
+  const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
+  const [equity, equityChart] = useChart(
+    (host, ...inputs) => timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt }),
+    drawn?.equity)
+  const [drawdown] = useChart(
+    (host, ...inputs) => timeChart(host, ...inputs, {
+      height: DRAWDOWN_PX, show: value => `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`, sync: 'equity', top: 0, fill: lines?.length === 1,
+    }),
+    drawn?.drawdown)
+  useEffect(() => { showNow = show })
+
+  const toggle = id => setChosen(before => {
+    const next = new Set(before)
+    if (!next.delete(id)) next.add(id)
+    return next
+  })
+  const keys = event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -12, PageDown: 12 }[event.key]
+    if (step) { event.preventDefault(); equityChart.current?.move(step) }
+    if (event.key === 'Escape') setChosen(new Set())
+  }
+  const tools = html`
+    ${!modelId && html`<${Choice} label="Lines" value=${by} onChange=${setBy} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
+    ${by === 'models' && html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[['%', '%'], ['money', document.body.dataset.currency]]} />`}
+    <${Choice} label="Window" value=${window} onChange=${onWindow} options=${WINDOWS} />`
+  const place = at ?? (lines?.times.length ?? 0) - 1
+  return html`<${Panel} title=${title} tools=${tools} className="curves"><div class="body">
+    <${Failed} entry=${entry} what="The curves" />
+    ${lines && lines.times.length < 2 && html`<p class="empty">A line needs two moments; the first snapshots are being taken.</p>`}
+    <div class="readout">${by === 'variants' ? 'Average return of the models' : isMoney ? 'Equity' : 'Return since the start of the window'}${
+      lines?.times.length ? ` · ${day(lines.times[place] * 1000)}, ${clock(lines.times[place] * 1000, false)} UTC` : ''}</div>
+    <div class="chart" ref=${equity} tabindex="0" role="group" onKeyDown=${keys}
+      aria-label=${`${title} over time. The arrow keys move the crosshair, whose values are in the legend.`}></div>
+    <div class="axis-title">Drawdown</div>
+    <div class="chart" ref=${drawdown} role="img" aria-label="Drawdown over time"></div>
+    ${lines && html`<${Legend} lines=${lines} place=${place} chosen=${chosen} toggle=${toggle} isMoney=${isMoney} />`}
+  </div></${Panel}>`
+}
+
+let showNow = number
+
+function Legend({ lines, place, chosen, toggle, isMoney }) {
+  const last = lines.times.length - 1
+  const sorted = useMemo(() => [...lines].sort((one, other) => (other.returns[last] ?? -Infinity) - (one.returns[last] ?? -Infinity)), [lines])
+  return html`<div class=${`legend ${chosen.size ? 'isolating' : ''}`} role="group" aria-label="Lines; press one to show it alone">
+    ${sorted.map(one => html`<button type="button" key=${one.id} class=${one.isBaseline ? 'baseline' : ''}
+      aria-pressed=${chosen.has(one.id) ? 'true' : 'false'} onClick=${() => toggle(one.id)}
+      title=${`${one.name}: drawdown ${percent(one.drawdowns[place])}`}>
+      <${Key} color=${one.color} /><span>${one.name}</span>
+      <span class="soft figure">${isMoney ? number(one.values[place]) : signedPercent(one.returns[place])}</span>
+    </button>`)}
+  </div>`
+}
+
+/** The lines of an answer, to the live values at their end: {id, name, color, values, returns, drawdowns}, and `times`. */
+function linesOf(answer, portfolio, known, by, only) {
+  const times = answer.times.map(time => Date.parse(time) / 1000)
+  const now = portfolio && Date.parse(portfolio.lastUpdatedAt) / 1000
+  const isLive = times.length > 0 && now > times[times.length - 1]
+  const liveOf = new Map((portfolio?.snapshots ?? []).map(one => [one.modelId, one.netPortfolio]))
+  if (isLive) times.push(now)
+  const models = answer.models.filter(one => !only || only(one)).map(one => {
+    const values = isLive ? [...one.values, liveOf.get(one.id) ?? null] : one.values
+    return { id: one.id, name: one.name, variant: one.variant, color: one.color ?? known.colorOf(one.id, one.variant),
+      isBaseline: known.isBaseline(one.id), values, returns: returnsOf(values), drawdowns: drawdownsOf(values) }
+  })
+  const lines = by === 'models' ? models : known.variants.flatMap(variant => {
+    const members = models.filter(one => one.variant === variant.id)
+    if (!members.length) return []
+    const returns = averageOf(members.map(one => one.returns))
+    const drawdowns = drawdownsOf(returns.map(value => (value == null ? null : 100 + value)))
+    return [{ id: variant.id, name: variant.label, color: variant.color, isBaseline: false, values: returns, returns, drawdowns }]
+  })
+  return Object.assign(lines, { times })
+}
+
+function drawingOf(lines, chosen, isMoney, main) {
+  const series = lines.map(one => ({
+    name: one.name, color: one.color, isMain: one.id === main || chosen.has(one.id) || lines.length <= 12 && !one.isBaseline,
+    isDimmed: one.isBaseline && !chosen.has(one.id), isHidden: chosen.size > 0 && !chosen.has(one.id),
+  }))
+  return {
+    equity: [lines.times, series, lines.map(one => (isMoney ? one.values : one.returns))],
+    drawdown: [lines.times, series, lines.map(one => one.drawdowns)],
+  }
+}

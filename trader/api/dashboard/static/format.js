@@ -1,0 +1,74 @@
+// How figures, times and names are written. Nothing is rounded away silently: titles carry the full figure.
+const NONE = '–'
+const MINUS = '−'
+
+export const isFigure = value => typeof value === 'number' && Number.isFinite(value)
+
+const kept = new Map()
+function digits(minimum, maximum) {
+  const key = `${minimum}:${maximum}`
+  if (!kept.has(key)) kept.set(key, new Intl.NumberFormat('en-US', { minimumFractionDigits: minimum, maximumFractionDigits: maximum }))
+  return kept.get(key)
+}
+
+export function number(value, places = 2) {
+  const figure = typeof value === 'string' && value !== '' ? Number(value) : value
+  if (figure === Infinity || value === 'Infinity') return '∞'
+  return isFigure(figure) ? digits(places, places).format(figure).replace('-', MINUS) : NONE
+}
+
+export function signed(value, places = 2, unit = '') {
+  const text = number(value, places)
+  return text === NONE ? text : `${Number(value) > 0 ? '+' : ''}${text}${unit}`
+}
+
+export const percent = (value, places = 2) => (isFigure(value) ? `${number(value, places)} %` : NONE)
+export const signedPercent = (value, places = 2) => signed(value, places, ' %')
+export const whole = value => number(value, 0)
+
+/** A price with the digits its size asks for. */
+export function price(value) {
+  const figure = Number(value)
+  if (value == null || !Number.isFinite(figure)) return NONE
+  const size = Math.abs(figure)
+  const places = size >= 10000 ? 1 : size >= 100 ? 2 : size >= 1 ? 4 : 6
+  return digits(Math.min(2, places), places).format(figure).replace('-', MINUS)
+}
+
+export function quantity(value) {
+  const figure = Number(value)
+  return value == null || !Number.isFinite(figure) ? NONE : digits(0, 6).format(figure)
+}
+
+export const tone = value => (Number(value) > 0 ? 'gain' : Number(value) < 0 ? 'loss' : '')
+
+const two = value => String(value).padStart(2, '0')
+const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec']
+
+/** Times are shown in UTC everywhere, as the service records them. */
+export function clock(value, withSeconds = true) {
+  const at = new Date(value)
+  if (value == null || Number.isNaN(at.getTime())) return NONE
+  return `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}${withSeconds ? `:${two(at.getUTCSeconds())}` : ''}`
+}
+
+export function day(value) {
+  const at = new Date(value)
+  return Number.isNaN(at.getTime()) ? NONE : `${at.getUTCDate()} ${MONTHS[at.getUTCMonth()]}`
+}
+
+export function moment(value) {
+  if (value == null) return NONE
+  return new Date(value).toISOString().slice(0, 10) === new Date().toISOString().slice(0, 10)
+    ? clock(value)
+    : `${day(value)}, ${clock(value, false)}`
+}
+
+export function span(milliseconds) {
+  const seconds = Math.max(0, milliseconds / 1000)
+  if (seconds < 10) return `${number(seconds, 1)} s`
+  if (seconds < 120) return `${whole(seconds)} s`
+  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${two(Math.floor((seconds % 3600) / 60))} min`
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`
+}

@@ -1,0 +1,33 @@
+// What is known of models and variants, wherever one is named: colours, and which of them are rule baselines.
+import { useAnswer } from './answers.js'
+import { useMemo } from './lib.js'
+
+const WINDOWS_MS = { '24h': 86_400_000, '7d': 7 * 86_400_000, '30d': 30 * 86_400_000 }
+export const WINDOWS = [['24h', '24 h'], ['7d', '7 d'], ['30d', '30 d'], ['run', 'Run']]
+
+/** Every model and variant: {models, variants, colorOf(modelId, variant), isBaseline(modelId)}. */
+export function useModels() {
+  const models = useAnswer('models.getModels')
+  const variants = useAnswer('variants.getVariants', {}, 0)
+  return useMemo(() => {
+    const byId = new Map((models.data?.models ?? []).map(one => [one.id, one]))
+    const byVariant = new Map((variants.data?.variants ?? []).map(one => [one.id, one]))
+    const hasOthers = [...byId.values()].some(one => one.provider !== 'rules')
+    return {
+      entry: models,
+      warning: models.data?.warning,
+      models: [...byId.values()],
+      variants: [...byVariant.values()],
+      byId,
+      byVariant,
+      colorOf: (id, variant) => byId.get(id)?.color ?? byVariant.get(byId.get(id)?.variant ?? variant)?.color,
+      isBaseline: id => hasOthers && byId.get(id)?.provider === 'rules',
+    }
+  }, [models.data, models.error, variants.data])
+}
+
+/** The start of a window, to the minute, so that readers of the same minute share one answer; undefined: the default. */
+export function startOf(window, runStart) {
+  const at = window === 'run' ? runStart && Date.parse(runStart) : Date.now() - WINDOWS_MS[window]
+  return at ? new Date(Math.floor(at / 60_000) * 60_000).toISOString() : undefined
+}

@@ -1,0 +1,150 @@
+// The pages of the dashboard: overview, one model, one variant.
+import { useAnswer } from './answers.js'
+import { Board, figureOf } from './board.js'
+import { Failed, Interval, Key, ModelName, Panel, Table, Tile, VariantName, scaleOf } from './components.js'
+import { Conversations } from './conversations.js'
+import { Curves } from './curves.js'
+import { moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
+import { html, useMemo } from './lib.js'
+import { useModels } from './models.js'
+import { Positions, positionsOf } from './positions.js'
+import { useLive } from './store.js'
+import { Trades } from './trades.js'
+
+/** The window of the address, and how to choose another. */
+const windowOf = route => [route.query.get('window') ?? '7d', window => route.set('window', window)]
+
+export function Overview({ route }) {
+  const [window, setWindow] = windowOf(route)
+  return html`
+    <${Summary} />
+    <div class="split">
+      <div class="stack">
+        <${Curves} window=${window} onWindow=${setWindow} />
+        <${Board} window=${window} onWindow=${setWindow} isCompact=${true} />
+        <${Positions} isCompact=${true} />
+        <${Trades} hasFilters=${false} limit=${20} title="Latest trades" />
+      </div>
+      <div class="side"><${Conversations} isFeed=${true} title="Conversations" /></div>
+    </div>`
+}
+
+/** All accounts of models together, from the live streams. */
+function Summary() {
+  const state = useLive()
+  const stats = useAnswer('analytics.getModelStats')
+  const run = useAnswer('analytics.getRunInfo')
+  const overall = stats.data?.overall ?? []
+  const snapshots = state.portfolio?.snapshots ?? []
+  const held = positionsOf(state)
+  const equity = sum(snapshots, one => one.netPortfolio)
+  const unrealized = sum(snapshots, one => one.unrealizedPnl)
+  const realized = sum(overall, one => figureOf(one.totalPnl))
+  const cost = sum(overall, one => figureOf(one.costUsd))
+  const capital = sum(overall, one => capitalOf(one))
+  const known = snapshots.length > 0
+  return html`<section class="panel" aria-label="All accounts together"><div class="body tiles">
+    <${Tile} label=${`Equity of ${whole(snapshots.length)} models`} value=${known ? number(equity) : '–'}
+      note=${known && capital ? html`<span class=${tone(equity - capital)}>${signedPercent((100 * equity) / capital - 100)}</span> since the start` : ''} />
+    <${Tile} label="Unrealized" value=${known ? signed(unrealized) : '–'} kind=${tone(unrealized)} note=${`${whole(held.length)} open positions`} />
+    <${Tile} label="Realized, net" value=${stats.data ? signed(realized) : '–'} kind=${tone(realized)} note=${run.data ? `${whole(run.data.trades)} completed trades` : ''} />
+    <${Tile} label="Model cost, USD" value=${stats.data ? number(cost) : '–'} note=${run.data ? `${whole(run.data.invocations)} invocations` : ''} />
+    <${Tile} label="Running since" value=${run.data ? moment(run.data.runStartTime) : '–'} note="UTC" />
+  </div></section>`
+}
+
+const sum = (list, of) => list.reduce((total, one) => total + (of(one) ?? 0), 0)
+
+/** The initial capital of a model, from its value and return. */
+function capitalOf(one) {
+  const [value, gain] = [figureOf(one.accountValue), figureOf(one.returnPercent)]
+  return value === null || gain === null ? null : value / (1 + gain / 100)
+}
+
+const FIGURES = [
+  ['sharpeRatio', 'Sharpe', number], ['sortinoRatio', 'Sortino', number], ['calmarRatio', 'Calmar', number],
+  ['profitFactor', 'Profit factor', number], ['expectancy', 'Expectancy', signed], ['recoveryFactor', 'Recovery factor', number],
+  ['avgTradeSize', 'Average size', number], ['avgHoldTimeMinutes', 'Average hold, min', whole], ['longPercent', 'Long trades', percent],
+  ['avgConfidence', 'Average confidence', percent], ['avgRMultiple', 'Average R', number], ['longestWinStreak', 'Longest win streak', whole],
+  ['longestLossStreak', 'Longest loss streak', whole], ['failureRate', 'Failed invocations', percent],
+  ['inputTokens', 'Tokens in', whole], ['outputTokens', 'Tokens out', whole],
+]
+
+export function ModelPage({ route, id }) {
+  const [window, setWindow] = windowOf(route)
+  const known = useModels()
+  const model = known.byId.get(id)
+  const overall = useAnswer('analytics.getModelStats', { variant: model?.variant ?? 'all' })
+  const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
+  const only = useMemo(() => one => one.id === id || known.isBaseline(one.id) && one.variant === model?.variant, [id, known])
+  const figures = overall.data?.overall?.find(one => one.modelId === id)
+  const more = advanced.data?.advanced?.find(one => one.modelId === id)
+  if (known.entry.data && !model) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
+  if (!model) return html`<${Failed} entry=${known.entry} what="The models" />`
+  return html`
+    <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${model.variant} />
+      <span class="badge">${model.provider}</span><span class="soft">${model.routerModelName}</span>
+      ${!model.active && html`<span class="badge warn">inactive</span>`}</div>
+    <${Failed} entry=${overall} what="The statistics" />
+    <section class="panel" aria-label="Figures"><div class="body tiles">
+      <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${figures && html`<span class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`} />
+      <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))} kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD`} />
+      <${Tile} label="Completed trades" value=${whole(figures?.tradesCount)} note=${`won ${percent(figureOf(figures?.winRate), 1)}`} />
+      <${Tile} label="Largest drawdown" value=${percent(figureOf(figures?.maxDrawdown))} note=${`best ${signed(figureOf(figures?.biggestWin))}, worst ${signed(figureOf(figures?.biggestLoss))}`} />
+      <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
+    </div></section>
+    <div class="split"><div class="stack">
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} points=${600} />
+      <${Positions} only=${one => one.modelId === id} hasNames=${false} />
+      <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write]) => html`<div key=${key}><dt>${label}</dt><dd>${write(figureOf(more?.[key]))}</dd></div>`)}</dl></${Panel}>
+      <${Trades} modelId=${id} />
+    </div><div class="side"><${Conversations} modelId=${id} isFeed=${true} /></div></div>`
+}
+
+export function VariantPage({ route, id }) {
+  const [window, setWindow] = windowOf(route)
+  const known = useModels()
+  const stats = useAnswer('variants.getVariantStats')
+  const variant = known.byVariant.get(id)
+  const figures = stats.data?.stats.find(one => one.variantId === id)
+  const only = useMemo(() => one => one.variant === id, [id])
+  if (known.variants.length && !variant) return html`<p class="notice">There is no variant ${id}. <a href="#/models">All models and variants</a></p>`
+  if (!variant) return html`<p class="empty">Reading …</p>`
+  return html`
+    <div class="title"><${Key} color=${variant.color} /><h1>${variant.label}</h1><span class="badge">temperature ${variant.temperature}</span></div>
+    <p class="lede">${variant.description}</p>
+    <section class="panel" aria-label="Figures"><div class="body tiles">
+      <${Tile} label="Models" value=${whole(figures?.modelCount)} />
+      <${Tile} label="Realized, net" value=${signed(figures?.totalPnl)} kind=${tone(figures?.totalPnl)} />
+      <${Tile} label="Completed trades" value=${whole(figures?.totalTrades)} note=${`won ${percent(figures?.winRate, 1)}`} />
+      <${Tile} label="Average per trade" value=${signed(figures?.avgPnl)} kind=${tone(figures?.avgPnl)} />
+    </div></section>
+    <div class="split"><div class="stack">
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} />
+      <${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />
+      <${Positions} only=${one => one.modelVariant === id} isCompact=${true} />
+      <${Trades} variant=${id} />
+    </div><div class="side"><${Conversations} variant=${id} isFeed=${true} /></div></div>`
+}
+
+export function ModelsPage({ route }) {
+  const [window, setWindow] = windowOf(route)
+  const known = useModels()
+  const stats = useAnswer('variants.getVariantStats')
+  const [least, most] = scaleOf((stats.data?.stats ?? []).map(one => one.totalPnl))
+  const columns = [
+    { key: 'variant', title: 'Variant', isText: true, cell: one => html`<a class="name" href=${`#/variants/${one.variantId}`}><${Key} color=${one.color} /><span>${one.label}</span></a>` },
+    { key: 'models', title: 'Models', by: one => one.modelCount, cell: one => whole(one.modelCount) },
+    { key: 'trades', title: 'Trades', by: one => one.totalTrades, cell: one => whole(one.totalTrades) },
+    { key: 'won', title: 'Won', by: one => one.winRate, cell: one => percent(one.winRate, 1) },
+    { key: 'net', title: 'Realized, net', by: one => one.totalPnl, cell: one => html`<span class=${tone(one.totalPnl)}>${signed(one.totalPnl)}</span>` },
+    { key: 'scale', title: '', isText: true, className: 'narrow-hide', cell: one => html`<${Interval} value=${one.totalPnl} least=${least} most=${most} color=${one.color} />` },
+    { key: 'average', title: 'Per trade', by: one => one.avgPnl, cell: one => signed(one.avgPnl) },
+  ]
+  const quiet = known.models.filter(one => !one.active)
+  return html`
+    <${Board} window=${window} onWindow=${setWindow} />
+    <${Panel} title="Variants"><${Failed} entry=${stats} what="The variants" />
+      ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} keyOf=${one => one.variantId} empty="" />`}</${Panel}>
+    ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}`
+}

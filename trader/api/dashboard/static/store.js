@@ -1,0 +1,77 @@
+// Live state: what the streams of the service last said, and when.
+import { invalidate } from './answers.js'
+import { openStream } from './stream.js'
+import { useEffect, useState } from './lib.js'
+
+const QUIET_MS = 200
+const SETTLE_MS = 2_000
+
+/** `running` has the runs in progress by model; `heardAt` is when the service was last heard, `dataAt` its own time. */
+export const live = {
+  positions: null, trades: null, conversations: null, portfolio: null,
+  running: new Map(), connection: 'connecting', heardAt: null, dataAt: null,
+}
+
+const readers = new Set()
+let timer = null
+let renderedAt = 0
+
+/** Show a change: at once when the page has been quiet, and at most five times a second. */
+function changed() {
+  if (timer !== null) return
+  timer = setTimeout(() => {
+    timer = null
+    renderedAt = performance.now()
+    for (const reader of readers) reader({})
+  }, Math.max(0, QUIET_MS - (performance.now() - renderedAt)))
+}
+
+/** Render the component whenever the live state changes. */
+export function useLive() {
+  const [, render] = useState({})
+  useEffect(() => { readers.add(render); return () => readers.delete(render) }, [])
+  return live
+}
+
+let settling = null
+/** A completed trade changes boards and statistics; many together cost one reading. */
+function readAgainSoon() {
+  settling ??= setTimeout(() => { settling = null; invalidate('analytics.', 'variants.', 'models.getModels', 'trading.getTrades') }, SETTLE_MS)
+}
+
+const heard = {
+  positions(data) { live.positions = data },
+  trades(data) { live.trades = data; readAgainSoon() },
+  conversations(data) {
+    live.conversations = data
+    for (const one of data) if (live.running.get(one.modelId)?.id === one.id) live.running.delete(one.modelId)
+    invalidate('models.getInvocations')
+  },
+  portfolio(data) { live.portfolio = data; live.dataAt = data.lastUpdatedAt },
+  'workflow:started'(data) {
+    live.running.set(data.modelId, { id: data.invocationId, name: data.modelName, since: data.timestamp, steps: [] })
+  },
+  'workflow:step'(data) { stepsOf(data)?.push(data) },
+  'workflow:call'(data) { stepsOf(data)?.push(data) },
+  'workflow:complete'(data) { live.running.delete(data.modelId) },
+  'workflow:failed'(data) { live.running.delete(data.modelId) },
+  'halts:changed'() { invalidate('/health') },
+  reset() { live.running.clear(); invalidate('') },
+}
+
+function stepsOf(data) {
+  const run = live.running.get(data.modelId)
+  return run?.id === data.invocationId ? run.steps : undefined
+}
+
+export function connect() {
+  openStream(Object.keys(heard), {
+    message(name, data) { heard[name](data) },
+    heard() { live.heardAt = Date.now(); changed() },
+    state(state) {
+      if (state === 'open' && live.connection === 'lost') { live.running.clear(); invalidate('') }
+      live.connection = state
+      changed()
+    },
+  })
+}

@@ -1,0 +1,67 @@
+// The state of the service: health, market, schedulers, streams and halts, and what of it everybody should know.
+import { useReport } from './answers.js'
+import { Failed, Panel, Table } from './components.js'
+import { clock, moment, number, span, whole } from './format.js'
+import { html } from './lib.js'
+import { useModels } from './models.js'
+import { useLive } from './store.js'
+
+const EVERY_MS = 10_000
+export const useHealth = () => useReport('/health', EVERY_MS)
+export const useSystem = () => useReport('/health/schedulers', EVERY_MS)
+
+/** What is wrong now, the worst first: {kind, text}. */
+export function troublesOf(state, health, system, warning) {
+  const found = []
+  const since = state.dataAt ? `What you see is as of ${clock(state.dataAt)} UTC` : 'Nothing was received yet'
+  if (state.connection === 'lost') found.push({ kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` })
+  const report = health.data
+  if (health.error && state.connection !== 'lost') found.push({ kind: 'bad', text: `The service does not answer: ${health.error}. ${since}.` })
+  if (report?.status === 'unhealthy') {
+    const stopped = Object.entries(report.schedulers).filter(([, runs]) => !runs).map(([name]) => name)
+    const reasons = report.reasons ?? [...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),
+      ...Object.entries(report.reconciliation ?? {}).map(([account, why]) => `${account}: ${why}`)]
+    found.push({ kind: 'bad', text: `The service is unhealthy${reasons.length ? `: ${reasons.join('; ')}` : ''}.` })
+  }
+  for (const halt of report?.halts ?? []) {
+    found.push({ kind: 'warn', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} UTC (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
+  }
+  const market = system.data?.market
+  if (market?.stale || market?.trouble) {
+    found.push({ kind: 'warn', text: `Prices are stale: the last update of the market ${market.source} was ${
+      market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} UTC` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
+  }
+  if (warning) found.push({ kind: 'warn', text: warning })
+  return found
+}
+
+export function SystemPage() {
+  const health = useHealth()
+  const system = useSystem()
+  const state = useLive()
+  const known = useModels()
+  const report = system.data
+  const schedulers = Object.entries(report?.schedulers ?? {})
+  const columns = [
+    { key: 'name', title: 'Scheduler', isText: true, cell: ([name]) => name },
+    { key: 'running', title: 'State', isText: true, cell: ([, one]) => html`<span class=${`badge ${one.running ? 'gain' : report.role === 'standby' ? '' : 'loss'}`}>${one.running ? 'running' : report.role === 'standby' ? 'on the leader' : 'not running'}</span>` },
+    { key: 'interval', title: 'Every', cell: ([, one]) => span(one.intervalMs) },
+    { key: 'runs', title: 'Runs', cell: ([, one]) => whole(one.runs) },
+    { key: 'failures', title: 'Failures', cell: ([, one]) => whole(one.failures) },
+    { key: 'last', title: 'Last', cell: ([, one]) => moment(one.lastFinishedAt) },
+    { key: 'took', title: 'Took', cell: ([, one]) => (one.lastDurationMs == null ? '–' : `${whole(one.lastDurationMs)} ms`) },
+    { key: 'error', title: 'Last error', isText: true, className: 'wrap', cell: ([, one]) => one.lastError ?? 'none' },
+  ]
+  const facts = report && [
+    ['Status', health.data?.status], ['Trading', report.tradingMode], ['Role', report.role], ['Up for', span(report.uptimeSeconds * 1000)],
+    ['Market', report.market.source], ['Last price', moment(report.market.lastUpdateAt)],
+    ['Database', report.database.ok ? `${number(report.database.latencyMs, 1)} ms` : 'does not answer'],
+    ['Last heard', state.heardAt ? clock(state.heardAt) : 'never'], ['Connection', state.connection],
+    ...Object.entries(report.streams).map(([name, one]) => [`Stream ${name}`, `${one.subscribers} of ${one.capacity}`]),
+  ]
+  return html`
+    <${Failed} entry=${system} what="The state of the service" />
+    ${facts && html`<${Panel} title="Service"><dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl></${Panel}>`}
+    <${Panel} title="Schedulers">${report && html`<${Table} label="Schedulers" columns=${columns} rows=${schedulers} keyOf=${([name]) => name} empty="" />`}</${Panel}>
+    ${report?.modelsRunning.length > 0 && html`<${Panel} title="Deciding now"><dl class="facts body">${report.modelsRunning.map(one => html`<div key=${one.modelId}><dt>${known.byId.get(one.modelId)?.name ?? one.modelId}</dt><dd>${span(one.runningForSeconds * 1000)}</dd></div>`)}</dl></${Panel}>`}`
+}

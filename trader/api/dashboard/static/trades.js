@@ -1,0 +1,62 @@
+// Completed trades, with filters; older ones are read page by page.
+import { call, useAnswer } from './answers.js'
+import { Failed, Market, ModelName, Money, Panel, Select, Table, Time, VariantName } from './components.js'
+import { number, price, quantity } from './format.js'
+import { html, useEffect, useState } from './lib.js'
+import { useModels } from './models.js'
+
+const PAGE = 200
+
+export function Trades({ modelId, variant, title = 'Trades', hasFilters = true, limit = PAGE }) {
+  const known = useModels()
+  const [filter, setFilter] = useState({ modelId: '', variant: '', symbol: '', side: '', result: '', reason: '' })
+  const input = { limit, variant: variant ?? (filter.variant || 'all'), modelId: modelId ?? (filter.modelId || undefined) }
+  const entry = useAnswer('trading.getTrades', input)
+  const [older, setOlder] = useState({ rows: [], before: undefined })
+  const key = JSON.stringify(input)
+  useEffect(() => setOlder({ rows: [], before: undefined }), [key])
+  const first = entry.data?.trades ?? []
+  const known_ = new Set(first.map(one => one.id))
+  const all = [...first, ...older.rows.filter(one => !known_.has(one.id))]
+  const rows = all.filter(one => (!filter.symbol || one.symbol === filter.symbol) && (!filter.side || one.side === filter.side)
+    && (!filter.result || (one.netPnl > 0) === (filter.result === 'won')) && (!filter.reason || one.closeReason === filter.reason))
+  const before = older.rows.length ? older.before : entry.data?.nextBefore
+  const readOlder = async () => {
+    const answer = await call('trading.getTrades', { ...input, before })
+    setOlder({ rows: [...older.rows, ...answer.trades], before: answer.nextBefore })
+  }
+  const set = name => value => setFilter({ ...filter, [name]: value })
+  const valuesOf = name => [...new Set(all.map(one => one[name]))].sort().map(value => [value, value])
+  const tools = hasFilters && html`<div class="filters">
+    ${!modelId && html`<${Select} label="Model" value=${filter.modelId} onChange=${set('modelId')}
+      options=${[['', 'All models'], ...known.models.map(one => [one.id, one.name])]} />`}
+    ${!modelId && !variant && html`<${Select} label="Variant" value=${filter.variant} onChange=${set('variant')}
+      options=${[['', 'All variants'], ...known.variants.map(one => [one.id, one.id])]} />`}
+    <${Select} label="Market" value=${filter.symbol} onChange=${set('symbol')} options=${[['', 'All markets'], ...valuesOf('symbol')]} />
+    <${Select} label="Side" value=${filter.side} onChange=${set('side')} options=${[['', 'Both sides'], ['LONG', 'Long'], ['SHORT', 'Short']]} />
+    <${Select} label="Result" value=${filter.result} onChange=${set('result')} options=${[['', 'Won and lost'], ['won', 'Won'], ['lost', 'Lost']]} />
+    <${Select} label="Closed by" value=${filter.reason} onChange=${set('reason')} options=${[['', 'Closed by anything'], ...valuesOf('closeReason')]} />
+  </div>`
+  const columns = [
+    { key: 'closed', title: 'Closed', isText: true, by: one => one.closedAt, cell: one => html`<${Time} at=${one.closedAt} />` },
+    !modelId && { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
+      name=${one.modelName} color=${known.colorOf(one.modelId, one.modelVariant)} isLinked=${known.byId.has(one.modelId)} />` },
+    !modelId && !variant && hasFilters && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.modelVariant, cell: one => html`<${VariantName} variant=${one.modelVariant} />` },
+    { key: 'symbol', title: 'Market', isText: true, by: one => one.symbol, cell: one => html`<${Market} one=${one} />` },
+    { key: 'net', title: 'Net', by: one => one.netPnl, cell: one => html`<${Money} value=${one.netPnl} />` },
+    hasFilters && { key: 'gross', title: 'Gross', className: 'narrow-hide', by: one => one.grossPnl, cell: one => html`<${Money} value=${one.grossPnl} />` },
+    { key: 'fees', title: 'Fees', by: one => one.fees, cell: one => number(one.fees) },
+    hasFilters && { key: 'funding', title: 'Funding', className: 'narrow-hide', by: one => one.funding, cell: one => number(one.funding) },
+    hasFilters && { key: 'quantity', title: 'Quantity', by: one => one.quantity, cell: one => quantity(one.quantity) },
+    { key: 'entry', title: 'Entry', by: one => one.entryPrice, cell: one => price(one.entryPrice) },
+    { key: 'exit', title: 'Exit', by: one => one.exitPrice, cell: one => price(one.exitPrice) },
+    { key: 'held', title: 'Held', by: one => Date.parse(one.closedAt) - Date.parse(one.openedAt), cell: one => one.holdingTime },
+    { key: 'reason', title: 'Closed by', isText: true, by: one => one.closeReason, cell: one => one.closeReason },
+  ].filter(Boolean)
+  return html`<${Panel} title=${title} tools=${tools}>
+    <${Failed} entry=${entry} what="The trades" />
+    ${entry.data && html`<${Table} label=${title} columns=${columns} rows=${rows} keyOf=${one => one.id}
+      empty=${all.length ? 'No trade fits these filters.' : 'No trade was completed yet.'} />`}
+    ${hasFilters && before && html`<p class="more"><button class="button" type="button" onClick=${readOlder}>Read older trades</button></p>`}
+  </${Panel}>`
+}
