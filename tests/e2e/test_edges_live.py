@@ -42,6 +42,7 @@ VALID: Mapping[str, dict[str, Any]] = {
     **{name: {} for name in OUTPUTS},
     "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01},
     "simulator.cancelOrder": {"orderId": "00000000-0000-5000-8000-000000000000"},
+    "models.getConversation": {"invocationId": "00000000-0000-5000-8000-000000000000"},
 }
 FIELDS: Mapping[str, Sequence[str]] = {
     "trading.getTrades": ("variant", "modelId", "limit"),
@@ -50,6 +51,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "trading.getPortfolioHistory": ("variant", "modelId", "startDate", "endDate", "maxPoints"),
     "trading.getEquityCurves": ("variant", "modelId", "startDate", "endDate", "points", "baselines"),
     "models.getInvocations": ("variant", "modelId", "limit"),
+    "models.getConversation": ("invocationId",),
     "simulator.placeOrder": (
         "accountId", "symbol", "side", "quantity", "type", "limitPrice", "leverage", "reduceOnly", "exitPlan",
         "confidence", "clientOrderId",

@@ -252,6 +252,7 @@ OUTPUTS: Mapping[str, Shape] = {
         "warning?": text,
     },
     "models.getInvocations": {"conversations": [INVOCATION]},
+    "models.getConversation": {"messages": [{"role": text, "text": text}]},
     "simulator.placeOrder": {"order": ORDER},
     "simulator.cancelOrder": {"order": ORDER},
     "simulator.getAccount": {"account": ACCOUNT},

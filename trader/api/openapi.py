@@ -27,6 +27,7 @@ DOCUMENT: Final = Route("/api/openapi.json", head=True)
 PAGE: Final = Route("/api/docs", head=True)
 
 EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
+    "models.getConversation": {"invocationId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
     "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01, "leverage": 3},
     "simulator.cancelOrder": {"orderId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
     "trading.getCryptoPrices": {"symbols": ["BTC", "ETH"]},

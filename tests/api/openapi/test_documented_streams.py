@@ -81,6 +81,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
     assert {data["type"] for data in seen} >= {
         "workflow:started",
         "workflow:step",
+        "workflow:call",
         "workflow:complete",
         "workflow:failed",
         "batch:complete",

@@ -48,11 +48,12 @@ async def test_holding_is_recorded_and_published(floor: Floor) -> None:
     }
     progress = floor.progress()
     assert [event.type for event in progress] == [
-        "workflow:started", "workflow:step", "workflow:complete", "batch:complete",
+        "workflow:started", "workflow:step", "workflow:call", "workflow:complete", "batch:complete",
     ]  # fmt: skip
+    assert progress[2].details["decisions"] == [{"reason": "BTC is quiet"}]
     assert progress[1].details["invocationId"] == str(invocation.id)
     assert progress[1].details["toolNames"] == ["holding"]
-    assert progress[2].details["endedBy"] == "holding"
+    assert progress[3].details["endedBy"] == "holding"
     assert progress[-1].details == {"modelIds": ["ada"]}
     changes = [event for event in floor.events if isinstance(event, ConversationsChanged)]
     assert [change.model_id for change in changes] == ["ada"]

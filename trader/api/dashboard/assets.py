@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import hdrs, web
 
+from trader.api.compression import accepts_gzip
 from trader.api.requests import Handler
 from trader.api.routes import Route
 
@@ -56,15 +57,6 @@ class Content(NamedTuple):
         if self.compressed is not None and accepts_gzip(request):
             return web.Response(body=self.compressed, headers={**shared, hdrs.CONTENT_ENCODING: "gzip"})
         return web.Response(body=self.body, headers=shared)
-
-
-def accepts_gzip(request: web.Request) -> bool:
-    """Whether the caller takes gzip: listed, and not with a quality of zero."""
-    for entry in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().replace(" ", "").split(","):
-        coding, _, quality = entry.partition(";q=")
-        if coding in ("gzip", "*"):
-            return quality.strip("0.") != "" or not quality
-    return False
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, bytes]:

@@ -26,7 +26,8 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
       cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
     { key: 'interval', title: '95 % interval', isText: true, by: one => one.ci95?.low,
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
-        color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+        reason=${one.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+    { key: 'verdict', title: 'Against the next', isText: true, cell: one => html`<${Verdict} found=${one.verdict?.below} known=${known} />` },
     { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
     { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
     { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
@@ -41,6 +42,14 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
     ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} keyOf=${one => one.modelId}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
   </${Panel}>`
+}
+
+/** Whether a model is better than the one below it, in words; the title has the reason, and what could be shown. */
+function Verdict({ found, known }) {
+  if (!found) return html`<span class="soft">–</span>`
+  const name = known.byId.get(found.modelId)?.name ?? found.modelId
+  const shown = found.smallestDifference == null ? '' : ` This much data could show a difference of ${number(found.smallestDifference)} % a day.`
+  return html`<span class=${`badge ${found.verdict === 'better' ? 'gain' : ''}`} title=${`Against ${name}: ${found.reason ?? found.verdict}.${shown}`}>${found.verdict}</span>`
 }
 
 /** A figure of the statistics; those without a value are texts. */

@@ -46,10 +46,10 @@ export function Select({ label, options, value, onChange }) {
 }
 
 /** A value and its interval on the scale [least, most]. */
-export function Interval({ low, high, value, least, most, color }) {
+export function Interval({ low, high, value, least, most, color, reason }) {
   const at = figure => Math.min(1, Math.max(0, (figure - least) / (most - least || 1)))
   const style = { '--zero': at(0), '--at': at(value), '--low': at(low ?? value), '--high': at(high ?? value), '--key': onGround(color) }
-  const words = low == null ? 'no interval yet' : `95 % interval from ${number(low)} to ${number(high)} %`
+  const words = low == null ? `no interval${reason ? `: ${reason}` : ' yet'}` : `95 % interval from ${number(low)} to ${number(high)} %`
   return html`<span class="interval" role="img" aria-label=${words} title=${words} style=${style}>
     <i class="zero"></i>${low != null && html`<i class="range"></i>`}<i class="value"></i></span>`
 }

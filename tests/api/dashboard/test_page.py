@@ -1,0 +1,77 @@
+"""The page at `/` and its files: compressed, kept by browsers, without anything inline; and what PUBLIC=on refuses."""
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from support.process import serving
+
+from trader.api.dashboard import assets
+
+BYTES_MAX = 150_000
+GZIP = {"Accept-Encoding": "gzip"}
+
+
+async def test_the_page_is_small_compressed_and_kept(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn) as service:
+        async with service.http.get(f"{service.url}/", headers=GZIP, auto_decompress=False) as response:
+            body = await response.read()
+            assert response.headers["Content-Encoding"] == "gzip"
+            assert "'unsafe-inline'" not in response.headers["Content-Security-Policy"]
+            etag = response.headers["ETag"]
+        html = gzip.decompress(body).decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", html), "nothing inline"
+        paths = set(re.findall(r'(?:href|src)="(/assets/[^"]+)"', html))
+        total = len(body)
+        for path in paths | {f"{assets.FOLDER}/vendor/inter.woff2"}:
+            async with service.http.get(service.url + path, headers=GZIP, auto_decompress=False) as response:
+                assert response.status == 200, path
+                assert "immutable" in response.headers["Cache-Control"]
+                assert ("Content-Encoding" in response.headers) is not path.endswith(".woff2")
+                total += len(await response.read())
+        assert total <= BYTES_MAX
+        for path, headers in (("/", {"If-None-Match": etag}), ("/", {"If-None-Match": f'"x", {etag}'})):
+            async with service.http.get(service.url + path, headers=headers) as response:
+                assert (response.status, await response.read()) == (304, b"")
+        async with service.http.head(f"{service.url}/") as response:
+            assert response.status == 200
+        assert (await service.get("/assets/another-version/app.js"))[0] == 404
+        imported = {name for name in assets.FILES if name.endswith(".js") and "/" not in name}
+        for name in imported:
+            for found in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
+                assert found in assets.FILES, (name, found)
+        assert service.traceback() == ""
+
+
+async def test_without_the_dashboard_the_root_says_where_things_are(tmp_path: Path, dsn: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, DASHBOARD="off") as service:
+        status, places = await service.get("/")
+        assert (status, places["reference"]) == (200, "/api/docs")
+        async with service.http.get(service.url + places["reference"]) as response:
+            assert response.status == 200
+
+
+CHANGES = ("simulator.placeOrder", "simulator.cancelOrder", "simulator.resetAccount")
+INPUTS = {
+    "simulator.placeOrder": {"symbol": "BTC", "side": "buy", "quantity": 0.01},
+    "simulator.cancelOrder": {"orderId": "x"},
+    "models.getConversation": {"invocationId": "00000000-0000-5000-8000-000000000000"},
+}
+
+
+@pytest.mark.parametrize("token", ["", "secret-token"])
+async def test_a_public_service_is_read_only_without_a_token(tmp_path: Path, dsn: str, token: str) -> None:
+    async with serving(tmp_path, DATABASE_URL=dsn, PUBLIC="on", API_TOKEN=token) as service:
+        for name in (*CHANGES, "models.getConversation"):
+            for path, body in ((name, INPUTS.get(name, {})), (name.replace(".", "/"), {"json": INPUTS.get(name, {})})):
+                async with service.http.post(f"{service.url}/api/rpc/{path}", json=body) as response:
+                    assert response.status == (401 if token else 403), path
+        assert (await service.try_call("simulator.getAccount"))[0] == 200
+        for run in (await service.call("models.getInvocations"))["conversations"]:
+            assert "responsePayload" not in run
+        if token:
+            headers = {"Authorization": f"Bearer {token}"}
+            url = f"{service.url}/api/rpc/simulator.placeOrder"
+            async with service.http.post(url, json=INPUTS["simulator.placeOrder"], headers=headers) as response:
+                assert response.status == 200
