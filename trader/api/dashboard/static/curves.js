@@ -84,20 +84,25 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
 
 /** The lines of an answer, to the live values at their end: {id, name, color, values, returns, drawdowns}, and `times`. */
 function linesOf(answer, portfolio, known, by, only) {
-  const times = answer.times.map(time => Date.parse(time) / 1000)
-  const now = portfolio && Date.parse(portfolio.lastUpdatedAt) / 1000
-  const isLive = times.length > 0 && now > times[times.length - 1]
+  const members = answer.models.filter(one => !only || only(one))
+  const now = Date.parse(portfolio?.lastUpdatedAt) / 1000
   const liveOf = new Map((portfolio?.snapshots ?? []).map(one => [one.modelId, one.netPortfolio]))
-  if (isLive) times.push(now)
-  const models = answer.models.filter(one => !only || only(one)).map(one => {
-    const values = isLive ? [...one.values, liveOf.get(one.id) ?? null] : one.values
+  const all = answer.times.map(time => Date.parse(time) / 1000)
+  const begin = Math.max(0, all.findIndex((_, place) => members.some(one => one.values[place] != null)))
+  let end = all.length
+  while (end > begin && all[end - 1] >= now) end -= 1 // the bucket that is still running ends with the live value
+  const times = all.slice(begin, end)
+  if (now) times.push(now)
+  const models = members.map(one => {
+    const values = one.values.slice(begin, end)
+    if (now) values.push(liveOf.get(one.id) ?? one.values[end] ?? null)
     return { id: one.id, name: one.name, variant: one.variant, color: one.color ?? known.colorOf(one.id, one.variant),
       isBaseline: known.isBaseline(one.id), values, returns: returnsOf(values), drawdowns: drawdownsOf(values) }
   })
   const lines = by === 'models' ? models : known.variants.flatMap(variant => {
-    const members = models.filter(one => one.variant === variant.id)
-    if (!members.length) return []
-    const returns = averageOf(members.map(one => one.returns))
+    const those = models.filter(one => one.variant === variant.id)
+    if (!those.length) return []
+    const returns = averageOf(those.map(one => one.returns))
     const drawdowns = drawdownsOf(returns.map(value => (value == null ? null : 100 + value)))
     return [{ id: variant.id, name: variant.label, color: variant.color, isBaseline: false, values: returns, returns, drawdowns }]
   })
