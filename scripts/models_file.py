@@ -10,20 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.domain.models import RESERVED_REQUEST_FIELDS, ModelConfiguration, VariantId
+from trader.domain.models import RESERVED_REQUEST_FIELDS, ModelConfiguration, ModelId, VariantId
 from trader.errors import Issue, SettingsError
 from trader.settings import PROVIDERS
 
 ROOT_NAMES = ("models",)
 """The only name at the top of a file."""
 
-Id = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9._:-]{1,64}$",
-        extra_json_schema={"description": "1 to 64 letters, digits or any of . _ : -"},
-    ),
-]
 Line = Annotated[
     str,
     msgspec.Meta(
@@ -49,7 +42,7 @@ class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields
     With `replicates` it is as many models of one configuration, each with an account of its own.
     """
 
-    id: Id
+    id: ModelId
     variant: VariantId
     provider: Line
     router_model: Line
@@ -190,8 +183,9 @@ def _replicates(entry: Entry) -> list[Entry]:
     """Return the models of an entry: itself, or one for each replicate, numbered in id and name."""
     if entry.replicates == 1:
         return [entry]
+    name, group = entry.name or entry.id, entry.replicate_of or entry.id
     return [
-        replace(entry, id=f"{entry.id}-{number}", name=f"{entry.name or entry.id} {number}", replicates=1)
+        replace(entry, id=f"{entry.id}-{number}", name=f"{name} {number}", replicate_of=group, replicates=1)
         for number in range(1, entry.replicates + 1)
     ]
 

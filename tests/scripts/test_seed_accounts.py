@@ -261,6 +261,7 @@ replicates = 2
         prompt="# Own\n\nHold.\n",
         training_cutoff=date(2025, 6, 30),
         color="#a855f7",
+        replicate_of="deepseek-apex",
     )
     assert models["rules-c"].configuration == ModelConfiguration()
 

@@ -1,7 +1,7 @@
 """Variants and models."""
 
 from collections.abc import Mapping
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -10,6 +10,9 @@ from msgspec import Meta
 
 RESERVED_REQUEST_FIELDS: Final = ("messages", "model", "n", "stream", "tools")
 """Fields of a request that the service sets itself; a configuration may set any other."""
+
+CYCLE: Final = timedelta(seconds=60)
+"""The interval of the trade executor: the shortest cadence of a model, and the unit of the reversal rule."""
 
 
 class VariantId(StrEnum):
@@ -34,6 +37,9 @@ Every = Annotated[
 UsdPerMillion = Annotated[float, Meta(ge=0, le=10_000), _described("USD per million tokens, a number from 0 to 10000")]
 Usd = Annotated[float, Meta(gt=0, le=1e6), _described("USD, a number above 0 and at most 1000000")]
 Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color such as "#a855f7"')]
+ModelId = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$"), _described("1 to 64 letters, digits or any of . _ : -")
+]
 Day = Annotated[date, _described("a date such as 2025-06-30")]
 
 
@@ -52,7 +58,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     `attempt_timeout_s` limits one attempt (None: the service's limit). The model decides `every` so often, on the grid
     of the trade executor (None: in every cycle). `budget_usd_per_day` limits what it may cost within a UTC day; when
     that is spent, it only manages what it holds, or pauses. `prompt` replaces the prompt of its variant: in the file
-    the name of a text file, in the database the text. `training_cutoff` is the end of what it was trained on.
+    the name of a text file, in the database the text. `training_cutoff` is the end of what it was trained on. Models
+    with the same `replicate_of` are replicates: one model several times, to see how much of a result is its own noise.
     """
 
     request: Mapping[str, Any] = {}
@@ -64,6 +71,15 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     prompt: str | None = None
     training_cutoff: Day | None = None
     color: Color | None = None
+    replicate_of: ModelId | None = None
+
+    @property
+    def cadence(self) -> timedelta:
+        """How much time there is from one decision to the next."""
+        if self.every is None:
+            return CYCLE
+        count = int(self.every[:-1])
+        return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

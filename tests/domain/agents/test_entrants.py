@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.records import make_model
 
-from trader.domain.agents.entrants import ServiceConditions, canonical_json, configuration_of, fingerprint
+from trader.domain.agents.entrants import (
+    EntrantRecord,
+    ServiceConditions,
+    canonical_json,
+    configuration_of,
+    fingerprint,
+)
 from trader.domain.agents.view import VariantLimits
 from trader.domain.models import Model, ModelConfiguration, VariantId
 
@@ -25,10 +31,9 @@ def _configuration(
     prompt: str = "Trade.",
     limits: VariantLimits = LIMITS,
     temperature: float = 0.7,
-    cadence_s: float = 60,
     service: ServiceConditions = SERVICE,
 ) -> str:
-    return configuration_of(model, prompt, limits, temperature, cadence_s, service)
+    return configuration_of(model, prompt, limits, temperature, service)
 
 
 def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
@@ -43,11 +48,11 @@ def test_the_fingerprint_is_the_sha_256_of_canonical_json() -> None:
         _configuration(prompt="Trade!"),
         _configuration(limits=replace(LIMITS, leverage_max=6)),
         _configuration(temperature=0.5),
-        _configuration(cadence_s=300),
         _configuration(replace(MODEL, variant=VariantId.SOVEREIGN)),
         _configuration(replace(MODEL, provider="nim")),
         _configuration(replace(MODEL, router_model_name="lab/two")),
         _configuration(replace(MODEL, configuration=ModelConfiguration(request={"seed": 7}))),
+        _configuration(replace(MODEL, configuration=ModelConfiguration(every="5m"))),
         _configuration(service=SERVICE._replace(invocation_tokens_max=9)),
         _configuration(service=SERVICE._replace(answer_tokens_max=9)),
         _configuration(service=SERVICE._replace(taker_fee_bps=Decimal(9))),
@@ -74,3 +79,14 @@ def test_names_and_places_do_not_change_the_fingerprint() -> None:
 def test_whole_numbers_of_any_size_have_a_canonical_form(number: int) -> None:
     text = json.loads(canonical_json({"seed": [number]}))["seed"][0]
     assert int(text) == number
+
+
+@pytest.mark.parametrize(
+    ("decided", "due", "coverage", "is_ranked"),
+    [(0, 0, None, False), (19, 20, 95.0, True), (189, 200, 94.5, False), (7, 7, 100.0, True)],
+)
+def test_who_decides_less_than_95_percent_of_its_cycles_has_no_rank(
+    decided: int, due: int, coverage: float | None, is_ranked: bool
+) -> None:
+    record = EntrantRecord(1, "f", None, decided, due)
+    assert (record.coverage_percent, record.is_ranked) == (coverage, is_ranked)

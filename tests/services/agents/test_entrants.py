@@ -1,15 +1,18 @@
 """Entrants of the models: every invocation names its own, and any change of its configuration begins the next one."""
 
+import asyncio
 from datetime import timedelta
 
 from msgspec.structs import replace
 from support.floor import Floor, hold, open_floor
 
+from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.entrants import Entrant
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
 from trader.store.agents.entrants import SELECT_LATEST_ENTRANTS
 from trader.store.database.pool import Database
+from trader.store.portfolio.analytics import select_current_runs
 
 SELECT_ENTRANTS = SELECT_LATEST_ENTRANTS.replace("DISTINCT ON (model_id)", "").replace("DESC", "")
 
@@ -99,3 +102,30 @@ async def test_the_counts_are_kept_per_entrant(floor: Floor) -> None:
     async with floor.database.connection() as conn:
         rows = await conn.fetch("SELECT entrant, finished, failed FROM invocation_counts WHERE finished > 0 ORDER BY 1")
     assert [tuple(row) for row in rows] == [(1, 2, 1), (2, 1, 0)]
+
+
+async def test_cycles_count_as_decided_or_missed_over_restarts(database: Database) -> None:
+    thinking = asyncio.Event()
+
+    async def think(_: Turn) -> ModelAnswer:
+        await thinking.wait()
+        return hold()
+
+    for started_s in (0, 300):
+        thinking.clear()
+        async with open_floor(database) as floor:
+            await floor.clock.advance(timedelta(seconds=started_s))
+            await floor.add("ada")
+            await floor.agents.start()
+            await floor.cycle()
+            floor.provider.scripts["ada"] = [think]
+            await floor.see()
+            await floor.start_batch()
+            await floor.start_batch()  # it still runs
+            thinking.set()
+            await floor.idle()
+            floor.provider.scripts["ada"] = [ProviderError("no answer")]
+            await floor.cycle()
+    async with database.connection() as conn:
+        record = (await select_current_runs(conn))["ada"].entrant
+    assert (record.number, record.cycles_decided, record.cycles_due) == (1, 4, 8)

@@ -18,6 +18,9 @@ from trader.domain.money import format_decimal
 FIRST: Final = 1
 """The number of a model's first entrant."""
 
+COVERAGE_MIN_PERCENT: Final = 95
+"""The coverage below which an entrant is listed without a rank."""
+
 
 class Entrant(msgspec.Struct, frozen=True, kw_only=True):
     """A model as it was configured from `began_at` on. A change begins the next one; `number` counts from 1.
@@ -34,6 +37,34 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
     configuration: str | None
     answered_by: str | None
     began_at: datetime
+
+
+class EntrantRecord(NamedTuple):
+    """What a model's present entrant did in the model's run. `began_at` may be before the run.
+
+    A cycle is due when the entrant's cadence asks for a decision while the model is active and the service runs. It is
+    decided when its invocation was completed. Number 0 is an entrant whose configuration is not known.
+    """
+
+    number: int
+    fingerprint: str | None
+    began_at: datetime | None
+    cycles_decided: int
+    cycles_due: int
+
+    @property
+    def coverage_percent(self) -> float | None:
+        """How many of the cycles that were due it decided; None before the first."""
+        return 100 * self.cycles_decided / self.cycles_due if self.cycles_due else None
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it decided often enough for a rank on a board."""
+        return self.cycles_due > 0 and 100 * self.cycles_decided >= COVERAGE_MIN_PERCENT * self.cycles_due
+
+
+NO_RECORD: Final = EntrantRecord(0, None, None, 0, 0)
+"""The record of a model that was never invoked."""
 
 
 class ServiceConditions(NamedTuple):
@@ -65,7 +96,7 @@ def _with_texts(value: Any) -> Any:
 
 
 def configuration_of(
-    model: Model, prompt: str, limits: VariantLimits, temperature: float, cadence_s: float, service: ServiceConditions
+    model: Model, prompt: str, limits: VariantLimits, temperature: float, service: ServiceConditions
 ) -> str:
     """Return everything that decides how a model trades, as canonical JSON; what only names or shows it is left out."""
     return canonical_json(
@@ -78,7 +109,7 @@ def configuration_of(
             "routerModelName": model.router_model_name,
             "sampling": {"temperature": temperature, **model.configuration.request},
             "tokens": {"invocation": service.invocation_tokens_max, "answer": service.answer_tokens_max},
-            "cadenceSeconds": cadence_s,
+            "cadenceSeconds": model.configuration.cadence.total_seconds(),
             "fees": {
                 "takerBps": format_decimal(service.taker_fee_bps),
                 "makerBps": format_decimal(service.maker_fee_bps),

@@ -5,7 +5,7 @@ refusal states its rule in words and figures, for the record and for the model.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -20,10 +20,8 @@ from trader.domain.exchange.account import Account, Marks, equity
 from trader.domain.exchange.order_validation import MisplacedPrice, PastTime, check_plan
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import STALE_AFTER, untimely
+from trader.domain.models import CYCLE
 from trader.domain.money import ONE, ZERO, divide, format_decimal, from_number
-
-CYCLE: Final = timedelta(seconds=60)
-"""The interval of the trade executor; the reversal rule counts in cycles."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Start of the grid of cycles, as of all schedules."""

@@ -1,15 +1,20 @@
 """Entrants of the models: the one that trades for each now, and the next one when anything in it changes."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from trader import __version__
 from trader.domain.agents.entrants import FIRST, Entrant, ServiceConditions, configuration_of, fingerprint
-from trader.domain.agents.guard import CYCLE
 from trader.domain.models import Model
 from trader.settings import Settings
-from trader.store.agents.entrants import insert_entrant, select_latest_entrant, update_entrant_answered
+from trader.store.agents.entrants import (
+    insert_entrant,
+    select_latest_entrant,
+    update_entrant_answered,
+    upsert_missed_cycles,
+)
 from trader.store.database.pool import Database
 from trader.variants import VARIANTS
 
@@ -33,10 +38,6 @@ class Entrants:
     def forget(self) -> None:
         """Read the rows again from now on: another process may have led meanwhile."""
         self._present.clear()
-
-    def present(self, model_id: str) -> Entrant | None:
-        """Return the entrant of a model that was invoked since the start; None for any other."""
-        return self._present.get(model_id)
 
     async def enter(self, model: Model, at: datetime) -> Entrant:
         """Return the entrant that a model is now. One that is configured otherwise than the last begins at `at`.
@@ -79,12 +80,20 @@ class Entrants:
         self._present[entrant.model_id] = known
         return known
 
+    async def count_missed(self, models: Sequence[Model], at: datetime) -> None:
+        """Count a cycle that was due for these models and begins no invocation, as when they still run the last one.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        entrants = [self._present.get(model.id) or await self.enter(model, at) for model in models]
+        async with self._database.connection() as conn:
+            await upsert_missed_cycles(conn, entrants)
+
     def _configuration(self, model: Model) -> str:
         found = self._configurations.get(model.id)
         if found is None or found[0] != model:
             variant = VARIANTS[model.variant]
-            made = configuration_of(
-                model, variant.prompt, variant.limits, variant.temperature, CYCLE.total_seconds(), self._service
-            )
+            prompt = model.configuration.prompt or variant.prompt
+            made = configuration_of(model, prompt, variant.limits, variant.temperature, self._service)
             found = self._configurations[model.id] = (model, made)
         return found[1]

@@ -276,15 +276,17 @@ class Agents:
         waiting = {model.id for model, _ in self._queue}
         active = [model for model in self._models.values() if model.active]
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
-        if late := [model.id for model in active if model not in due]:
+        if late := [model for model in active if model not in due]:
             self.skipped += len(late)
-            _log.warning("cycle %s skipped for models that are still running: %s", iso(now), ", ".join(late))
-        if not due:
-            return
-        batch = _Batch(tuple(model.id for model in due))
-        self._queue.extend((model, batch) for model in due)
-        self._fill_slots()
-        await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
+            names = ", ".join(model.id for model in late)
+            _log.warning("cycle %s skipped for models that are still running: %s", iso(now), names)
+        if due:
+            batch = _Batch(tuple(model.id for model in due))
+            self._queue.extend((model, batch) for model in due)
+            self._fill_slots()
+            await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
+        if late:
+            await self._entrants.count_missed(late, now)
 
     def _fill_slots(self) -> None:
         """Start queued invocations while there is room.

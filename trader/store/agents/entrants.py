@@ -1,5 +1,7 @@
 """SQL of entrants: the models as they were configured."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from trader.domain.agents.entrants import Entrant
@@ -54,3 +56,19 @@ async def update_entrant_answered(conn: Connection, entrant: Entrant) -> None:
     await conn.execute(
         UPDATE_ENTRANT_ANSWERED, entrant.model_id, entrant.number, entrant.answered_by, entrant.fingerprint
     )
+
+
+UPSERT_MISSED_CYCLES = """
+INSERT INTO invocation_counts AS c (model_id, run_number, entrant, finished, failed, tool_failed, missed)
+SELECT m.id, coalesce(r.number, 0), m.entrant, 0, 0, 0, 1
+FROM unnest($1::text[], $2::integer[]) AS m (id, entrant)
+LEFT JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+ORDER BY m.id
+ON CONFLICT (model_id, run_number, entrant) DO UPDATE SET missed = c.missed + 1
+"""
+
+
+async def upsert_missed_cycles(conn: Connection, entrants: Sequence[Entrant]) -> None:
+    """Count a missed cycle of each of these entrants, in the present runs of their models."""
+    models, numbers = [entrant.model_id for entrant in entrants], [entrant.number for entrant in entrants]
+    await conn.execute(UPSERT_MISSED_CYCLES, models, numbers)

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+from trader.domain.agents.entrants import NO_RECORD, EntrantRecord
 from trader.domain.agents.invocations import Invocation
 from trader.store.database.pool import Connection
 
@@ -14,6 +15,7 @@ class CurrentRun(NamedTuple):
     """A model's run, how its invocations ended, and what they cost (None: no provider reported a cost).
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
+    `entrant` is the model's present one, with its part of the run.
     """
 
     model_id: str
@@ -26,22 +28,35 @@ class CurrentRun(NamedTuple):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: Decimal | None = None
+    entrant: EntrantRecord = NO_RECORD
 
 
 SELECT_CURRENT_RUNS = """
-SELECT m.id, r.id, r.initial_capital, r.started_at,
-       coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0),
-       coalesce(c.input_tokens, 0), coalesce(c.output_tokens, 0), c.cost_usd
+SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
+       c.output_tokens, c.cost_usd, coalesce(e.number, 0), e.fingerprint, e.began_at,
+       coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0)
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
-LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
+           coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
+           coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
+           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd
+    FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
+) c
+LEFT JOIN LATERAL (
+    SELECT number, fingerprint, began_at FROM entrants WHERE model_id = m.id ORDER BY number DESC LIMIT 1
+) e ON true
+LEFT JOIN invocation_counts o
+    ON o.model_id = m.id AND o.run_number = r.number AND o.entrant = coalesce(e.number, 0)
 ORDER BY m.id
 """
 
 
 async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     """Return the current run of every model whose account was opened."""
-    return {row[0]: CurrentRun(*row) for row in await conn.fetch(SELECT_CURRENT_RUNS)}
+    rows = await conn.fetch(SELECT_CURRENT_RUNS)
+    return {row[0]: CurrentRun(*row[:10])._replace(entrant=EntrantRecord(*row[10:])) for row in rows}
 
 
 SELECT_FAILURES = """

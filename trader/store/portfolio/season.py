@@ -65,7 +65,10 @@ LEFT JOIN LATERAL (
     SELECT sum(fee) AS fees, sum(liquidation_fee) AS liquidation_fees
     FROM fills WHERE run_id = r.id AND created_at <= h.last_at
 ) f ON true
-LEFT JOIN invocation_counts c ON c.model_id = m.id AND c.run_number = r.number
+LEFT JOIN LATERAL (
+    SELECT sum(cost_usd) AS cost_usd, sum(finished)::bigint AS finished
+    FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
+) c ON true
 ORDER BY m.variant, m.id
 """
 
