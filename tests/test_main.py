@@ -28,7 +28,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
-    configure_logs("warning", "json")  # forgets the writer of requests
+    configure_logs("warning", "json")
     root.handlers[:] = handlers
     root.setLevel(level)
 

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print("The settings are wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG_SETTINGS
-    configure_logs(settings.log_level, settings.log_format)
+    configure_logs(settings.log_level, settings.log_format, threaded=not options.check)
     from trader import app  # noqa: PLC0415 - so that --help and wrong settings are answered at once
 
     try:

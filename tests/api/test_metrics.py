@@ -195,7 +195,7 @@ async def test_the_open_metrics_form_is_given_to_those_who_ask(client: Client) -
 async def test_requests_that_are_no_calls_are_one_line_each_too(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "trader.request")
+    caplog.set_level(logging.DEBUG, "trader.request")
     told = []
     for path in ("/health", "/nowhere", "/api/nowhere"):
         async with client.get(path) as response:

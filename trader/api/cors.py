@@ -17,7 +17,6 @@ from aiohttp.hdrs import (
     ACCESS_CONTROL_REQUEST_METHOD,
     METH_OPTIONS,
     ORIGIN,
-    VARY,
 )
 from aiohttp_cors import CorsConfig, ResourceOptions
 from aiohttp_cors.abc import AbstractRouterAdapter
@@ -164,11 +163,3 @@ def setup(app: web.Application, settings: Settings) -> None:
     for prefix in PATHS:
         config.add(prefix)
     app[_ADAPTER] = adapter
-
-    async def add_vary(request: web.Request, response: web.StreamResponse) -> None:
-        """Add the header that aiohttp-cors omits: no cache may serve one origin's response to another."""
-        if request.rel_url.raw_path.startswith(PATHS):
-            others = response.headers.get(VARY, ORIGIN)
-            response.headers[VARY] = others if ORIGIN in others else f"{others}, {ORIGIN}"
-
-    app.on_response_prepare.append(add_vary)

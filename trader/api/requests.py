@@ -1,6 +1,7 @@
-"""Requests: ids, bodies with limits of size and time, and a log line and latencies for each."""
+"""Requests: ids, bodies with limits of size and time, latencies of each, and a log line of those that matter."""
 
 import asyncio
+import logging
 import secrets
 import time
 from bisect import bisect_left
@@ -13,7 +14,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
 from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
-from trader.logs import note_request
+
+log = logging.getLogger("trader.request")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -32,6 +34,9 @@ GIVEN_UP: Final = web.RequestKey("given_up", bool)
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the latency histogram, in seconds."""
 
+SLOW_S: Final = 1.0
+"""A request that takes longer is logged at level info, whatever it asks for."""
+
 UNKNOWN: Final = "unknown"
 """The name of every request for an unknown path: callers must not add names."""
 
@@ -47,9 +52,14 @@ class Latencies:
 
 
 class RequestLog:
-    """Issues request ids, and records how each request ended."""
+    """Issues request ids, and records how each request ended.
 
-    def __init__(self) -> None:
+    Requests that change something, fail or are slow are logged at level info, all others at level debug: dashboards
+    send thousands of reads for each order, and their lines would hide it. `changing` are names of the first kind.
+    """
+
+    def __init__(self, changing: frozenset[str] = frozenset()) -> None:
+        self._changing = changing
         self._boot = secrets.token_hex(4)
         self._count = count(1)
         self.latencies: defaultdict[tuple[str, int], Latencies] = defaultdict(Latencies)
@@ -64,7 +74,11 @@ class RequestLog:
         latencies = self.latencies[name, status]
         latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
         latencies.sum_s += duration_s
-        note_request(request_id, name, status, duration_s * 1000)
+        level = logging.INFO if status >= 400 or duration_s > SLOW_S or name in self._changing else logging.DEBUG
+        if log.isEnabledFor(level):
+            duration_ms = round(duration_s * 1000, 1)
+            fields = {"procedure": name, "status": status, "duration_ms": duration_ms, "request_id": request_id}
+            log.log(level, "answered", extra=fields)
 
 
 REQUESTS: Final = web.AppKey("requests", RequestLog)

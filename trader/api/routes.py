@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -51,14 +50,14 @@ def served(name: str, handler: Handler) -> Handler:
         connection = connection_of(request)
         if connection is not None:
             connection.begin(request.content)
-        status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+        status = 500
         try:
             response = await handler(request)
             status = response.status
-            if status >= HTTPStatus.BAD_REQUEST and GIVEN_UP in request:
+            if status >= 400 and GIVEN_UP in request:
                 await _answer_and_close(request, response)
         except Exception:
-            status = HTTPStatus.INTERNAL_SERVER_ERROR.value
+            status = 500
             log.exception("request %s: %s %s failed", request_id, request.method, request.path)
             if request.writer.output_size and request.transport is not None:  # a response has begun
                 request.transport.abort()
@@ -74,7 +73,8 @@ def served(name: str, handler: Handler) -> Handler:
 
 
 async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
-    """Give a response the id of its request. A hook of the application, called before each head is sent.
+    """Give a response the id of its request, and the header that aiohttp-cors omits: no cache may serve one origin's
+    response to another. A hook of the application, called before each head is sent.
 
     aiohttp's router refuses a request without a path (`OPTIONS *`, CONNECT) as text and without any handler; that
     response becomes JSON here.
@@ -83,6 +83,8 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     if request_id is None:
         request_id = (request.app.get(REQUESTS) or RequestLog()).new_id()
     response.headers[_ID_HEADER] = request_id
+    vary = response.headers.get(hdrs.VARY)
+    response.headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
     if isinstance(response, web.HTTPException):
         connection = connection_of(request)
         if connection is not None:

@@ -66,7 +66,7 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
-_HEADERS: Final = CIMultiDict({hdrs.CONTENT_TYPE: JSON, hdrs.VARY: hdrs.ORIGIN})
+_HEADERS: Final = CIMultiDict({hdrs.CONTENT_TYPE: JSON})
 _UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
 
 
@@ -346,7 +346,8 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     if registry is None:
         load_procedures()
         registry = REGISTRY
-    requests = app[REQUESTS] = RequestLog()
+    changing = frozenset(name for name, declared in registry.procedures.items() if declared.changes)
+    requests = app[REQUESTS] = RequestLog(changing)
     dispatcher = Dispatcher(registry, context, requests)
     handle = served(UNKNOWN, dispatcher.handle)
     for name in registry.procedures:  # exact routes are found without a pattern; the pattern has the rest
