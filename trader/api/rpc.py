@@ -11,6 +11,7 @@ import pkgutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -67,7 +68,7 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
 _HEADERS: Final = CIMultiDict({hdrs.CONTENT_TYPE: JSON})
-_UNKNOWN_PATH: Final = b'{"error":"Not Found"}'
+_NOT_FOUND: Final = Answer(HTTPStatus.NOT_FOUND, b'{"error":"Not Found"}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,34 +176,35 @@ class Dispatcher:
         self._requests = requests or RequestLog()
         self.cache = ResponseCache()
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request of any path and method under `/api/rpc/`."""
-        path = request.rel_url.raw_path
+    def add_to(self, app: web.Application) -> None:
+        """Mount a route for each path of a procedure, found without a pattern, and one for all other paths."""
+        for path, target in self._targets.items():
+            handler = served(target.procedure.name, partial(self._handle, target))
+            app.router.add_route(hdrs.METH_ANY, path, handler, expect_handler=answer_expect)
+        handler = served(UNKNOWN, partial(self._handle, None))
+        app.router.add_route(hdrs.METH_ANY, PREFIX + "{path:.*}", handler, expect_handler=answer_expect)
+
+    async def _handle(self, target: Target | None, request: web.Request) -> web.StreamResponse:
+        """Handle a request of any method, for a procedure or for an unknown path under `/api/rpc/`."""
+        if request.rel_url.raw_path not in self._targets:  # aiohttp's router decodes `%2E`; this endpoint does not
+            target = None
+        if request.method != hdrs.METH_POST:
+            if request.method == hdrs.METH_OPTIONS:
+                return await answer_options(request)
+            return _response(_method_not_supported(request.method, target.style) if target else _NOT_FOUND)
         batch_mode = request.headers.get(batch.HEADER)
-        if batch_mode is not None and request.method == "POST" and path.startswith(PREFIX):
+        if batch_mode is not None:
             request[NAME] = "batch"
             return await self._handle_batch(request, batch_mode)
-        target = self._targets.get(path)
-        request[NAME] = target.procedure.name if target else UNKNOWN
-        if request.method == "OPTIONS" and path.startswith(PREFIX):
-            return await answer_options(request)
         if target is None:
-            answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
-        elif request.method != "POST":
-            answer = _method_not_supported(request.method, target.style)
-        else:
-            answer = await self._handle_call(request, target)
-        return _response(answer)
-
-    async def _handle_call(self, request: web.Request, target: Target) -> Answer:
+            return _response(_NOT_FOUND)
         try:
             self._origins.check(request)
             body = await read_body(request, self._body_wait_s)
         except RequestError as error:
-            return _error_answer(error, target.style)
-        return await self.kept_or_called(
-            target, body, request.headers.get(hdrs.AUTHORIZATION), request.get(REQUEST_ID, "")
-        )
+            return _response(_error_answer(error, target.style))
+        authorization = request.headers.get(hdrs.AUTHORIZATION)
+        return _response(await self.kept_or_called(target, body, authorization, request[REQUEST_ID]))
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
@@ -261,7 +263,7 @@ class Dispatcher:
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
             return _response(_error_answer(error, Style.ORPC))
-        authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request.get(REQUEST_ID, "")
+        authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request[REQUEST_ID]
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
             answer = await self._call_item(item, authorization, f"{request_id}.{index}")
@@ -274,7 +276,7 @@ class Dispatcher:
         started_s = time.perf_counter()
         target = self._targets.get(item.path)
         if target is None:
-            answer = Answer(HTTPStatus.NOT_FOUND, _UNKNOWN_PATH)
+            answer = _NOT_FOUND
         elif item.method != "POST":
             answer = _method_not_supported(item.method, Style.ORPC)
         else:
@@ -331,7 +333,7 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     """Answer for every path that no other route has. Unlike a middleware, this costs other routes nothing."""
     if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
         return await answer_options(request)
-    return web.Response(status=HTTPStatus.NOT_FOUND, body=_UNKNOWN_PATH, headers={"Content-Type": JSON})
+    return _response(_NOT_FOUND)
 
 
 def load_procedures() -> None:
@@ -349,12 +351,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     changing = frozenset(name for name, declared in registry.procedures.items() if declared.changes)
     requests = app[REQUESTS] = RequestLog(changing)
     dispatcher = Dispatcher(registry, context, requests)
-    handle = served(UNKNOWN, dispatcher.handle)
-    for name in registry.procedures:  # exact routes are found without a pattern; the pattern has the rest
-        for path in (name, name.replace(".", "/")):
-            app.router.add_route("*", PREFIX + path, handle, expect_handler=answer_expect)
-    app.router.add_route("*", PREFIX + "{path:.*}", handle, expect_handler=answer_expect)
-
+    dispatcher.add_to(app)
     app.on_response_prepare.append(finish_head)
     app.router.add_route("*", _ANYWHERE, served(UNKNOWN, _elsewhere), expect_handler=answer_expect)
     return dispatcher
