@@ -488,6 +488,20 @@ CREATE OR REPLACE TRIGGER models_move_hours AFTER INSERT OR DELETE ON models
 CREATE OR REPLACE TRIGGER models_change_hours AFTER UPDATE ON models
     FOR EACH ROW WHEN (OLD.variant <> NEW.variant OR OLD.id <> NEW.id) EXECUTE FUNCTION move_variant_hours();
 
+-- Baselines: accounts that trade nothing real beside the models. `state` is the account with what its agent remembers; it
+-- has seen every tick up to seen_until. What they are worth is among the snapshots and the hours, under their ids, which
+-- no account can have. `variant` is that of a rule agent.
+CREATE TABLE IF NOT EXISTS baselines (
+    id              text PRIMARY KEY CHECK (id ~ '^baseline/[a-z-]{1,50}$'),
+    name            text NOT NULL CHECK (name <> ''),
+    variant         variant_id,
+    run_id          uuid NOT NULL,
+    initial_capital amount  NOT NULL CHECK (initial_capital > 0),
+    started_at      timestamptz NOT NULL,
+    state           jsonb NOT NULL,
+    seen_until      timestamptz NOT NULL
+);
+
 -- Halts, in force until lifted: no new positions for the account or, without an account, for all.
 -- Times of this and the next table are the database's own, even when the market's time is that of a recording.
 CREATE TABLE IF NOT EXISTS halts (

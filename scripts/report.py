@@ -17,7 +17,7 @@ from report_page import Season, Standing, page
 from tool_database import add_database_options, reading
 
 from trader.domain.portfolio.evidence import (
-    HourlyEquity,
+    EquitySeries,
     ReturnSeries,
     compare,
     judge_family,
@@ -89,7 +89,7 @@ def make_standings(
 def _returns(points: Sequence[tuple[datetime, float]], capital: float) -> ReturnSeries | None:
     if not points:
         return None
-    equity = HourlyEquity(capital)
+    equity = EquitySeries(capital)
     equity.set(EquityPoint(*point) for point in points)
     return equity.returns(points[-1][0] + timedelta(hours=1))
 

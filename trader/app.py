@@ -38,6 +38,7 @@ from trader.services.market.feed import MarketFeed
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.baselines import Baselines
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
@@ -215,18 +216,27 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
         analytics=Analytics(database, exchange, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),
     )
-    schedulers = _make_schedulers(context, events)
+    baselines = Baselines(database, exchange, market, clock, settings)
+    schedulers = _make_schedulers(context, events, baselines)
     hubs = streams.Hubs(stream_states.state_loaders(context), events, clock)
     await hubs.start()
     stack.push_async_callback(hubs.close)
     # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
     lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
-    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls)
+    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines)
     return Service(context, database, accounts, providers, hubs, schedulers, controls, leadership, clock.now())
 
 
-def _make_schedulers(context: Context, events: EventBus) -> Schedulers:
-    return Schedulers(jobs(events, context.agents.start_batch, context.portfolio.take_snapshots), context.clock)
+def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -> Schedulers:
+    async def start_batch(now: datetime) -> None:
+        await context.agents.start_batch(now)
+        await baselines.decide(now, {model.variant for model in context.agents.models.values() if model.active})
+
+    async def take_snapshots(now: datetime) -> None:
+        await context.portfolio.take_snapshots(now)
+        await baselines.record(now)
+
+    return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)
 
 
 def build_app(service: Service) -> web.Application:

@@ -16,6 +16,7 @@ from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
+from trader.services.portfolio.baselines import Baselines
 from trader.store.database.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.store.database.pool import Database
 
@@ -48,6 +49,7 @@ class Leadership:
         schedulers: Schedulers,
         lock: LeaderLock,
         controls: TradingControls,
+        baselines: Baselines,
     ) -> None:
         self._clock = context.clock
         self._market = context.market
@@ -59,6 +61,7 @@ class Leadership:
         self._schedulers = schedulers
         self._lock = lock
         self._halts, self._limits, self._operations = controls
+        self._baselines = baselines
         self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
 
@@ -77,6 +80,7 @@ class Leadership:
 
         async def on_tick(tick: Tick) -> None:
             await self._exchange.on_tick(tick)
+            await self._baselines.on_tick(tick)
             halts = self._halts.in_force
             await self._limits.on_tick(tick)
             if is_lockstep and self._halts.in_force is not halts:
@@ -114,6 +118,7 @@ class Leadership:
     async def resign(self) -> None:
         """Stop trading: first the schedulers, then the models, then the exchange."""
         self._limits.stop()
+        self._baselines.resign()
         await self._schedulers.close()
         await self._agents.close()
         await self._operations.close()
@@ -126,6 +131,7 @@ class Leadership:
             await self._halts.load()  # before anything can trade
             await self._limits.load(self._clock.now())
             await self._exchange.lead()
+            await self._baselines.lead()
             await self._agents.start()
             await self._schedulers.start()
             self._operations.start()

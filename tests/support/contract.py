@@ -232,7 +232,9 @@ OUTPUTS: Mapping[str, Shape] = {
     "trading.getEquityCurves": {
         "times": [iso],
         "resolution": ("1m", "5m", "15m", "1h", "4h", "1d"),
-        "models": [{"id": text, "name": text, "variant": VARIANT, "values": [(number, None)]}],
+        "models": [
+            {"id": text, "name": text, "variant": (VARIANT, None), "baseline?": boolean, "values": [(number, None)]}
+        ],
     },
     "models.getModels": {
         "models": [

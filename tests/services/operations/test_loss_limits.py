@@ -16,6 +16,7 @@ from trader.domain.exchange.halts import HaltCause, Verb
 from trader.domain.exchange.orders import OrderStatus, OrderType
 from trader.leadership import Leadership, TradingControls
 from trader.services.operations import operator_commands as operations
+from trader.services.portfolio.baselines import Baselines
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
@@ -197,7 +198,8 @@ async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(data
         await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
         context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock, agents=None)
         controls = TradingControls(guarded.halts, guarded.limits, guarded.operations)
-        made: Any = (context, database, venue.accounts, None, None, None, controls)
+        baselines = Baselines(database, venue.exchange, venue.market, clock, venue.settings)
+        made: Any = (context, database, venue.accounts, None, None, None, controls, baselines)
         leadership = Leadership(*made)
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
         venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]

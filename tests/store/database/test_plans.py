@@ -88,10 +88,12 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
         portfolio.SELECT_HISTORY, ("m5", None, NOW - 30 * DAY, NOW, HOUR, 8 * HOUR), "portfolio_hourly_pkey",
     ),
     "raw curves": (
-        portfolio.SELECT_EQUITY_CURVES, ("m5", None, NOW - DAY, NOW, QUARTER, NOW, 4 * QUARTER), "portfolio_snapshots_",
+        portfolio.SELECT_EQUITY_CURVES, ("m5", None, NOW - DAY, NOW, QUARTER, NOW, 4 * QUARTER, False),
+        "portfolio_snapshots_",
     ),
     "hourly curves": (
-        portfolio.SELECT_EQUITY_CURVES, ("m5", None, NOW - 30 * DAY, NOW, HOUR, NOW, HOUR), "portfolio_hourly_pkey",
+        portfolio.SELECT_EQUITY_CURVES, ("m5", None, NOW - 30 * DAY, NOW, HOUR, NOW, HOUR, False),
+        "portfolio_hourly_pkey",
     ),
     "history of all": (
         portfolio.SELECT_HISTORY, (None, None, NOW - HOUR / 3, NOW, QUARTER, 8 * QUARTER), "portfolio_snapshots_",

@@ -46,7 +46,7 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
     """Show the equity of models for a chart: one list of times, and one of values for each model.
 
     The range is that of `getPortfolioHistory`, and so are the resolutions. A value stands for at most 65 minutes when
-    no newer one was recorded.
+    no newer one was recorded. With `baselines`, the curves of the baselines follow those of the models.
     """
     start, end = _range(context, request)
     curves = await context.portfolio.equity_curves(
@@ -55,6 +55,7 @@ async def get_equity_curves(context: Context, request: GetEquityCurvesInput) -> 
         start=start,
         end=end,
         points_max=request.points,
+        baselines=request.baselines,
     )
     return curves_of(curves)
 

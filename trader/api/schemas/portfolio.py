@@ -108,11 +108,15 @@ def history_of(history: History) -> LongOutput[GetPortfolioHistoryOutput]:
 
 
 class EquityCurve(Wire, kw_only=True, gc=False):
-    """The equity of a model at each time, in cents; null before its first snapshot and where none was taken."""
+    """The equity of a model at each time, in cents; null before its first snapshot and where none was taken.
+
+    `baseline` marks a baseline, which is no model: its variant is that of a rule agent, else null.
+    """
 
     id: str
     name: str
-    variant: VariantId
+    variant: VariantId | None
+    baseline: bool | UnsetType = UNSET
     values: list[float | None]
 
 

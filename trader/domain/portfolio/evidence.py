@@ -52,7 +52,7 @@ class ReturnSeries(NamedTuple):
         return ReturnSeries(self.start + first * _HOUR, self.values[first:after])
 
 
-class HourlyEquity:
+class EquitySeries:
     """The equity of an account hour by hour; an hour without a value keeps that of the hour before."""
 
     def __init__(self, initial_capital: float) -> None:

@@ -95,8 +95,11 @@ class Observer:
     async def view(self, account_id: str, intervals: Sequence[Interval], now: datetime) -> View:
         """Return everything that the agent of an account decides from, with the indicators of these intervals."""
         history = await self._read_history(account_id, now)
-        context = await self.risk_context(account_id, now)
-        account = context.account
+        return await self.view_of(await self.risk_context(account_id, now), history, intervals)
+
+    async def view_of(self, context: RiskContext, history: History, intervals: Sequence[Interval]) -> View:
+        """Return the view of an account that the context holds, whose past is not necessarily in the rows."""
+        account, now = context.account, context.now
         markets = {}
         for symbol in self._exchange.markets:
             market = await self._market_view(symbol, intervals, now, _last_action(symbol, history, context))
@@ -124,7 +127,15 @@ class Observer:
         async with self._database.connection() as conn:
             lowest = await select_lowest_equity(conn, account_id, history.run_id, midnight)
         # Nothing is awaited from here on: the account, the marks and the quotes are those of one moment.
-        account, marks, quotes = self._exchange.account(account_id), dict(self._exchange.marks()), self._market.quotes()
+        return self.context_of(self._exchange.account(account_id), history, lowest, now)
+
+    def context_of(self, account: Account, history: History, lowest: Decimal | None, now: datetime) -> RiskContext:
+        """Return what the guard judges an account by, at the marks of this moment. `lowest` is its equity's of the day.
+
+        :raises MarketUnavailable: a market in which the account has a position never had a price
+        """
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        marks, quotes = dict(self._exchange.marks()), self._market.quotes()
         if missing := account.positions.keys() - marks.keys():
             raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
         return RiskContext(

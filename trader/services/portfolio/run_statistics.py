@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.evidence import HourlyEquity, ReturnSeries
+from trader.domain.portfolio.evidence import EquitySeries, ReturnSeries
 from trader.domain.portfolio.statistics import Drawdown, EquityPoint, Streaks, Summary
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange import trades as trades_store
@@ -71,7 +71,7 @@ class RunStatistics:
         self.series: list[EquityPoint] = []
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
-        self._equity = HourlyEquity(float(run.initial_capital))
+        self._equity = EquitySeries(float(run.initial_capital))
 
     @property
     def trades_since(self) -> datetime:

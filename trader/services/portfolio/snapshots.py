@@ -191,14 +191,18 @@ class Portfolio:
         start: datetime,
         end: datetime,
         points_max: int,
+        baselines: bool = False,
     ) -> Curves:
-        """Return the equity of models within [start, end] on the same `points_max` times at most for all of them."""
+        """Return the equity of models within [start, end] on the same `points_max` times at most for all of them.
+
+        With `baselines`, those of the variant (or all) follow.
+        """
         end = min(end, _LAST_DAY)
         start, resolution = self._fitting(min(start, end), end, points_max)
         bucket = RESOLUTIONS[resolution]
         first = floor_to_bucket(start, bucket)
         last = max(first, floor_to_bucket(end - min(_MILLISECOND, end - start), bucket))
-        grid = store.CurveGrid(model_id, variant, first, last, bucket, end, HELD)
+        grid = store.CurveGrid(model_id, variant, first, last, bucket, end, HELD, baselines)
         async with self._histories, self._database.connection() as conn:
             records = await store.select_equity_curves(conn, grid)
         times = [first + number * bucket for number in range(1, (last - first) // bucket + 2)]

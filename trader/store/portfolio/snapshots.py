@@ -217,7 +217,8 @@ async def select_history(conn: Connection, asked: HistoryRange, slice_width: tim
 class CurveGrid(NamedTuple):
     """The buckets of equity curves: of one model or variant (None: of all), from `first` to `last`, up to `end`.
 
-    A value holds for `held` after its time: an idle account has a snapshot an hour.
+    A value holds for `held` after its time: an idle account has a snapshot an hour. `baselines` adds those of the
+    variant, or all.
     """
 
     model_id: str | None
@@ -227,14 +228,21 @@ class CurveGrid(NamedTuple):
     bucket: timedelta
     end: datetime
     held: timedelta
+    baselines: bool = False
 
 
 # The text is that of `EquityCurve` in api/schemas/portfolio.py. As in a history, buckets below an hour take one look
 # into the raw rows each, longer ones one into the rollup, and the hour that the end of the range cuts one into both.
 SELECT_EQUITY_CURVES = """
-SELECT convert_to('{"id":"' || m.id || '","name":' || to_json(m.name) || ',"variant":"' || m.variant || '","values":['
-    || c.values || ']}', 'UTF8')
-FROM models m
+SELECT convert_to('{"id":"' || m.id || '","name":' || to_json(m.name) || ',"variant":'
+    || coalesce('"' || m.variant || '"', 'null') || m.mark || ',"values":[' || c.values || ']}', 'UTF8')
+FROM (
+    SELECT id, name, variant::text, '' AS mark FROM models
+    WHERE ($1::text IS NULL OR id = $1) AND ($2::text IS NULL OR variant::text = $2)
+    UNION ALL
+    SELECT id, name, variant::text, ',"baseline":true' FROM baselines
+    WHERE $8::boolean AND ($2 IS NULL OR variant IS NULL OR variant::text = $2)
+) m
 CROSS JOIN LATERAL (
     SELECT string_agg(coalesce(trim_scale(round(v.value, 2))::text, 'null'), ',' ORDER BY b.start) AS values
     FROM generate_series($3::timestamptz, $4::timestamptz, $5::interval) AS b (start)
@@ -261,13 +269,15 @@ CROSS JOIN LATERAL (
         LIMIT 1
     ) v ON true
 ) c
-WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant::text = $2)
-ORDER BY m.variant::text COLLATE "C", m.id COLLATE "C"
+ORDER BY m.mark COLLATE "C", m.variant COLLATE "C", m.id COLLATE "C"
 """
 
 
 async def select_equity_curves(conn: Connection, grid: CurveGrid) -> list[bytes]:
-    """Return a JSON record per model with its last known value at the end of each bucket, in cents, or null."""
+    """Return a JSON record per model with its last known value at the end of each bucket, in cents, or null.
+
+    Baselines follow the models.
+    """
     return [row[0] for row in await conn.fetch(SELECT_EQUITY_CURVES, *grid)]
 
 

@@ -1,0 +1,135 @@
+"""Baselines: accounts that trade nothing real beside the models, on the same ticks and by the rules of the exchange.
+
+A model's result means little alone. Three kinds of accounts show what anybody would have had: one that holds nothing,
+one that buys every market in equal parts at its start and holds it, and the rule agent of each variant.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+import msgspec
+
+from trader.domain.agents.view import ObservedStats, ObservedTrade
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import ClosedTrade, Posting, Rules
+from trader.domain.exchange.orders import Order, OrderSide, Side
+from trader.domain.exchange.tick_rules import Moment
+from trader.domain.models import VariantId
+from trader.domain.money import ONE, ZERO, divide, floor_to
+
+TRADES_KEPT: Final = 10
+"""Latest completed trades that a rule agent is shown."""
+
+INVESTED: Final = Decimal("0.998")
+"""Share of its capital that buy and hold spends: a little is left for the spread, so that no order lacks margin."""
+
+
+class Baseline(NamedTuple):
+    """A baseline. The ids have a character that ids of accounts cannot have. `variant` is that of a rule agent."""
+
+    id: str
+    name: str
+    variant: VariantId | None = None
+
+
+HOLD_NOTHING: Final = Baseline("baseline/hold-nothing", "Hold nothing")
+BUY_AND_HOLD: Final = Baseline("baseline/buy-and-hold", "Buy and hold")
+
+
+def rule_agent(variant: VariantId) -> Baseline:
+    """Return the baseline of a variant's rule agent."""
+    return Baseline(f"baseline/{variant.value.lower()}-rules", f"{variant.value} rule agent", variant)
+
+
+class LastFill(NamedTuple):
+    """The last fill in a market: the side of the position, and whether the fill reduced it."""
+
+    side: Side
+    closed: bool
+    at: datetime
+
+
+class BaselineState(msgspec.Struct, frozen=True, kw_only=True):
+    """The account of a baseline, and what its agent knows of its own trading. `trades` are the latest, newest first.
+
+    `won` and `lost` are sums of net pnl, both positive.
+    """
+
+    account: Account
+    trades: tuple[ObservedTrade, ...] = ()
+    trade_count: int = 0
+    wins: int = 0
+    losses: int = 0
+    won: Decimal = ZERO
+    lost: Decimal = ZERO
+    last_fills: Mapping[str, LastFill] = {}
+
+    @property
+    def stats(self) -> ObservedStats:
+        """The record that the agent is shown."""
+        if not self.trade_count:
+            return ObservedStats()
+        net = self.won - self.lost
+        return ObservedStats(
+            trade_count=self.trade_count,
+            win_rate_percent=100 * self.wins / self.trade_count,
+            average_win=divide(self.won, Decimal(self.wins)) if self.wins else None,
+            average_loss=divide(self.lost, Decimal(self.losses)) if self.losses else None,
+            expectancy=divide(net, Decimal(self.trade_count)),
+            net_pnl=net,
+        )
+
+    def after(self, posting: Posting) -> "BaselineState":
+        """Return the state after a change of the account."""
+        closed = {trade.part.id: trade.part.side for trade in posting.trades}
+        fills = {
+            fill.symbol: LastFill(closed.get(fill.order_id, fill.side.opens), fill.order_id in closed, fill.at)
+            for fill in posting.fills
+        }
+        trades = [_observed(trade) for trade in posting.trades]
+        nets = [trade.net_pnl for trade in trades]
+        return BaselineState(
+            account=posting.account,
+            trades=(*reversed(trades), *self.trades)[:TRADES_KEPT],
+            trade_count=self.trade_count + len(trades),
+            wins=self.wins + sum(net > 0 for net in nets),
+            losses=self.losses + sum(net < 0 for net in nets),
+            won=self.won + sum((net for net in nets if net > 0), ZERO),
+            lost=self.lost - sum((net for net in nets if net < 0), ZERO),
+            last_fills={**self.last_fills, **fills},
+        )
+
+
+def _observed(trade: ClosedTrade) -> ObservedTrade:
+    part = trade.part
+    return ObservedTrade(
+        symbol=part.symbol,
+        side=part.side,
+        quantity=part.quantity,
+        entry_price=part.entry_price,
+        exit_price=divide(trade.exit_notional, part.quantity),
+        net_pnl=trade.gross_pnl - part.fees + part.funding,
+        fees=part.fees,
+        funding=part.funding,
+        close_reason=trade.close_reason.value,
+        confidence=part.confidence,
+        opened_at=part.opened_at,
+        closed_at=trade.closed_at,
+    )
+
+
+def equal_parts(account: Account, moment: Moment, rules: Rules) -> list[Order]:
+    """Return the orders that buy every market with an equal part of the capital, unleveraged, fees included."""
+    part = divide(account.run.initial_capital * INVESTED, Decimal(len(rules.markets)))
+    return [
+        Order(
+            account_id=account.id,
+            symbol=symbol,
+            side=OrderSide.BUY,
+            quantity=floor_to(divide(part, moment.quotes[symbol].ask * (1 + rules.taker_rate)), market.lot),
+            leverage=ONE,
+        )
+        for symbol, market in sorted(rules.markets.items())
+    ]

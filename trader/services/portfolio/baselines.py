@@ -1,0 +1,304 @@
+"""Baselines: follows the market with the accounts of the baselines, as the exchange does with those of the models.
+
+They place nothing anywhere: their orders meet the books of the market feed by the pure rules of the paper exchange, in
+live trading too. Their accounts are no accounts of the service and no models, so nothing that trades, counts or lists
+those knows them; their values are stored among the portfolio snapshots under ids that no account can have.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+import msgspec
+
+from trader.clock import Clock, iso
+from trader.domain.agents.guard import Approved, Refusal, judge
+from trader.domain.agents.tools import Change
+from trader.domain.exchange import rules as rules_of_exchange
+from trader.domain.exchange.account import has_marks
+from trader.domain.exchange.ledger import Posting, Rules, unopened_account
+from trader.domain.exchange.orders import ExitPlan, Order, OrderStatus
+from trader.domain.exchange.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
+from trader.domain.market.markets import STALE_AFTER, Tick, canonical_symbol
+from trader.domain.models import VariantId
+from trader.domain.portfolio.baselines import (
+    BUY_AND_HOLD,
+    HOLD_NOTHING,
+    Baseline,
+    BaselineState,
+    equal_parts,
+    rule_agent,
+)
+from trader.domain.portfolio.snapshots import value_account
+from trader.errors import MarketUnavailable
+from trader.services.agents.observer import History, Observer
+from trader.services.exchange.protocol import Exchange
+from trader.services.market.feed import MarketFeed
+from trader.services.portfolio.snapshots import is_due
+from trader.settings import Settings
+from trader.store.agents.agent_view import Action, HourlyEquity, select_equity_curve, select_lowest_equity
+from trader.store.database.pool import Database
+from trader.store.portfolio import baselines as store
+from trader.store.portfolio.snapshots import LastSnapshot, insert_snapshots
+from trader.variants import VARIANTS
+
+log = logging.getLogger("trader.baselines")
+
+_TICKS_AT_ONCE: Final = 60
+"""How many missed ticks are checked together when catching up."""
+
+_INSTANT: Final = timedelta(milliseconds=1)
+
+
+class _Pending(NamedTuple):
+    """Decisions of a rule agent that wait for the first book at or after `due`."""
+
+    due: datetime
+    decisions: Sequence[Change]
+
+
+class _Follower:
+    """One baseline as it follows the market."""
+
+    def __init__(self, baseline: Baseline, state: BaselineState) -> None:
+        self.baseline = baseline
+        self.state = state
+        self.curve: list[HourlyEquity] = []
+        self.lowest: tuple[datetime, Decimal] | None = None
+        """The lowest equity recorded since a midnight."""
+        self.last: LastSnapshot | None = None
+        self.pending: _Pending | None = None
+        self.is_saved = False
+
+    def apply(self, posting: Posting | None) -> None:
+        """Take over a change of the account."""
+        if posting is not None:
+            self.state = self.state.after(posting)
+            self.is_saved = False
+
+    def note(self, at: datetime, equity: Decimal) -> None:
+        """Note the equity that is recorded."""
+        hour, midnight = (at.replace(minute=0, second=0, microsecond=0), at.replace(hour=0, minute=0, second=0))
+        midnight = midnight.replace(microsecond=0)
+        if self.curve and self.curve[-1].hour == hour:
+            self.curve.pop()
+        self.curve.append(HourlyEquity(hour, equity))
+        known = self.lowest
+        self.lowest = (midnight, equity if known is None or known[0] != midnight else min(known[1], equity))
+
+    def history(self, now: datetime) -> History:
+        """Return what the agent knows of its own past."""
+        state, account = self.state, self.state.account
+        return History(
+            run_id=account.run.id,
+            sequence=account.sequence,
+            hour=now.replace(minute=0, second=0, microsecond=0),
+            trades=state.trades,
+            stats=state.stats,
+            actions={symbol: Action(*fill) for symbol, fill in state.last_fills.items()},
+            curve=self.curve,
+        )
+
+    def lowest_today(self, now: datetime) -> Decimal | None:
+        known = self.lowest
+        return None if known is None or known[0].date() != now.date() else known[1]
+
+
+class Baselines:
+    """Follows the market while this process leads."""
+
+    def __init__(
+        self, database: Database, exchange: Exchange, market: MarketFeed, clock: Clock, settings: Settings
+    ) -> None:
+        self._database = database
+        self._exchange = exchange
+        self._market = market
+        self._clock = clock
+        self._settings = settings
+        self._observer = Observer(database, exchange, market, settings)
+        self._rules = Rules(dict(market.markets), settings.taker_fee_bps / 10_000, settings.maker_fee_bps / 10_000)
+        self._followers: dict[str, _Follower] = {}
+        self._seen_until: datetime | None = None
+        self._is_leading = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Read the baselines and catch up on what they missed."""
+        now = self._clock.now()
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        self._followers, since = {}, None
+        async with self._database.connection() as conn:
+            for baseline, state, seen_until in await store.select_baseline_states(conn):
+                if not state.account.positions.keys() <= self._rules.markets.keys():
+                    log.warning("%s begins again: it holds a market that is not followed now", baseline.id)
+                    continue
+                follower = self._followers[baseline.id] = _Follower(baseline, state)
+                run_id = state.account.run.id
+                follower.curve = await select_equity_curve(conn, baseline.id, run_id)
+                lowest = await select_lowest_equity(conn, baseline.id, run_id, midnight)
+                follower.lowest = None if lowest is None else (midnight, lowest)
+                follower.is_saved = True
+                since = seen_until if since is None else min(since, seen_until)
+        self._seen_until = since
+        if since is not None and since < now:
+            await self._catch_up(since, now)
+        self._is_leading = True
+
+    def resign(self) -> None:
+        """Stop following the market; what was not recorded is caught up on by the next leader."""
+        self._is_leading = False
+
+    # --- the market ---------------------------------------------------------------------------------------------------
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply a tick to every baseline, then execute the decisions that waited for it."""
+        if not self._is_leading:
+            return
+        self._rules.markets.update(self._market.markets)
+        if self._seen_until is not None and tick.at - self._seen_until > STALE_AFTER:
+            await self._catch_up(self._seen_until, tick.at - _INSTANT)
+        moment = Moment(tick.at, self._market.quotes(), self._market.marks, frozenset(tick.quotes))
+        for follower in self._followers.values():
+            self._apply_tick(follower, moment)
+            pending = follower.pending
+            if pending is not None and moment.at >= pending.due and has_marks(follower.state.account, moment.marks):
+                follower.pending = None
+                self._execute(follower, pending.decisions, moment)
+        self._seen_until = tick.at
+
+    def _apply_tick(self, follower: _Follower, moment: Moment) -> None:
+        account = follower.state.account
+        if not account.is_idle and has_marks(account, moment.marks):
+            follower.apply(apply_tick(account, moment, self._rules, self._market.funding_rate))
+
+    def _execute(self, follower: _Follower, decisions: Sequence[Change], moment: Moment) -> None:
+        """Pass decisions through the guard of the variant to the rules of the exchange, one after the other."""
+        baseline = follower.baseline
+        assert baseline.variant is not None, "only a rule agent decides"
+        limits = VARIANTS[baseline.variant].limits
+        for decision in decisions:
+            symbol, account = canonical_symbol(decision.symbol), follower.state.account
+            quote = moment.quotes.get(symbol)
+            if quote is None or quote.is_stale(moment.at):
+                continue
+            lowest = follower.lowest_today(moment.at)
+            context = self._observer.context_of(account, follower.history(moment.at), lowest, moment.at)
+            verdict = judge(decision, symbol, context, limits)
+            match verdict:
+                case Refusal():
+                    log.debug("%s: %s", baseline.id, verdict.reason)
+                case ExitPlan():
+                    posting = rules_of_exchange.set_exit_plan(account, symbol, verdict, moment, self._rules)
+                    follower.apply(None if isinstance(posting, str) else posting)
+                case Approved():
+                    self._place(follower, Order(account_id=account.id, **msgspec.structs.asdict(verdict)), moment)
+
+    def _place(self, follower: _Follower, order: Order, moment: Moment) -> None:
+        account, funding_rate = follower.state.account, self._market.funding_rate
+        posting = rules_of_exchange.place(account, order, moment, self._rules, funding_rate)
+        follower.apply(posting)
+        if posting.answer is not None and posting.answer.status is OrderStatus.REJECTED:
+            log.debug("%s: the order in %s was rejected: %s", account.id, order.symbol, posting.answer.reason)
+
+    async def _catch_up(self, since: datetime, until: datetime) -> None:
+        """Apply the ticks of (since, until] to the baselines; without them they go on from the next one."""
+        moments: list[Moment] = []
+        marks = dict(self._market.marks)
+        try:
+            async for tick in self._market.history(since, until):
+                if all(follower.state.account.is_idle for follower in self._followers.values()):
+                    return
+                marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
+                moments.append(Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes)))
+                if len(moments) == _TICKS_AT_ONCE:
+                    await self._apply_missed(moments)
+                    moments = []
+        except MarketUnavailable as error:
+            log.warning("the baselines miss the market from %s to %s: %s", iso(since), iso(until), error)
+        await self._apply_missed(moments)
+
+    async def _apply_missed(self, moments: Sequence[Moment]) -> None:
+        """Apply successive ticks to every baseline that their price ranges may affect."""
+        if not moments:
+            return
+        ranges = price_ranges(moments)
+        for follower in self._followers.values():
+            account = follower.state.account
+            if not account.is_idle and not is_unaffected(account, ranges, self._rules):
+                for moment in moments:
+                    if moment.at > follower.state.account.changed_at:
+                        self._apply_tick(follower, moment)
+            await asyncio.sleep(0)
+
+    # --- the schedulers' jobs -----------------------------------------------------------------------------------------
+
+    async def decide(self, now: datetime, variants: Collection[VariantId]) -> None:
+        """Open the baselines that are missing, and let the rule agents of these variants decide.
+
+        Their orders meet the first book at or after the latency, as those of the models do.
+        """
+        if not self._is_leading:
+            return
+        self._open_missing(now, variants)
+        due = now + timedelta(milliseconds=self._settings.latency_ms)
+        for follower in list(self._followers.values()):
+            variant_id = follower.baseline.variant
+            if variant_id is None or variant_id not in variants:
+                continue
+            variant, history = VARIANTS[variant_id], follower.history(now)
+            try:
+                context = self._observer.context_of(follower.state.account, history, follower.lowest_today(now), now)
+            except MarketUnavailable as error:
+                log.warning("%s does not decide: %s", follower.baseline.id, error)
+                continue
+            view = await self._observer.view_of(context, history, variant.intervals)
+            decisions = [each for each in variant.agent(view, variant.limits) if isinstance(each, Change)]
+            follower.pending = _Pending(due, decisions) if decisions else None
+
+    def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:
+        """Open each baseline at the first moment at which every market has a price."""
+        quotes = self._market.quotes()
+        if any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in self._rules.markets):
+            return
+        moment = Moment(now, quotes, self._market.marks)
+        for baseline in (HOLD_NOTHING, BUY_AND_HOLD, *map(rule_agent, VariantId)):
+            if baseline.id in self._followers or (baseline.variant is not None and baseline.variant not in variants):
+                continue
+            settings = self._settings
+            account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, now)
+            follower = self._followers[baseline.id] = _Follower(baseline, BaselineState(account=account))
+            if baseline is BUY_AND_HOLD:
+                for order in equal_parts(account, moment, self._rules):
+                    self._place(follower, order, moment)
+
+    async def record(self, now: datetime) -> None:
+        """Record what the baselines are worth, at every call or, of one without positions, once an hour."""
+        if not self._is_leading or not self._followers:
+            return
+        marks, due, changed = self._market.marks, [], []
+        for follower in self._followers.values():
+            account = follower.state.account
+            if not follower.is_saved:
+                state = msgspec.structs.replace(
+                    follower.state, account=msgspec.structs.replace(account, taken={})
+                )  # the depth that was taken comes back
+                changed.append(store.SavedBaseline(follower.baseline, state, self._seen_until or now))
+            snapshot = value_account(account, marks, now) if is_due(account, follower.last, now) else None
+            if snapshot is not None:
+                due.append((follower, snapshot))
+        saved = {one.baseline.id: self._followers[one.baseline.id].state for one in changed}
+        async with self._database.transaction() as conn:
+            await insert_snapshots(conn, [snapshot for _, snapshot in due])
+            await store.upsert_baselines(conn, changed)
+            if self._seen_until is not None:
+                await store.update_baselines_seen(conn, self._seen_until)
+        for baseline_id, state in saved.items():
+            follower = self._followers[baseline_id]
+            follower.is_saved = follower.state is state  # it may have changed while it was written
+        for follower, snapshot in due:
+            follower.note(snapshot.created_at, snapshot.net_portfolio)
+            follower.last = LastSnapshot(snapshot.run_id, now)

@@ -1,0 +1,92 @@
+"""SQL of baselines: their accounts. Their values are among the portfolio snapshots, under their ids."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.models import VariantId
+from trader.domain.portfolio.baselines import Baseline, BaselineState
+from trader.store.database.pool import Connection
+
+
+class BaselineRun(NamedTuple):
+    """A baseline and its run."""
+
+    baseline: Baseline
+    run_id: UUID
+    initial_capital: Decimal
+    started_at: datetime
+
+
+SELECT_BASELINES = """
+SELECT id, name, variant, run_id, initial_capital, started_at FROM baselines ORDER BY id
+"""
+
+
+async def select_baselines(conn: Connection) -> list[BaselineRun]:
+    """Return every baseline."""
+    return [
+        BaselineRun(Baseline(row[0], row[1], None if row[2] is None else VariantId(row[2])), *row[3:])
+        for row in await conn.fetch(SELECT_BASELINES)
+    ]
+
+
+class SavedBaseline(NamedTuple):
+    """A baseline as it was saved, having seen every tick until `seen_until`."""
+
+    baseline: Baseline
+    state: BaselineState
+    seen_until: datetime
+
+
+SELECT_BASELINE_STATES = "SELECT id, name, variant, state, seen_until FROM baselines ORDER BY id"
+
+
+async def select_baseline_states(conn: Connection) -> list[SavedBaseline]:
+    """Return the state of every baseline."""
+    return [
+        SavedBaseline(
+            Baseline(row["id"], row["name"], None if row["variant"] is None else VariantId(row["variant"])),
+            msgspec.convert(row["state"], BaselineState),
+            row["seen_until"],
+        )
+        for row in await conn.fetch(SELECT_BASELINE_STATES)
+    ]
+
+
+UPSERT_BASELINES = """
+INSERT INTO baselines AS b (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
+SELECT * FROM unnest($1::text[], $2::text[], $3::variant_id[], $4::uuid[], $5::numeric[], $6::timestamptz[],
+                     $7::jsonb[], $8::timestamptz[])
+ON CONFLICT (id) DO UPDATE
+SET name = excluded.name, run_id = excluded.run_id, initial_capital = excluded.initial_capital,
+    started_at = excluded.started_at, state = excluded.state, seen_until = excluded.seen_until
+"""
+
+
+async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline]) -> None:
+    """Save the states of baselines."""
+    runs = [saved.state.account.run for saved in baselines]
+    await conn.execute(
+        UPSERT_BASELINES,
+        [saved.baseline.id for saved in baselines],
+        [saved.baseline.name for saved in baselines],
+        [saved.baseline.variant for saved in baselines],
+        [run.id for run in runs],
+        [run.initial_capital for run in runs],
+        [run.started_at for run in runs],
+        [msgspec.to_builtins(saved.state) for saved in baselines],
+        [saved.seen_until for saved in baselines],
+    )
+
+
+UPDATE_BASELINES_SEEN = "UPDATE baselines SET seen_until = $1 WHERE seen_until < $1"
+
+
+async def update_baselines_seen(conn: Connection, until: datetime) -> None:
+    """Record that every baseline has seen every tick until then."""
+    await conn.execute(UPDATE_BASELINES_SEEN, until)
