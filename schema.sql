@@ -73,12 +73,14 @@ CREATE TABLE IF NOT EXISTS entrants (
 );
 
 -- The account of a model has the model's id. `sequence` counts its postings; it is the lock against a second writer.
+-- `liquidating`: a liquidation has begun that the books have not allowed to end yet.
 CREATE TABLE IF NOT EXISTS accounts (
     id            text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),
     sequence      bigint NOT NULL DEFAULT 0 CHECK (sequence >= 0),
     created_at    timestamptz NOT NULL,
     changed_at    timestamptz NOT NULL,
-    last_order_at timestamptz
+    last_order_at timestamptz,
+    liquidating   boolean NOT NULL DEFAULT false
 );
 
 CREATE TABLE IF NOT EXISTS runs (

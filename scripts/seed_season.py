@@ -29,6 +29,7 @@ from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.agents.entrants import Entrants
+from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
 from trader.store.agents.invocations import select_models
 from trader.store.database.leadership import update_term
@@ -83,7 +84,7 @@ async def write_season(
     for model, _ in pairs:
         await entrants.answered(await entrants.enter(model, start), model.router_model_name, start)
     count = max(1, min(os.cpu_count() or 1, len(pairs) // MODELS_PER_PROCESS_MIN))
-    rules = Rules(dict(source.markets), settings.taker_fee_bps / 10_000, settings.maker_fee_bps / 10_000)
+    rules = rules_of(settings, source.markets)
     payloads_from = end - timedelta(days=settings.snapshot_retention_days)
     plans = [
         Plan(dsn, term, settings.seed, rules, start, end, cycle, payloads_from, tuple(pairs[number::count]))

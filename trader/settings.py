@@ -94,6 +94,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "SIM_TAKER_FEE_BPS", "5", forms.BASIS_POINTS, "Fee of taker fills, in basis points.")]
     maker_fee_bps: Annotated[Decimal, Variable(
         "SIM_MAKER_FEE_BPS", "2", forms.BASIS_POINTS, "Fee of maker fills, in basis points.")]
+    liquidation_fee_bps: Annotated[Decimal, Variable(
+        "LIQUIDATION_FEE_BPS", "100", forms.BASIS_POINTS,
+        "Fee of each fill of a liquidation on top of the taker fee, in basis points.")]
     latency_ms: Annotated[int, Variable(
         "SIM_LATENCY_MS", "200", forms.whole_number(0, 60_000),
         "How long an order takes to reach the simulated market, in milliseconds.")]

@@ -107,15 +107,15 @@ async def test_longs_are_liquidated_at_book_prices_and_never_owe(crash: Crash, d
         assert worth >= 0, account.id
         assert not account.positions or worth > maintenance(account, crash.exchange.marks(), crash.source.markets)
 
-    # The small one is closed in a few seconds, before the worst: it keeps something.
+    # The small one is reduced step by step as the market falls, until nothing is left of it.
     small = [row for row in fills if row["account_id"] == "small"]
     assert BEGIN.replace(minute=50) < small[0]["created_at"] < BEGIN.replace(minute=56)
-    assert 0 < accounts["small"].cash < SMALL / 5
-    assert crash.worst["small"] > 0
-    for fill in small:
+    assert 0 <= accounts["small"].cash < SMALL / 5
+    assert sum(fill["quantity"] for fill in small[:3]) < SMALL / 1000, "less than a third at once"
+    for number, fill in enumerate(small):
         # 1 % of the notional on top of the taker fee, at a price that the candle of its minute traded at.
         notional = fill["quantity"] * fill["price"]
-        assert fill["liquidation_fee"] == notional / 100
+        assert fill["liquidation_fee"] == notional / 100 or (number and 0 <= fill["liquidation_fee"] < notional / 100)
         assert fill["fee"] == notional * Decimal("0.0005")
         assert Decimal(2395) < fill["price"] < Decimal(2600)
 

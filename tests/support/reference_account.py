@@ -18,7 +18,6 @@ from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import Book, Market
 
 STALE = timedelta(seconds=30)
-LIQUIDATION_FEE = Fraction(1, 100)
 NO_TERMS = Terms()
 
 
@@ -26,12 +25,21 @@ class ReferenceAccount:
     """An account by the rules in words."""
 
     def __init__(
-        self, capital: Decimal, markets: dict[str, Market], taker: Decimal, maker: Decimal, at: datetime
+        self,
+        capital: Decimal,
+        markets: dict[str, Market],
+        at: datetime,
+        *,
+        taker: Decimal,
+        maker: Decimal,
+        liquidation: Decimal,
     ) -> None:
         self.capital = Fraction(capital)
         self.markets = markets
         self.taker = Fraction(taker)
         self.maker = Fraction(maker)
+        self.liquidation = Fraction(liquidation)
+        self.liquidating = False
         self.changed_at = at
         self.ledger: list[Entry] = []
         self.resting: list[Rest] = []
@@ -120,7 +128,7 @@ class ReferenceAccount:
             self._restore(before)
         else:
             self._liquidate(moment, at, rate)
-            self._write_off_when_flat(at)
+            self._settle_when_flat(at)
             self.changed_at = at
         return answer
 
@@ -200,7 +208,7 @@ class ReferenceAccount:
         for symbol, holding in sorted(self.books().holdings.items()):
             part = (self.marks[symbol], abs(holding.quantity))
             self._execute(symbol, -1 if holding.quantity > 0 else 1, [part], at, Fraction(0), "reset")
-        self._write_off_when_flat(at)
+        self._settle_when_flat(at)
         ended = self.books()
         self.ledger, self.watches, self._books = [], {}, (0, Books())
         self.capital, self.changed_at = Fraction(capital), at
@@ -214,8 +222,7 @@ class ReferenceAccount:
         if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
             return
         at = max(moment.at, self.changed_at)
-        length, orders = len(self.ledger), [(rest.number, rest.remaining) for rest in self.resting]
-        closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
+        before = self._visible()
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._fund(symbol, at, rate)
@@ -224,13 +231,15 @@ class ReferenceAccount:
         for symbol in sorted(self.books().holdings):
             if symbol in moment.updated:
                 self._exit(symbol, moment, at)
-        self._write_off_when_flat(at)
-        if (length, orders, closing) != (
-            len(self.ledger),
-            [(rest.number, rest.remaining) for rest in self.resting],
-            {symbol: watch.closing for symbol, watch in self.watches.items()},
-        ):
+        self._settle_when_flat(at)
+        if before != self._visible():
             self.changed_at = at
+
+    def _visible(self) -> object:
+        """What an update that concerns the account changes of it."""
+        orders = [(rest.number, rest.remaining) for rest in self.resting]
+        closing = {symbol: watch.closing for symbol, watch in self.watches.items()}
+        return len(self.ledger), orders, closing, self.liquidating
 
     def _fill_resting(self, moment: Moment, at: datetime) -> None:
         for rest in sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number)):
@@ -256,31 +265,46 @@ class ReferenceAccount:
                 self.resting = [other for other in self.resting if other.number != rest.number]
 
     def _liquidate(self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
-        if not self.books().holdings or self.equity() > self.maintenance():
+        """It begins at maintenance and ends above 1.1 times it, though that takes more books than one."""
+        if not self.books().holdings or not (self.liquidating or self.equity() <= self.maintenance()):
             return
         for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
-        if self.equity() > self.maintenance():
+        if not self.liquidating and self.equity() > self.maintenance():
+            return
+        self.liquidating = not self._is_safe()
+        if not self.liquidating:
             return
         self.resting.clear()
         last = ""
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
-            if quote is None or abs(moment.at - quote.at) > STALE:
-                continue
-            held = self.quantity(symbol)
-            sign = -1 if held > 0 else 1
-            parts = self._shown(quote.book, sign, abs(held), None)
-            if parts:
-                self._take(quote.book, sign, parts)
-                self._execute(symbol, sign, parts, at, self.taker, "liquidation")
-                fee = min(LIQUIDATION_FEE * sum(p * q for p, q in parts), max(Fraction(0), self.equity()))
-                self._charge_more(fee)
+            if quote is not None and abs(moment.at - quote.at) <= STALE and self._reduce(symbol, quote.book, at):
                 last = symbol
-            if self.equity() > self.maintenance():
-                break
+        self.liquidating = not self._is_safe()
         if self.equity() < 0 and last:
             self._insure(last, -self.equity(), at)
+
+    def _is_safe(self) -> bool:
+        return self.equity() > Fraction(11, 10) * self.maintenance()
+
+    def _reduce(self, symbol: str, book: Book, at: datetime) -> bool:
+        """Quarter by quarter, each up to a whole lot, and the whole once it is worth less than ten minimums."""
+        market = self.markets[symbol]
+        lot = Fraction(market.lot)
+        quarter = (abs(self.quantity(symbol)) / 4 / lot).__ceil__() * lot
+        reduced = False
+        while (held := self.quantity(symbol)) and not self._is_safe():
+            small = abs(held) * self.marks[symbol] < 10 * Fraction(market.min_notional)
+            sign = -1 if held > 0 else 1
+            parts = self._shown(book, sign, abs(held) if small else min(quarter, abs(held)), None)
+            if not parts:
+                break
+            self._take(book, sign, parts)
+            self._execute(symbol, sign, parts, at, self.taker, "liquidation")
+            self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
+            reduced = True
+        return reduced
 
     def _charge_more(self, fee: Fraction) -> None:
         """Add the liquidation fee to the last fill: which fill of one close carries it makes no difference."""
@@ -309,8 +333,11 @@ class ReferenceAccount:
             watch.funded_until = boundary
             boundary += timedelta(hours=1)
 
-    def _write_off_when_flat(self, at: datetime) -> None:
-        if not self.books().holdings and self.cash() < 0:
+    def _settle_when_flat(self, at: datetime) -> None:
+        if self.books().holdings:
+            return
+        self.liquidating = False
+        if self.cash() < 0:
             self._insure("", -self.cash(), at)
 
     def _insure(self, symbol: str, amount: Fraction, at: datetime) -> None:

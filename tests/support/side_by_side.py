@@ -29,7 +29,14 @@ class SideBySide:
     def __init__(self, capital: Decimal, rate: Rate, at: datetime) -> None:
         self.account = open_account(str(capital), at=at)
         self.rules = replace(RULES, markets=dict(RULES.markets))
-        self.model = ReferenceAccount(capital, self.rules.markets, RULES.taker_rate, RULES.maker_rate, at)
+        self.model = ReferenceAccount(
+            capital,
+            self.rules.markets,
+            at,
+            taker=RULES.taker_rate,
+            maker=RULES.maker_rate,
+            liquidation=RULES.liquidation_rate,
+        )
         self.rate = rate
         self.numbers: dict[UUID, int] = {}
         self.ids: set[UUID] = set()
@@ -177,6 +184,7 @@ class SideBySide:
         assert account.funding == books.funding
         assert account.insurance == books.insurance
         assert account.changed_at == model.changed_at
+        assert account.liquidating == model.liquidating
         assert set(account.positions) == set(books.holdings)
         for symbol, position in account.positions.items():
             held, watch = books.holdings[symbol], model.watches[symbol]

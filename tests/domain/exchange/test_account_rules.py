@@ -106,35 +106,80 @@ def test_a_short_has_its_liquidation_price_above_and_an_unleveraged_long_has_non
 @pytest.mark.parametrize(
     ("eth_mid", "sol_mid", "closed", "kept"), [(1_820, 99, "ETH", "SOL"), (2_010, 80, "SOL", "ETH")]
 )
-def test_the_largest_loss_is_closed_first_and_no_more_than_is_needed(
+def test_the_largest_loss_is_reduced_first_and_no_more_than_is_needed(
     eth_mid: int, sol_mid: int, closed: str, kept: str
 ) -> None:
     desk = leveraged()
+    before = desk.account.positions
     posting = desk.tick(deep_quote("ETH", eth_mid), deep_quote("SOL", sol_mid))
     assert posting is not None
-    assert [trade.part.symbol for trade in posting.trades] == [closed]
-    assert list(desk.account.positions) == [kept]
+    assert {trade.part.symbol for trade in posting.trades} == {closed}
+    assert desk.account.positions[kept] == before[kept]
+    assert desk.equity > D("1.1") * figures.maintenance(desk.account, desk.moment.marks, RULES.markets)
+
+
+def test_a_position_is_reduced_in_quarters_each_a_trade_of_its_own() -> None:
+    desk = leveraged()
+    position = desk.account.positions["ETH"]
+    posting = desk.tick(deep_quote("ETH", 1820), deep_quote("SOL", 99))
+    assert posting is not None
+    assert [fill.quantity for fill in posting.fills] == [D("2.5")] * 2
+    assert [(trade.part.quantity, trade.parent_id) for trade in posting.trades] == [(D("2.5"), position.id)] * 2
+    assert {trade.close_reason for trade in posting.trades} == {Cause.LIQUIDATION}
+    assert (desk.position.id, desk.position.quantity) == (position.id, D(5))
+    assert not desk.account.liquidating
+
+
+def test_quarters_are_rounded_up_to_the_lot_and_a_small_position_is_closed_whole() -> None:
+    desk = PaperBench(8)
+    desk.order(BUY, "0.0699", leverage=20)
+    posting = desk.eth("1900")
+    assert posting is not None
+    assert [fill.quantity for fill in posting.fills] == [D("0.0175"), D("0.0524")], "what is left is below 100 USD"
+    assert not desk.account.positions
 
 
 def test_a_liquidation_fill_pays_one_percent_on_top_of_the_taker_fee() -> None:
     desk = leveraged()
     posting = desk.tick(deep_quote("ETH", "1820"), deep_quote("SOL", 99))
     assert posting is not None
-    (fill,) = posting.fills
-    notional = fill.quantity * fill.price
-    assert (fill.fee, fill.liquidation_fee) == (notional * D("0.0005"), notional * D("0.01"))
-    (trade,) = posting.trades
-    assert (trade.close_reason, trade.liquidation_fees) == (Cause.LIQUIDATION, fill.liquidation_fee)
+    for fill, trade in zip(posting.fills, posting.trades, strict=True):
+        notional = fill.quantity * fill.price
+        assert (fill.fee, fill.liquidation_fee) == (notional * D("0.0005"), notional * D("0.01"))
+        assert trade.liquidation_fees == fill.liquidation_fee
 
 
 def test_the_liquidation_fee_never_takes_equity_below_zero() -> None:
     desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
-    desk.eth("1897")
+    posting = desk.eth("1897")
+    assert posting is not None
+    first, *others = [fill.liquidation_fee for fill in posting.fills]
+    assert 0 < first < posting.fills[0].quantity * posting.fills[0].price / 100
+    assert set(others) == {0}, "the first step took what there was"
     assert desk.account.cash == 0
-    assert desk.postings[-1].insurance == []
-    fill = desk.postings[-1].fills[0]
-    assert 0 < fill.liquidation_fee < fill.quantity * fill.price / 100
+
+
+def test_a_liquidation_that_has_begun_ends_above_its_target_though_the_book_was_thin() -> None:
+    """What one book could not take is reduced with the next, at an equity at which none would begin."""
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20)
+    desk.tick(eth([(1933, "0.1")], [(1935, 99)]))
+    assert (desk.position.quantity, desk.account.liquidating) == (D("9.9"), True)
+    assert desk.order(BUY, "0.01", leverage=20).status is OrderStatus.REJECTED
+    desk.eth(1_937)
+    assert (desk.position.quantity, desk.account.liquidating) == (D("7.425"), False)
+    assert desk.eth(1_936) is None, "the target was reached, so it takes equity at maintenance to begin again"
+
+
+def test_a_liquidation_ends_when_the_market_makes_the_account_safe() -> None:
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20)
+    desk.tick(eth([(1933, "0.1")], [(1935, 99)]))
+    posting = desk.eth(1_950)
+    assert posting is not None
+    assert (list(posting.fills), desk.account.liquidating) == ([], False)
+    assert desk.eth(1_950) is None
 
 
 def test_a_loss_beyond_equity_is_written_off_as_insurance() -> None:
@@ -143,11 +188,10 @@ def test_a_loss_beyond_equity_is_written_off_as_insurance() -> None:
     posting = desk.eth("1500")
     assert posting is not None
     (payment,) = posting.insurance
-    (trade,) = posting.trades
     assert desk.account.cash == desk.equity == 0
-    assert payment.amount == trade.insurance == desk.account.insurance > 3_900
-    assert payment.order_id == trade.part.id
-    assert trade.liquidation_fees == 0
+    assert payment.amount == posting.trades[-1].insurance == desk.account.insurance > 3_900
+    assert payment.order_id == posting.trades[-1].part.id
+    assert {trade.liquidation_fees for trade in posting.trades} == {0}
 
 
 def test_a_liquidation_that_the_book_cannot_take_goes_on_with_the_next() -> None:
@@ -226,10 +270,10 @@ def test_a_liquidation_after_a_boundary_pays_for_it_in_markets_without_an_update
     desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(minutes=29, seconds=59))
     posting = desk.tick(deep_quote("ETH", 1_500), after=timedelta(seconds=1))
     assert posting is not None
-    assert {trade.part.symbol: trade.part.funding for trade in posting.trades} == {
-        "ETH": D(-15_000) * D("0.0000125"),
-        "SOL": D(-10_000) * D("0.0000125"),
-    }
+    funding = {"ETH": D(0), "SOL": D(0)}
+    for trade in posting.trades:
+        funding[trade.part.symbol] += trade.part.funding
+    assert funding == {"ETH": D(-15_000) * D("0.0000125"), "SOL": D(-10_000) * D("0.0000125")}
 
 
 def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:

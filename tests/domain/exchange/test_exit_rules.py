@@ -124,7 +124,7 @@ def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> Non
     desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_990)))
     posting = desk.eth("1900")
     assert posting is not None
-    assert [trade.close_reason for trade in posting.trades] == [Cause.LIQUIDATION]
+    assert {trade.close_reason for trade in posting.trades} == {Cause.LIQUIDATION}
     assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.REJECTED
     assert desk.eth("1900") is None
 

@@ -8,6 +8,7 @@ cross-margined linear perpetuals; see docs/exchange.md.
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -17,6 +18,9 @@ from trader.domain.market.markets import Market
 from trader.domain.money import ONE, ZERO, divide, share
 
 Marks = Mapping[str, Decimal]
+
+LIQUIDATED_UNTIL: Final = Decimal("1.1")
+"""A liquidation ends when equity is above this multiple of maintenance."""
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -120,7 +124,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     `sequence` counts every row ever posted to it; `changed_at` is the time of the last posting that was no refusal: the
     account has seen every tick until then. `last_order_at` is when an order was last placed (None: never).
-    `realized`, `fees`, `funding` and `insurance` are sums over the run, and
+    `liquidating` says that a liquidation has begun whose end, equity above `LIQUIDATED_UNTIL` × maintenance, the books
+    have not allowed yet. `realized`, `fees`, `funding` and `insurance` are sums over the run, and
     `cash = initial capital + realized − fees + funding + insurance`.
     """
 
@@ -135,6 +140,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     positions: Mapping[str, Position] = {}
     resting: tuple[RestingOrder, ...] = ()
     last_order_at: datetime | None = None
+    liquidating: bool = False
     taken: Mapping[str, Taken] = {}
 
     @property
@@ -177,6 +183,14 @@ def maintenance(account: Account, marks: Marks, markets: Mapping[str, Market]) -
     return sum(
         (p.quantity * marks[p.symbol] * markets[p.symbol].maintenance_rate for p in account.positions.values()), ZERO
     )
+
+
+def is_liquidable(account: Account, marks: Marks, markets: Mapping[str, Market]) -> bool:
+    """Whether positions are to be reduced by force: equity ≤ maintenance, or not yet safe since it was."""
+    required = maintenance(account, marks, markets)
+    if account.liquidating:
+        required *= LIQUIDATED_UNTIL
+    return equity(account, marks) <= required
 
 
 def reserved(account: Account) -> Decimal:

@@ -19,7 +19,7 @@ from trader.domain.exchange.account import (
     Taken,
     equity,
     hours_crossed,
-    maintenance,
+    is_liquidable,
 )
 from trader.domain.exchange.ledger import (
     NO_TERMS,
@@ -65,6 +65,7 @@ class AccountUpdate:
         self.resting = {order.id: order for order in account.resting}
         self.taken: dict[str, Taken] = dict(account.taken)
         self.last_order_at = account.last_order_at
+        self.liquidating = account.liquidating
         self.fills: list[Fill] = []
         self.trades: list[ClosedTrade] = []
         self.funding_payments: list[FundingPayment] = []
@@ -84,6 +85,7 @@ class AccountUpdate:
             positions=self.positions,
             resting=tuple(self.resting.values()),
             last_order_at=self.last_order_at,
+            liquidating=self.liquidating and bool(self.positions),
             taken=self.taken,
         )
 
@@ -141,9 +143,13 @@ class AccountUpdate:
 
     @property
     def is_liquidable(self) -> bool:
-        """Whether equity ≤ maintenance."""
-        account = self.account()
-        return equity(account, self.marks) <= maintenance(account, self.marks, self.rules.markets)
+        return is_liquidable(self.account(), self.marks, self.rules.markets)
+
+    def set_liquidating(self, liquidating: bool) -> None:
+        """Begin or end a liquidation, if that is a change."""
+        if liquidating is not self.liquidating:
+            self.liquidating = liquidating
+            self.next_sequence()
 
     def next_sequence(self) -> int:
         self.sequence += 1

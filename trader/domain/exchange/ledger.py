@@ -25,7 +25,10 @@ _NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10").bytes
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """The exchange's own rules: markets, and rates as fractions of notional."""
+    """The exchange's own rules: markets, and rates as fractions of notional.
+
+    `liquidation_rate` is charged for each fill of a liquidation beside the taker fee.
+    """
 
     markets: dict[str, Market]
     taker_rate: Decimal

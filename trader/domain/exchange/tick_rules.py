@@ -8,6 +8,7 @@ come before both since the price passed them on its way.
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 
 import msgspec
 
@@ -16,9 +17,8 @@ from trader.domain.exchange.account import (
     Marks,
     Position,
     RestingOrder,
-    equity,
     free_margin,
-    maintenance,
+    is_liquidable,
     opposing,
 )
 from trader.domain.exchange.account_update import AccountUpdate
@@ -26,7 +26,10 @@ from trader.domain.exchange.ledger import Posting, RateOfHour, Rules
 from trader.domain.exchange.matching import Execution, totals
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, OrderSide, Side
 from trader.domain.market.markets import Quote
-from trader.domain.money import ZERO
+from trader.domain.money import ZERO, ceil_to
+
+_SMALL: Final = 10
+"""A liquidation closes a position below this multiple of the minimum notional as a whole."""
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -71,7 +74,7 @@ def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
     for order in account.resting:
         if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
             return True
-    return touched and equity(account, marks) <= maintenance(account, marks, rules.markets)
+    return touched and (account.liquidating or is_liquidable(account, marks, rules.markets))
 
 
 def _trades_through(order: RestingOrder, quote: Quote) -> bool:
@@ -151,27 +154,38 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
 
 
 def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
-    """When equity ≤ maintenance, cancel resting orders, then close the largest losses first until it is above again."""
-    if not update.positions or not update.is_liquidable:
+    """When equity ≤ maintenance, cancel resting orders, then reduce the largest losses first until equity is safe.
+
+    What the books cannot take follows on later ticks, whether or not equity is above maintenance again by then.
+    """
+    if not update.positions or not (update.liquidating or update.is_liquidable):
         return
-    update.fund_held(rate_of_hour)  # a position closed here may be in a market without a tick since the hour
-    if not update.is_liquidable:
+    update.fund_held(rate_of_hour)  # a position reduced here may be in a market without a tick since the hour
+    update.set_liquidating(update.is_liquidable)
+    if not update.liquidating:
         return
     for order in list(update.resting.values()):
         update.cancel(order, "liquidation")
     trades_before = len(update.trades)
     for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
-        if quote is None or quote.is_stale(moment.at):
-            continue  # without a present price nothing trades; the next tick of this market comes back here
-        side = CLOSING_SIDE[position.side]
-        executions = update.take(quote, side, position.quantity)
-        if executions:
-            update.execute(position.symbol, side, executions, Cause.LIQUIDATION)
-        if not update.is_liquidable:
-            break
+        if quote is not None and not quote.is_stale(moment.at):  # else the next tick of this market comes back here
+            _reduce(update, position, quote)
+    update.set_liquidating(update.is_liquidable)
     if len(update.trades) > trades_before:  # a loss is written off on the trade that made it
         update.write_off()
+
+
+def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
+    """Close quarters of a position, and the whole once it is small, until the account is safe or the book is empty."""
+    symbol, side, market = position.symbol, CLOSING_SIDE[position.side], update.rules.markets[position.symbol]
+    quarter = ceil_to(position.quantity / 4, market.lot)
+    while (held := update.positions.get(symbol)) is not None and update.is_liquidable:
+        is_small = held.quantity * update.marks[symbol] < _SMALL * market.min_notional
+        executions = update.take(quote, side, held.quantity if is_small else min(quarter, held.quantity))
+        if not executions:
+            return
+        update.execute(symbol, side, executions, Cause.LIQUIDATION)
 
 
 # --- many ticks at once, when catching up ----------------------------------------------------------------------------
@@ -215,6 +229,8 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: Rules) -> bool:
     Conservative: the worst equity and the highest maintenance are taken together, though they may be of different
     moments. True means that `is_affected` is false at each of these moments; false means nothing.
     """
+    if account.liquidating:
+        return False
     hour = ranges.until.replace(minute=0, second=0, microsecond=0)
     worst, required = account.cash, ZERO
     for symbol, position in account.positions.items():

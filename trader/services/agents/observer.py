@@ -23,7 +23,6 @@ from trader.domain.agents.view import (
     View,
 )
 from trader.domain.exchange.account import Account, available_cash, equity, liquidation_price
-from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators, indicators
 from trader.domain.market.markets import Candle, Interval
@@ -54,7 +53,6 @@ SESSION_INTERVAL: Final[Interval] = "5m"
 
 SHOWN_CANDLES: Final = 24
 TRADES_SHOWN: Final = 10
-BASIS_POINT: Final = Decimal("0.0001")
 
 _log = logging.getLogger("trader.agents")
 
@@ -86,8 +84,6 @@ class Observer:
         self._exchange = exchange
         self._market = market
         self._supplier = supplier
-        self._taker_fee_rate = settings.taker_fee_bps * BASIS_POINT
-        self._maker_fee_rate = settings.maker_fee_bps * BASIS_POINT
         self._latency_ms = settings.latency_ms
         self._histories: dict[str, History] = {}
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
@@ -154,7 +150,7 @@ class Observer:
         inputs = CallInputs(
             number=number,
             limits=limits,
-            rules=Rules(dict(self._market.markets), self._taker_fee_rate, self._maker_fee_rate),
+            rules=msgspec.structs.replace(self._exchange.rules, markets=dict(self._exchange.markets)),
             latency_ms=self._latency_ms,
             context=context,
             answered_at=context.now,
@@ -258,7 +254,7 @@ class Observer:
             peak_equity=peak,
             drawdown_percent=_fall_percent(peak, worth),
             day_loss_percent=_fall_percent(context.day_opening_equity, lowest),
-            taker_fee_rate=self._taker_fee_rate,
+            taker_fee_rate=self._exchange.rules.taker_rate,
         )
 
     def _position_view(self, account: Account, symbol: str) -> ObservedPosition:

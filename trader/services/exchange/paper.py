@@ -27,6 +27,7 @@ from trader.services.exchange.idempotent_orders import (
     refusal_of_age,
     refusal_of_price,
 )
+from trader.services.exchange.protocol import rules_of
 from trader.services.exchange.tick_processor import TickProcessor
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
@@ -54,11 +55,7 @@ class PaperExchange:
         self._settings = settings
         self._accounts = accounts
         self._halts = halts
-        self._rules = Rules(
-            markets=dict(market.markets),
-            taker_rate=settings.taker_fee_bps / 10_000,
-            maker_rate=settings.maker_fee_bps / 10_000,
-        )
+        self._rules = rules_of(settings, market.markets)
         self._ticks = TickProcessor(accounts, market, clock, self._rules)
         self._identity = store.DatabaseIdentity(market.identity, "simulated")
         self._orders = IdempotentOrders(database)
@@ -110,6 +107,11 @@ class PaperExchange:
     @property
     def markets(self) -> Mapping[str, Market]:
         return self._rules.markets
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which orders are judged."""
+        return self._rules
 
     @property
     def accounts(self) -> Mapping[str, Account]:

@@ -1,15 +1,29 @@
 """Protocol of the two exchanges: `PaperExchange` simulates fills, `LiveExchange` trades at a real venue.
 
-Only the composition root knows which of them it made.
+Only the composition root knows which of them it made. Both begin with the rules of the settings.
 """
 
 from collections.abc import Collection, Mapping
 from decimal import Decimal
-from typing import Protocol
+from typing import Final, Protocol
 
 from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
+from trader.settings import Settings
+
+_BASIS_POINT: Final = Decimal("0.0001")
+
+
+def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
+    """Return the rules that the settings and the market source give."""
+    return Rules(
+        markets=dict(markets),
+        taker_rate=settings.taker_fee_bps * _BASIS_POINT,
+        maker_rate=settings.maker_fee_bps * _BASIS_POINT,
+        liquidation_rate=settings.liquidation_fee_bps * _BASIS_POINT,
+    )
 
 
 class Exchange(Protocol):
@@ -46,6 +60,11 @@ class Exchange(Protocol):
 
     @property
     def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which orders are judged, those of live trading beforehand."""
+        ...
 
     @property
     def accounts(self) -> Mapping[str, Account]:

@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Final
 
 import aiojobs
+import msgspec
 
 from trader.clock import Clock, interval_elapsed
 from trader.domain.exchange.account import Account
@@ -25,6 +26,7 @@ from trader.services.events import Event, EventBus, MarketChecked
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import IdempotentOrders, checked, order_id_of, present_answer
+from trader.services.exchange.protocol import rules_of
 from trader.services.live.account import LiveAccount
 from trader.services.live.bindings import Binding, Bindings, refuse_shared
 from trader.services.live.drift import DriftRecorder
@@ -66,12 +68,7 @@ class LiveExchange:
         self._venue = venue
         self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
         # The rates estimate what an order may cost; what is booked is what the venue charged.
-        self._rules = Rules(
-            markets=dict(market.markets),
-            taker_rate=settings.taker_fee_bps / 10_000,
-            maker_rate=settings.maker_fee_bps / 10_000,
-            liquidation_rate=ZERO,
-        )
+        self._rules = msgspec.structs.replace(rules_of(settings, market.markets), liquidation_rate=ZERO)
         self._accounts = accounts
         self._context = LiveContext(database, market, clock, accounts, self._rules, events, venue, halts, drift)
         self._bindings = Bindings(self._context, settings.quote_currency)
@@ -164,6 +161,11 @@ class LiveExchange:
     @property
     def markets(self) -> Mapping[str, Market]:
         return self._rules.markets
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which orders are judged beforehand."""
+        return self._rules
 
     @property
     def accounts(self) -> Mapping[str, Account]:

@@ -98,11 +98,16 @@ ALTER TABLE invocation_counts
 """
 """Names the entrant of each invocation: number 0 of those before. A default for a new column rewrites no row."""
 
+LIQUIDATIONS: Final = """
+ALTER TABLE accounts ADD COLUMN IF NOT EXISTS liquidating boolean NOT NULL DEFAULT false;
+"""
+"""Records which accounts are being liquidated, step by step."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5 + ENTRANTS,
+    5: TO_VERSION_5 + ENTRANTS + LIQUIDATIONS,
 }
 """Each step by the version that it leads to."""
 

@@ -30,7 +30,7 @@ async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
 
 # The sums that cash is made of come from `orders` alone; `scripts/audit` compares them with the ledger.
 SELECT_ACCOUNTS = """
-SELECT a.id, a.sequence, a.changed_at, a.last_order_at,
+SELECT a.id, a.sequence, a.changed_at, a.last_order_at, a.liquidating,
        r.id AS run_id, r.number, r.initial_capital, r.quote_currency, r.started_at,
        coalesce(s.realized, 0) AS realized, coalesce(s.fees, 0) AS fees,
        coalesce(s.funding, 0) AS funding, coalesce(s.insurance, 0) AS insurance

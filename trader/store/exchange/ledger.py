@@ -29,9 +29,10 @@ from trader.store.exchange.ledger_rows import (
 # A posting whose account has changed since it was decided, or whose process no longer leads, updates no account row,
 # and so none of its rows is written.
 UPDATE_ACCOUNTS = """
-UPDATE accounts SET sequence = c.sequence, changed_at = c.changed_at, last_order_at = c.last_order_at
+UPDATE accounts SET sequence = c.sequence, changed_at = c.changed_at, last_order_at = c.last_order_at,
+                    liquidating = c.liquidating
 FROM json_to_recordset($1) AS c (id text, sequence_before bigint, sequence bigint,
-                                 changed_at timestamptz, last_order_at timestamptz)
+                                 changed_at timestamptz, last_order_at timestamptz, liquidating boolean)
 WHERE accounts.id = c.id AND accounts.sequence = c.sequence_before
     AND (SELECT term FROM service_state) = $2
 RETURNING accounts.id

@@ -34,6 +34,7 @@ def account_change(posting: Posting) -> Row:
         "sequence": account.sequence,
         "changed_at": account.changed_at,
         "last_order_at": account.last_order_at,
+        "liquidating": account.liquidating,
     }
 
 
