@@ -174,10 +174,8 @@ async def _print(database: Database, invocation: Invocation) -> None:
     for step in steps:
         key = "" if step.key_number is None else f" with key {step.key_number}"
         cost = "not reported" if step.cost_usd is None else f"{format_decimal(step.cost_usd)} USD"
-        print(
-            f"step {step.number}: {step.model}{key}, {step.input_tokens} + {step.output_tokens} tokens, "
-            f"{step.duration_ms} ms, cost {cost}"
-        )
+        tokens = " + ".join("?" if count is None else str(count) for count in (step.input_tokens, step.output_tokens))
+        print(f"step {step.number}: {step.model}{key}, {tokens} tokens, {step.duration_ms} ms, cost {cost}")
     if invocation.response:
         print(f"\n{invocation.response}")
 

@@ -8,6 +8,7 @@
     ├── BooksViolated             a bug
     ├── InternalError             a bug
     ├── ProviderError
+    │   └── ProviderTimeout       tried once more, with a new view
     └── RequestError              `api/rpc.py` maps the errors below to HTTP statuses
         ├── InvalidInput
         ├── NotFound
@@ -58,11 +59,19 @@ class InternalError(TraderError):
 
 
 class ProviderError(TraderError):
-    """An AI provider gave no usable answer. `raw` is what it sent instead, without secrets, for the record only."""
+    """An AI provider gave no usable answer. `raw` is what it sent instead, without secrets, for the record only.
 
-    def __init__(self, message: str, raw: str = "") -> None:
+    `unmetered_attempts` counts the attempts that may have cost tokens which nobody reported.
+    """
+
+    def __init__(self, message: str, raw: str = "", *, unmetered_attempts: int = 0) -> None:
         super().__init__(message)
         self.raw = raw
+        self.unmetered_attempts = unmetered_attempts
+
+
+class ProviderTimeout(ProviderError):
+    """An AI provider did not answer in time; what it was asked about has changed since."""
 
 
 class RequestError(TraderError):

@@ -142,7 +142,8 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
     parts.tally.maker_fills, parts.tally.taker_fills, parts.tally.trades = 2, 5, 4
     parts.provider.usage.attempts["rate_limited"] += 1
     parts.provider.usage.input_tokens = 900
-    parts.provider.usage.key_rests = 1
+    parts.provider.usage.rests["out_of_credit"] += 1
+    parts.provider.usage.unmetered_attempts = 2
     seen = await figures(client)
     expected: Figures = {
         ("trader_stream_subscribers", ("workflow",)): 2,
@@ -162,7 +163,8 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
         ("trader_trades_total", ()): 4,
         ("trader_provider_attempts_total", ("rate_limited", "openai")): 1,
         ("trader_provider_tokens_total", ("input", "openai")): 900,
-        ("trader_provider_key_rests_total", ("openai",)): 1,
+        ("trader_provider_key_rests_total", ("openai", "out_of_credit")): 1,
+        ("trader_provider_unmetered_attempts_total", ("openai",)): 2,
         ("trader_models_running", ()): 1,
     }
     assert {key: seen.get(key) for key in expected} == expected

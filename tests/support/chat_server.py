@@ -1,5 +1,6 @@
 """A scripted server of the chat-completions protocol, and fixtures of its clients."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -98,6 +99,10 @@ class Timer:
 
     def __call__(self) -> float:
         return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
 
 
 MakeClient = Callable[..., ChatClient]

@@ -93,8 +93,9 @@ INVOCATION = {
     "status": ("completed", "failed", "timeout"),
     "failureReason": (text, None),
     "steps": count,
-    "inputTokens": count,
-    "outputTokens": count,
+    "inputTokens": (count, None),
+    "outputTokens": (count, None),
+    "unmeteredAttempts?": count,
     "costUsd?": number,
     "durationMs": count,
     "timestamp": iso,
@@ -291,7 +292,12 @@ OUTPUTS: Mapping[str, Shape] = {
     "analytics.getModelStats": (
         {
             "overall": [
-                {**_MODEL_HEAD, **dict.fromkeys(_OVERALL_COUNTS, count), **dict.fromkeys(_OVERALL.split(), FIGURE)}
+                {
+                    **_MODEL_HEAD,
+                    "unmeteredAttempts?": count,
+                    **dict.fromkeys(_OVERALL_COUNTS, count),
+                    **dict.fromkeys(_OVERALL.split(), FIGURE),
+                }
             ]
         },
         {
@@ -299,6 +305,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 {
                     **_MODEL_HEAD,
                     "currentStreakType": ("win", "loss", "none"),
+                    "unmeteredAttempts?": count,
                     **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
                     **dict.fromkeys(_ADVANCED.split(), FIGURE),
                 }
@@ -339,9 +346,9 @@ OUTPUTS: Mapping[str, Shape] = {
                     {
                         "stepNumber": count,
                         "toolNames": [text],
-                        "inputTokens": count,
-                        "outputTokens": count,
-                        "totalTokens": count,
+                        "inputTokens": (count, None),
+                        "outputTokens": (count, None),
+                        "totalTokens": (count, None),
                         "timestamp": iso,
                     }
                 ],

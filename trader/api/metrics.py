@@ -158,7 +158,10 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         "trader_provider_attempts", "Calls of AI providers by outcome.", labels=["provider", "outcome"]
     )
     tokens = CounterMetricFamily("trader_provider_tokens", "Tokens as charged.", labels=["provider", "direction"])
-    rests = CounterMetricFamily("trader_provider_key_rests", "Rests of keys after rate limits.", labels=["provider"])
+    rests = CounterMetricFamily("trader_provider_key_rests", "Rests of keys.", labels=["provider", "reason"])
+    unmetered = CounterMetricFamily(
+        "trader_provider_unmetered_attempts", "Calls that may have cost tokens nobody reported.", labels=["provider"]
+    )
     out = CounterMetricFamily("trader_provider_keys_out", "Keys that were refused.", labels=["provider"])
     for name, provider in providers.items():
         if not isinstance(provider, ChatClient):
@@ -168,9 +171,11 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
             attempts.add_metric([name, outcome], count)
         tokens.add_metric([name, "input"], usage.input_tokens)
         tokens.add_metric([name, "output"], usage.output_tokens)
-        rests.add_metric([name], usage.key_rests)
+        for reason, count in usage.rests.items():
+            rests.add_metric([name, reason], count)
+        unmetered.add_metric([name], usage.unmetered_attempts)
         out.add_metric([name], usage.keys_out)
-    yield from (attempts, tokens, rests, out)
+    yield from (attempts, tokens, unmetered, rests, out)
 
 
 def _gauges(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:

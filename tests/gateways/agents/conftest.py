@@ -1,6 +1,6 @@
 """A chat-completions server, and clients of it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
@@ -24,11 +24,13 @@ async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
 async def client_of(fake: tuple[FakeServer, str]) -> AsyncIterator[MakeClient]:
     made: list[ChatClient] = []
 
-    def make(*keys: str, timer: Callable[[], float] | None = None, limit_s: float = 5.0) -> ChatClient:
+    def make(*keys: str, timer: Timer | None = None, limit_s: float = 5.0) -> ChatClient:
+        timer = timer or Timer()
         client = ChatClient(
             ProviderRow("fake", fake[1]),
             [Secret(key) for key in keys],
-            timer=timer or Timer(),
+            timer=timer,
+            sleep=timer.sleep,
             attempt_limit_s=limit_s,
             backoff_s=0.001,
         )

@@ -26,7 +26,7 @@ from support.chat_server import (
 
 from trader.domain.agents.tools import Holding, decode
 from trader.domain.models import ModelConfiguration
-from trader.errors import ProviderError
+from trader.errors import ProviderError, ProviderTimeout
 from trader.gateways.agents.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
 from trader.setting_forms import Secret
 
@@ -96,7 +96,7 @@ async def test_rest_doubles_without_retry_after(fake: tuple[FakeServer, str], cl
     server.script = [answering(429)]
     client = client_of(KEYS[0], timer=timer)
     for rest_s in (30, 60, 120, 240, 480, 600, 600):
-        with pytest.raises(ProviderError, match=rf"every key of fake rests .* free in {rest_s} s"):
+        with pytest.raises(ProviderError, match=rf"key 1 is rate-limited \(429\) and rests for {rest_s} s"):
             await client.answer(TURN)
         calls = len(server.keys)
         timer.now += rest_s - 1
@@ -107,7 +107,7 @@ async def test_rest_doubles_without_retry_after(fake: tuple[FakeServer, str], cl
     server.script = [OK]
     await client.answer(TURN)
     server.script = [answering(429)]
-    with pytest.raises(ProviderError, match="free in 30 s"):
+    with pytest.raises(ProviderError, match="rests for 30 s"):
         await client.answer(TURN)
 
 
@@ -125,7 +125,7 @@ async def test_retry_after_forms(
     fake: tuple[FakeServer, str], client_of: MakeClient, headers: dict[str, str], rest_s: int
 ) -> None:
     fake[0].script = [answering(429, **headers)]
-    with pytest.raises(ProviderError, match=f"free in {rest_s} s"):
+    with pytest.raises(ProviderError, match=f"rests for {rest_s} s"):
         await client_of(KEYS[0]).answer(TURN)
 
 
@@ -135,7 +135,7 @@ async def test_a_rest_of_no_time_is_not_used_up_at_once(fake: tuple[FakeServer, 
     client = client_of(KEYS[0], KEYS[1])
     for calls in (2, 4):
         async with asyncio.timeout(5):
-            with pytest.raises(ProviderError, match="every key of fake rests"):
+            with pytest.raises(ProviderError, match=r"key 1 is rate-limited .*; key 2 is rate-limited"):
                 await client.answer(TURN)
         assert len(server.keys) == calls, "each key is asked once for an answer"
 
@@ -145,11 +145,14 @@ async def test_refused_keys_are_out_until_restart(
 ) -> None:
     server, timer = fake[0], Timer()
     server.by_key[KEYS[0]] = answering(401, {"error": {"message": f"Incorrect API key provided: {KEYS[0]}"}})
-    server.by_key[KEYS[1]] = answering(403)
+    server.by_key[KEYS[1]] = answering(403, {"error": {"message": "This API key has been disabled"}})
     client = client_of(KEYS[0], KEYS[1], timer=timer)
     with caplog.at_level(logging.DEBUG), pytest.raises(ProviderError) as caught:
         await client.answer(TURN)
-    assert "refused every key (2)" in str(caught.value)
+    assert str(caught.value) == (
+        "fake cannot be asked for lab/one now: key 1 was refused (401) and is out of use until a restart; "
+        "key 2 was refused (403) and is out of use until a restart"
+    )
     assert "key 1 was refused with status 401" in caplog.text
     timer.now += 10_000
     with pytest.raises(ProviderError):
@@ -187,7 +190,7 @@ async def test_gives_up_after_three_retries(fake: tuple[FakeServer, str], client
     assert len(fake[0].keys) == 4
 
 
-async def test_slow_answers_time_out_and_are_retried(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_a_slow_answer_is_not_asked_for_again(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     async def drip(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
@@ -197,8 +200,25 @@ async def test_slow_answers_time_out_and_are_retried(fake: tuple[FakeServer, str
         return response
 
     fake[0].script = [drip, OK]
-    assert (await client_of(KEYS[0], limit_s=0.2).answer(TURN)).calls
-    assert len(fake[0].keys) == 2
+    client = client_of(KEYS[0], limit_s=0.2)
+    with pytest.raises(ProviderTimeout, match=r"fake did not answer within 0\.2 s") as caught:
+        await client.answer(TURN)
+    assert len(fake[0].keys) == 1, "with the same view it would be older still"
+    assert caught.value.unmetered_attempts == client.usage.unmetered_attempts == 1
+    assert client.usage.attempts == {"timed_out": 1}
+
+
+async def test_a_model_may_have_a_limit_of_its_own(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.3)
+        return await OK(request)
+
+    fake[0].script = [slow]
+    model = msgspec.structs.replace(MODEL, configuration=ModelConfiguration(attempt_timeout_s=5))
+    client = client_of(KEYS[0], limit_s=0.1)
+    assert (await client.answer(msgspec.structs.replace(TURN, model=model))).calls
+    with pytest.raises(ProviderTimeout):
+        await client.answer(TURN)
 
 
 async def test_truncated_answers_are_retried(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
@@ -314,6 +334,144 @@ def refusing(field: str) -> Reply:
     return reply
 
 
+# --- what a refusal counts against -----------------------------------------------------------------------------------
+
+TWO = msgspec.structs.replace(TURN, model=msgspec.structs.replace(MODEL, router_model_name="lab/two"))
+
+
+def by_model(**replies: Reply) -> Reply:
+    """Answer each model of the lab in its own way."""
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        model = orjson.loads(await request.read())["model"]
+        return await replies[model.removeprefix("lab/")](request)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (429, {"message": "lab/one is temporarily rate-limited upstream", "code": 429}),
+        (403, {"message": "Project `p` does not have access to model `lab/one`", "code": "model_not_found"}),
+        (403, {"message": "Country, region, or territory not supported", "type": "request_forbidden"}),
+        (403, "no reason at all"),
+    ],
+)
+async def test_a_refused_model_does_not_stop_its_neighbours(
+    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, error: object
+) -> None:
+    fake[0].script = [by_model(one=answering(status, {"error": error}), two=OK)]
+    client = client_of(KEYS[0])
+    for _ in range(3):
+        with pytest.raises(ProviderError, match=rf"for lab/one now: key 1 .* \({status}.*\) and rests for 30 s"):
+            await client.answer(TURN)
+        assert (await client.answer(TWO)).calls
+    assert len(fake[0].keys) == 4, "the model that rests is not asked for again"
+    assert client.usage.keys_out == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (402, {"message": "Insufficient Balance"}),
+        (402, {"code": 402, "message": "This request requires more credits, or fewer max_tokens."}),
+        (
+            429,
+            {"message": "You exceeded your current quota", "type": "insufficient_quota", "code": "insufficient_quota"},
+        ),
+        (403, {"code": 403, "message": "Key limit exceeded (total limit). Manage it on the settings page"}),
+        (400, {"type": "invalid_request_error", "message": "Your credit balance is too low to access the API."}),
+    ],
+)
+async def test_out_of_credit_is_said_and_tried_again(
+    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, error: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, timer = fake[0], Timer()
+    server.script = [answering(status, {"error": error}, Retry_After="1")]
+    client = client_of(KEYS[0], timer=timer)
+    for turn in (TURN, TWO):
+        with pytest.raises(ProviderError, match=rf"key 1 is out of credit \({status}: .*\) and rests for 600 s"):
+            await client.answer(turn)
+    assert len(server.keys) == 1
+    assert f"fake: key 1 is out of credit ({status}" in caplog.text
+    assert (client.usage.attempts, client.usage.rests) == ({"out_of_credit": 1}, {"out_of_credit": 1})
+    timer.now += 600
+    server.script = [OK]
+    assert (await client.answer(TURN)).calls, "no restart is needed"
+
+
+async def test_an_account_out_of_credit_leaves_the_other_key(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    fake[0].by_key[KEYS[0]] = answering(402)
+    client = client_of(KEYS[0], KEYS[1])
+    assert [(await client.answer(TURN)).key_number for _ in range(3)] == [2, 2, 2]
+    assert fake[0].keys.count(KEYS[0]) == 1
+
+
+async def test_an_overloaded_server_is_left_alone_for_as_long_as_it_asks(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    server, timer = fake[0], Timer()
+    server.script = [by_model(one=answering(503, None, Retry_After="45"), two=OK)]
+    client = client_of(KEYS[0], timer=timer)
+    for left_s in (45, 25):
+        with pytest.raises(ProviderError, match=rf"key 1 was asked to wait .* \(503\) and rests for {left_s} s"):
+            await client.answer(TURN)
+        timer.now += 20
+    assert len(server.keys) == 1
+    assert (await client.answer(TWO)).calls
+    timer.now += 5
+    server.script = [OK]
+    assert (await client.answer(TURN)).calls
+
+
+@pytest.mark.parametrize(("status", "retry_after"), [(429, "12"), (503, "12")])
+async def test_a_short_rest_is_waited_out(
+    fake: tuple[FakeServer, str], client_of: MakeClient, status: int, retry_after: str
+) -> None:
+    server, timer = fake[0], Timer()
+    server.script = [answering(status, None, Retry_After=retry_after), OK]
+    client = client_of(KEYS[0], timer=timer)
+    answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
+    assert answer.calls
+    assert answer.waited_s == pytest.approx(12, abs=0.01)
+    server.script = [answering(status, None, Retry_After=retry_after)]
+    with pytest.raises(ProviderError, match=r"rests for 12 s"):
+        await client.answer(msgspec.structs.replace(TURN, wait_max_s=8.0))
+
+
+async def test_rests_of_no_time_are_waited_out_a_few_times(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    server, timer = fake[0], Timer()
+    server.script = [answering(429, None, Retry_After="0")]
+    began = timer.now
+    with pytest.raises(ProviderError, match="rests for 0 s"):
+        await client_of(KEYS[0], timer=timer).answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
+    assert timer.now == began + 20
+    assert len(server.keys) == 6, "at once, and after 1, 2, 4, 8 and the last 5 seconds"
+
+
+async def test_attempts_whose_tokens_nobody_reported_are_counted(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    server, client = fake[0], client_of(KEYS[0])
+    server.script = [answering(502), raw_answer(b"{"), answering(429, None, Retry_After="0"), OK]
+    answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
+    assert (answer.input_tokens, answer.unmetered_attempts) == (100, 2), "a rate limit costs nothing"
+    server.script = [answering(200, completion(held(), usage=None))]
+    answer = await client.answer(TURN)
+    assert (answer.input_tokens, answer.output_tokens, answer.unmetered_attempts) == (None, None, 1)
+    server.script = [answering(500)]
+    with pytest.raises(ProviderError) as caught:
+        await client.answer(TURN)
+    assert caught.value.unmetered_attempts == 4
+    assert client.usage.unmetered_attempts == 7
+
+
+# --- fields of requests ----------------------------------------------------------------------------------------------
+
+
 async def test_a_models_own_fields_are_merged_into_every_request(
     fake: tuple[FakeServer, str], client_of: MakeClient
 ) -> None:
@@ -399,8 +557,9 @@ async def test_huge_answers_are_bounded(fake: tuple[FakeServer, str], client_of:
 
 async def test_unreachable_server() -> None:
     client = ChatClient(ProviderRow("fake", "http://127.0.0.1:1/v1"), [Secret(KEYS[0])], backoff_s=0.001)
-    with pytest.raises(ProviderError, match="could not be reached"):
+    with pytest.raises(ProviderError, match="could not be reached") as caught:
         await client.answer(TURN)
+    assert caught.value.unmetered_attempts == 0, "nothing was sent"
     await client.close()
 
 

@@ -108,7 +108,9 @@ async def test_its_rate_limit_rests_the_key(database: Database, server: Server) 
     async with floor_on(database, server, GOOD) as floor:
         record = await run(floor, "lab/limited")
     assert record.invocation.status == "failed"
-    assert record.invocation.failure_reason == "every key of openai rests after rate limits; the first is free in 1 s"
+    assert record.invocation.failure_reason == (
+        "openai cannot be asked for lab/limited now: key 1 is rate-limited (429: Rate limited) and rests for 1 s"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.gateways.agents.keys import KeyRing
+from trader.gateways.agents.keys import (
+    MODEL_REFUSED,
+    OUT_OF_CREDIT,
+    OVERLOADED,
+    RATE_LIMITED,
+    KeyRing,
+    Refusal,
+)
 from trader.setting_forms import Secret
 
 KEY = "sk-live-4f9a8b7c6d5e"
+MODEL = "lab/one"
 
 
 def ring(*keys: str) -> KeyRing:
@@ -22,7 +30,7 @@ def escaped(text: str) -> str:
 def test_no_repr_shows_a_key() -> None:
     keys = ring(KEY)
     assert KEY not in repr(keys)
-    assert repr(keys.take()) == "Key(1)"
+    assert repr(keys.take(MODEL)) == "Key(1)"
 
 
 @pytest.mark.parametrize(
@@ -48,31 +56,76 @@ def test_no_key_is_left(said: str) -> None:
 def test_a_burst_of_rate_limits_is_one_rest() -> None:
     now = 0.0
     keys = KeyRing("fake", [Secret(KEY)], lambda: now)
-    key = keys.take()
+    key = keys.take(MODEL)
     assert key is not None
     for _ in range(8):  # as many runs ask at once
-        keys.rest(key, None)
-    assert keys.usage.key_rests == 1
+        keys.rest(key, MODEL, RATE_LIMITED, "429")
+    assert keys.usage.rests == {"rate_limited": 1}
     now = 29.9
-    assert keys.take() is None
+    assert keys.take(MODEL) is None
     now = 30.0
-    assert keys.take() is key
-    keys.rest(key, None)
+    assert keys.take(MODEL) is key
+    keys.rest(key, MODEL, RATE_LIMITED, "429")
     now = 89.9
-    assert keys.take() is None, "the next one in a row is twice as long"
+    assert keys.take(MODEL) is None, "the next one in a row is twice as long"
     now = 90.0
-    assert keys.take() is key
+    assert keys.take(MODEL) is key
 
 
 def test_a_rest_can_be_asked_to_last_longer() -> None:
     now = 0.0
     keys = KeyRing("fake", [Secret(KEY)], lambda: now)
-    key = keys.take()
+    key = keys.take(MODEL)
     assert key is not None
-    keys.rest(key, 10)
-    keys.rest(key, 20)
+    keys.rest(key, MODEL, RATE_LIMITED, "429", 10)
+    keys.rest(key, MODEL, RATE_LIMITED, "429", 20)
     now = 19.9
-    assert keys.take() is None
+    assert keys.take(MODEL) is None
+    assert keys.free_in_s(MODEL) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("refusal", [RATE_LIMITED, MODEL_REFUSED, OVERLOADED])
+def test_a_refusal_about_a_model_leaves_the_key_to_the_others(refusal: Refusal) -> None:
+    keys = ring(KEY)
+    key = keys.take(MODEL)
+    assert key is not None
+    keys.rest(key, MODEL, refusal, "429", 10)
+    assert keys.take(MODEL) is None
+    assert keys.take("lab/two") is key
+    assert (keys.free_in_s(MODEL), keys.free_in_s("lab/two")) == (10, 0)
+
+
+def test_a_key_that_is_out_of_credit_rests_for_all_models_and_is_tried_again() -> None:
+    now = 0.0
+    keys = KeyRing("fake", [Secret(KEY)], lambda: now)
+    for rest_s in (600, 1200, 2400, 3600, 3600):
+        key = keys.take(MODEL)
+        assert key is not None, "it is tried again"
+        keys.rest(key, MODEL, OUT_OF_CREDIT, "402", 5)
+        assert keys.take("lab/two") is None
+        assert keys.free_in_s("lab/two") == rest_s, "whatever a Retry-After says"
+        now += rest_s
+    key = keys.take(MODEL)
+    assert key is not None
+    keys.accepted(key, MODEL)
+    keys.rest(key, MODEL, OUT_OF_CREDIT, "402")
+    assert keys.free_in_s(MODEL) == 600, "after an answer it begins anew"
+
+
+def test_the_reason_tells_the_state_of_each_key() -> None:
+    keys = ring(KEY, "other-key-0001", "other-key-0002")
+    for refusal in (RATE_LIMITED, OUT_OF_CREDIT):
+        key = keys.take(MODEL)
+        assert key is not None
+        keys.rest(key, MODEL, refusal, "why")
+    key = keys.take(MODEL)
+    assert key is not None
+    keys.take_out(key, 401)
+    assert keys.unavailable_reason(MODEL) == (
+        "fake cannot be asked for lab/one now: key 1 is rate-limited (why) and rests for 30 s; "
+        "key 2 is out of credit (why) and rests for 600 s; key 3 was refused (401) and is out of use until a restart"
+    )
+    assert keys.usage.keys_out == 1
 
 
 def test_words_that_are_no_secrets_stay() -> None:

@@ -78,23 +78,49 @@ async def test_a_long_answer_is_parsed_in_a_thread(
     assert readers == [True, False]
 
 
-async def test_reasoning_fields_are_sent_back_unchanged(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+async def test_messages_are_sent_back_as_they_came(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client, huge, deep = client_of(KEYS[0]), 10**40, "[" * 300 + "]" * 300
-    details = [{"index": huge}, msgspec.json.decode(deep)]
-    call = {"function": {"name": "holding", "arguments": {"reason": huge}}}
-    answer = await read(fake, client, {"content": "", "reasoning_details": details, "tool_calls": [call]})
-    assert isinstance(decode(answer.calls[0]), BadCall)
+    call = {
+        "id": "a", "type": "function", "index": 0,
+        "function": {"name": "holding", "arguments": '{"reason": "x"}', "signature": "s"},
+        "extra_content": {"google": {"thought_signature": "abc=="}},
+    }  # fmt: skip
+    sent = {
+        "role": "assistant", "content": None, "reasoning_content": "", "reasoning": None, "annotations": [],
+        "reasoning_details": [{"index": huge}, msgspec.json.decode(deep)], "tool_calls": [call],
+        "of_tomorrow": {"a": 1},
+    }  # fmt: skip
+    answer = await read(fake, client, sent)
+    assert decode(answer.calls[0]) == Holding(reason="x")
     fake[0].script = [OK]
     turn = msgspec.structs.replace(TURN, number=2, messages=[*TURN.messages, answer.message])
     assert (await client.answer(turn)).calls
-    assert fake[0].bodies[-1]["messages"][-1]["reasoning_details"] == details
+    assert fake[0].bodies[-1]["messages"][-1] == sent, "every field, null and empty ones too"
+
+
+async def test_a_message_without_reasoning_gets_none(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
+    answer = await read(fake, client_of(KEYS[0]), {"content": "", "tool_calls": held()["tool_calls"]})
+    assert answer.message == {"role": "assistant", "content": "", "tool_calls": held()["tool_calls"]}
+
+
+async def test_calls_beyond_the_limit_and_of_the_old_form_are_noticed(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    client = client_of(KEYS[0])
+    calls = [{"id": f"c{n}", "function": {"name": "holding", "arguments": "{}"}} for n in range(20)]
+    answer = await read(fake, client, {"tool_calls": calls})
+    assert (len(answer.calls), answer.calls_left_out, len(answer.message["tool_calls"])) == (16, 4, 16)
+    assert not answer.is_legacy_call
+    answer = await read(fake, client, {"content": None, "function_call": {"name": "holding", "arguments": "{}"}})
+    assert (answer.calls, answer.is_legacy_call) == ((), True)
+    assert not (await read(fake, client, {**held(), "function_call": None})).is_legacy_call
 
 
 async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: MakeClient) -> None:
     client = client_of(KEYS[0])
     for usage in (None, {}, "many", {"prompt_tokens": -1, "completion_tokens": 1.5, "cost": -2}):
         answer = await read(fake, client, held(), usage=usage)
-        assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (0, 0, None)
+        assert (answer.input_tokens, answer.output_tokens, answer.cost_usd) == (None, None, None)
         assert answer.tokens_spent > 0, "the budget still counts"
 
 

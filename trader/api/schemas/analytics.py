@@ -16,6 +16,7 @@ from trader.api.schemas.common import (
     VariantId,
     Wire,
     iso,
+    or_unset,
     trimmed,
 )
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
@@ -51,7 +52,8 @@ class GetModelStatsInput(Input, kw_only=True):
 class OverallStats(Wire, kw_only=True):
     """`totalPnl` is the net pnl of the completed trades of the run.
 
-    The tokens and `costUsd` are what the model's providers charged in the run (`N/A`: none reported a cost).
+    The tokens and `costUsd` are what the model's providers charged in the run (`N/A`: none reported a cost);
+    `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported.
     `netAfterCost` is the account's gain, open positions included, less that cost.
     """
 
@@ -70,6 +72,7 @@ class OverallStats(Wire, kw_only=True):
     trade_signal_to_noise: Figure
     input_tokens: int
     output_tokens: int
+    unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Figure
     net_after_cost: Figure
 
@@ -92,6 +95,7 @@ class OverallStats(Wire, kw_only=True):
             trade_signal_to_noise=figure(trades.signal_to_noise),
             input_tokens=stats.run_statistics.run.input_tokens,
             output_tokens=stats.run_statistics.run.output_tokens,
+            unmetered_attempts=stats.run_statistics.run.unmetered_attempts or UNSET,
             cost_usd=figure(stats.cost_usd),
             net_after_cost=figure(stats.net_after_cost),
         )
@@ -138,6 +142,7 @@ class AdvancedStats(Wire, kw_only=True):
     avg_loss_duration_minutes: Figure
     input_tokens: int
     output_tokens: int
+    unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Figure
     net_after_cost: Figure
 
@@ -184,6 +189,7 @@ class AdvancedStats(Wire, kw_only=True):
             avg_loss_duration_minutes=figure(trades.average_loss_minutes),
             input_tokens=stats.run_statistics.run.input_tokens,
             output_tokens=stats.run_statistics.run.output_tokens,
+            unmetered_attempts=stats.run_statistics.run.unmetered_attempts or UNSET,
             cost_usd=figure(stats.cost_usd),
             net_after_cost=figure(stats.net_after_cost),
         )
@@ -331,11 +337,13 @@ class FailureToolCall(Wire, kw_only=True):
 
 
 class StepTelemetry(Wire, kw_only=True):
+    """One exchange with the provider. Tokens that it did not report are null."""
+
     step_number: int
     tool_names: list[str]
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
+    input_tokens: int | None
+    output_tokens: int | None
+    total_tokens: int | None
     timestamp: Timestamp
 
     @classmethod
@@ -345,7 +353,7 @@ class StepTelemetry(Wire, kw_only=True):
             tool_names=step.tool_names,
             input_tokens=step.input_tokens,
             output_tokens=step.output_tokens,
-            total_tokens=step.input_tokens + step.output_tokens,
+            total_tokens=_total(step.input_tokens, step.output_tokens),
             timestamp=iso(step.created_at),
         )
 
@@ -354,7 +362,8 @@ class Failure(Wire, kw_only=True):
     """An invocation that failed, or in which a tool call failed (then `failureReason` is null).
 
     `responsePayload` holds the provider's raw answers while they are kept: of one at most 256 KiB and of all together
-    8 MiB, the latest first; what is longer is null. The steps and their totals are absent when no step ended.
+    8 MiB, the latest first; what is longer is null. The steps and their totals are absent when no step ended, and
+    a total is when a part of it was not reported.
     """
 
     invocation_id: str
@@ -384,9 +393,15 @@ class Failure(Wire, kw_only=True):
             tool_calls=[FailureToolCall.of(call) for call in failures.tool_calls.get(invocation.id, ())],
             step_telemetry=steps or UNSET,
             total_steps=len(steps) or UNSET,
-            total_input_tokens=sum(step.input_tokens for step in steps) if steps else UNSET,
-            total_output_tokens=sum(step.output_tokens for step in steps) if steps else UNSET,
+            total_input_tokens=or_unset(_total(*(step.input_tokens for step in steps)) if steps else None),
+            total_output_tokens=or_unset(_total(*(step.output_tokens for step in steps)) if steps else None),
         )
+
+
+def _total(*tokens: int | None) -> int | None:
+    """Return the sum; None when a part of it is not known."""
+    known = [count for count in tokens if count is not None]
+    return sum(known) if len(known) == len(tokens) else None
 
 
 class FailureStats(Wire, kw_only=True):

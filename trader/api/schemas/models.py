@@ -89,6 +89,9 @@ class ToolCallView(Wire, kw_only=True):
 class InvocationView(Wire, kw_only=True):
     """One finished run of a model. `steps` counts its exchanges with the provider; `timestamp` is its start.
 
+    Tokens are those that the provider reported (null: none were). `unmeteredAttempts`, when there are any, counts the
+    requests that may have cost others, such as those that timed out.
+
     `responsePayload` holds the provider's raw answers, one text per step, in `getInvocations` only, and while they are
     kept: of a run at most 32 KiB and of all together 512 KiB, the latest runs first; what is longer is left out.
     """
@@ -103,8 +106,9 @@ class InvocationView(Wire, kw_only=True):
     status: FinishedStatus
     failure_reason: str | None
     steps: int
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int | None
+    output_tokens: int | None
+    unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Decimal | UnsetType = UNSET
     duration_ms: int
     timestamp: Timestamp
@@ -146,6 +150,7 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
     invocation, model = record.invocation, record.model
     assert invocation.status != "running"  # only finished runs are read
     ended_at = invocation.finished_at or invocation.started_at
+    nothing_known = bool(invocation.unmetered_attempts) and not invocation.input_tokens + invocation.output_tokens
     return InvocationView(
         id=str(invocation.id),
         model_id=model.id,
@@ -157,8 +162,9 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
         status=invocation.status,
         failure_reason=invocation.failure_reason,
         steps=invocation.step_count,
-        input_tokens=invocation.input_tokens,
-        output_tokens=invocation.output_tokens,
+        input_tokens=None if nothing_known else invocation.input_tokens,
+        output_tokens=None if nothing_known else invocation.output_tokens,
+        unmetered_attempts=invocation.unmetered_attempts or UNSET,
         cost_usd=or_unset(invocation.cost_usd),
         duration_ms=(ended_at - invocation.started_at) // timedelta(milliseconds=1),
         timestamp=iso(invocation.started_at),

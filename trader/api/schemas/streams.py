@@ -71,8 +71,8 @@ class WorkflowStep(RunEvent, kw_only=True, tag="workflow:step"):
 
     step: int
     tool_names: list[str]
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int | None
+    output_tokens: int | None
     text: str | None
 
 

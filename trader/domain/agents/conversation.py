@@ -26,7 +26,8 @@ class ToolRequest(msgspec.Struct, frozen=True):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The input of one step. `number` counts the steps of the invocation from 1.
 
-    AI providers read `messages`, and `answer_tokens_max` limits their answer; rule agents read `view`.
+    AI providers read `messages`, and `answer_tokens_max` limits their answer; rule agents read `view`. `wait_max_s` is
+    how long a provider may wait for its keys to be free again.
     """
 
     model: Model
@@ -35,16 +36,20 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     view: View
     messages: list[Message]
     answer_tokens_max: int
+    wait_max_s: float = 0.0
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a provider. `message` is sent back to it in the next turn, `raw` is its answer as received.
 
-    `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens the provider
-    does not report are 0, an unreported `cost_usd` is None; `tokens_spent` counts against the budget of the
-    invocation and is estimated where needed. `duration_ms` is in real time, whatever the clock of the market (None: no
-    provider was asked). `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of the
-    provider (None: it is complete).
+    `model` is the one that answered and `key_number` the provider's key, from 1 (None: no key). Tokens and a `cost_usd`
+    that the provider does not report are None; `tokens_spent` counts against the budget of the invocation and is
+    estimated where needed. `unmetered_attempts` counts the attempts that may have cost tokens which nobody reported,
+    failed ones before this answer included. `duration_ms` is in real time, whatever the clock of the market (None: no
+    provider was asked), and `waited_s` is the part of it that was waited for a rest of the keys. `calls_left_out`
+    counts the calls beyond the limit of an answer; `is_legacy_call` says that it has a call in the form that preceded
+    tools. `cut_by` is what cut the answer off: its limit of tokens (`length`) or a filter of the provider (None: it is
+    complete).
     """
 
     text: str | None
@@ -53,11 +58,15 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     raw: str = ""
     key_number: int | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int | None = 0
+    output_tokens: int | None = 0
     cost_usd: Decimal | None = None
     tokens_spent: int = 0
+    unmetered_attempts: int = 0
     duration_ms: int | None = None
+    waited_s: float = 0.0
+    calls_left_out: int = 0
+    is_legacy_call: bool = False
     cut_by: Literal["length", "content_filter"] | None = None
 
 

@@ -36,6 +36,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the provider within an invocation and its answer. `key_number` counts the provider's keys from 1.
 
+    Tokens and cost are None when the provider did not report them.
     The fields are in the order of the table's columns.
     """
 
@@ -45,15 +46,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     key_number: int | None
     model: str
     tool_names: list[str]
-    input_tokens: int
-    output_tokens: int
+    input_tokens: int | None
+    output_tokens: int | None
     cost_usd: Decimal | None
     duration_ms: int
     created_at: datetime
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass of a model through the trading workflow. `entrant` is the number of the model's entrant at that time."""
+    """One pass of a model through the trading workflow. `entrant` is the number of the model's entrant at that time.
+
+    Tokens and cost are the reported ones; `unmetered_attempts` counts the attempts at a provider, failed or answered,
+    that may have cost others.
+    """
 
     id: UUID
     model_id: str
@@ -66,6 +71,7 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: Decimal | None = None
+    unmetered_attempts: int = 0
     entrant: int | None = None
 
 

@@ -1,7 +1,8 @@
 """Client of the OpenAI chat-completions protocol with tools.
 
-Every attempt has its own deadline, from connecting to the last byte. A 429 rests the key and continues with the next;
-401 and 403 take the key out of use; 5xx, timeouts, truncated and unusable answers are retried, on another key if any.
+Every attempt has its own deadline, from connecting to the last byte. A refusal rests what it is about (`keys.py`), and
+the next key is asked; when none is free, its rest is waited out as far as the turn allows. Server errors, broken and
+unusable answers are retried, on another key if any; a time-out is not, since what the model saw is old by then.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -18,20 +19,23 @@ import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.tools import TOOL_SCHEMAS
-from trader.errors import ProviderError
-from trader.gateways.agents.keys import Key, KeyRing
-from trader.gateways.agents.replies import (
-    Reply,
-    answer_of,
-    brief,
-    decode_reply,
-    is_not_about_key,
-    refused_field,
-    status_of,
+from trader.domain.models import RESERVED_REQUEST_FIELDS, Model
+from trader.errors import ProviderError, ProviderTimeout
+from trader.gateways.agents.keys import (
+    MODEL_REFUSED,
+    OUT_OF_CREDIT,
+    OVERLOADED,
+    RATE_LIMITED,
+    Key,
+    KeyRing,
+    Outcome,
+    Refusal,
 )
+from trader.gateways.agents.refusals import About, brief, refused_field, status_of, subject_of, words_of
+from trader.gateways.agents.replies import Reply, answer_of, decode_reply
 from trader.setting_forms import Secret
 
-ATTEMPT_LIMIT_S = 60.0
+ATTEMPT_LIMIT_S = 120.0
 RETRIES_MAX = 3
 BACKOFF_S = 0.5
 """Before the first retry; doubled for each further one, and spread by half to one and a half times."""
@@ -40,14 +44,24 @@ ANSWER_BYTES_MAX = 4 * 1024 * 1024
 RAW_BYTES_MAX = 16 * 1024
 """Bytes of an unusable answer that are kept for the record."""
 
+REASON_MAX: Final = 150
+"""Characters of a refusal's own words in the reason of a failed invocation."""
+
 PARSE_INLINE_MAX: Final = 64 * 1024
 """Bytes up to which an answer is parsed on the event loop; a longer one may take seconds and is parsed in a thread."""
 
 LIMIT_FIELDS: Final = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """The fields that limit an answer's tokens, each with the alternative for a model that does not accept it."""
 
-OPTIONAL_FIELDS: Final = ("temperature", "tool_choice", *LIMIT_FIELDS)
-"""Fields that a request can do without: some models refuse every temperature but their own."""
+RESTS: Final[Mapping[About, Refusal]] = {
+    "credit": OUT_OF_CREDIT,
+    "rate": RATE_LIMITED,
+    "model": MODEL_REFUSED,
+}
+"""The refusals that rest a key, by what they are about."""
+
+WAIT_STEP_S: Final = 1.0
+"""Shortest wait for a rest within one answer, doubled for each further one: some servers ask to wait 0 s, forever."""
 
 T = TypeVar("T")
 
@@ -79,6 +93,19 @@ class _FieldRefused(ProviderError):
         self.field = field
 
 
+class _Progress:
+    """What the attempts of one answer have come to. `spent` are keys that are not used again before a wait."""
+
+    def __init__(self) -> None:
+        self.spent: set[Key] = set()
+        self.failed: set[Key] = set()
+        self.failures = 0
+        self.unmetered = 0
+        self.waits = 0
+        self.waited_s = 0.0
+        self.raw = ""
+
+
 class ChatClient:
     """The client of one provider."""
 
@@ -91,6 +118,7 @@ class ChatClient:
         *,
         base_url: str | None = None,
         timer: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         attempt_limit_s: float = ATTEMPT_LIMIT_S,
         backoff_s: float = BACKOFF_S,
     ) -> None:
@@ -99,6 +127,7 @@ class ChatClient:
         self._url = (base_url or row.base_url).rstrip("/") + "/chat/completions"
         self._keys = KeyRing(row.name, secrets, timer)
         self.usage = self._keys.usage
+        self._sleep = sleep
         self._attempt_limit_s = attempt_limit_s
         self._backoff_s = backoff_s
         self._jitter = random.Random()
@@ -112,47 +141,80 @@ class ChatClient:
         if self._session is not None:
             await self._session.close()
 
+    def left_out(self, model: Model) -> Collection[str]:
+        """Return the fields that requests for this model leave out, since the provider has refused them."""
+        return self._left_out.get(model.router_model_name, ())
+
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Ask the provider.
 
+        :raises ProviderTimeout: it did not answer in time
         :raises ProviderError: no usable answer; the message says why, without secrets
         """
-        request = self._request(turn)
-        body = msgspec.json.encode(request)
         began_s = time.monotonic()
-        failures, raw = 0, ""
-        spent: set[Key] = set()  # a key whose rest is over at once is still not used again for this answer
-        failed: set[Key] = set()
+        progress = _Progress()
+        try:
+            answer = await self._answer(turn, progress)
+        except ProviderError as error:
+            error.unmetered_attempts += progress.unmetered
+            self.usage.unmetered_attempts += error.unmetered_attempts
+            raise
+        self.usage.attempts["answered"] += 1
+        self.usage.input_tokens += answer.input_tokens or 0
+        self.usage.output_tokens += answer.output_tokens or 0
+        unmetered = answer.unmetered_attempts + progress.unmetered
+        self.usage.unmetered_attempts += unmetered
+        return msgspec.structs.replace(
+            answer,
+            unmetered_attempts=unmetered,
+            duration_ms=round((time.monotonic() - began_s) * 1000),
+            waited_s=progress.waited_s,
+        )
+
+    async def _answer(self, turn: Turn, progress: _Progress) -> ModelAnswer:
+        model = turn.model.router_model_name
         while True:
-            key = self._keys.take(spent | failed) or self._keys.take(spent)
+            key = self._keys.take(model, progress.spent | progress.failed) or self._keys.take(model, progress.spent)
             if key is None:
-                raise ProviderError(self._keys.unavailable_reason(), raw)
+                await self._wait_for_key(turn, progress)
+                continue
+            request = self._request(turn)
+            body = msgspec.json.encode(request)
             try:
-                reply = await self._attempt(key, body)
+                reply = await self._attempt(turn.model, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
             except _KeyUnusable as error:
-                spent.add(key)
-                raw = error.raw
+                progress.spent.add(key)
+                progress.raw = error.raw
             except _FieldRefused as error:
-                if error.field not in request:
-                    raise
-                self._leave_out(turn.model.router_model_name, error.field)
-                request = self._request(turn)
-                body = msgspec.json.encode(request)
+                self._leave_out(model, error.field)
             except _Transient as error:
-                self.usage.attempts["failed"] += 1
-                failed.add(key)
-                failures += 1
-                if failures > RETRIES_MAX:
-                    raise ProviderError(f"{error}; gave up after {failures} attempts", error.raw) from error
-                _log.info("%s (attempt %d, key %s)", error, failures, key.number)
-                await asyncio.sleep(self._backoff_s * 2 ** (failures - 1) * self._jitter.uniform(0.5, 1.5))
+                progress.failed.add(key)
+                progress.failures += 1
+                progress.unmetered += error.unmetered_attempts
+                if progress.failures > RETRIES_MAX:
+                    raise ProviderError(f"{error}; gave up after {progress.failures} attempts", error.raw) from error
+                _log.info("%s (attempt %d, key %s)", error, progress.failures, key.number)
+                progress.raw = error.raw
+                await self._sleep(self._backoff_s * 2 ** (progress.failures - 1) * self._jitter.uniform(0.5, 1.5))
             else:
-                self._keys.accepted(key)
-                answer = answer_of(reply, turn, key.number, len(body))
-                self.usage.attempts["answered"] += 1
-                self.usage.input_tokens += answer.input_tokens
-                self.usage.output_tokens += answer.output_tokens
-                return msgspec.structs.replace(answer, duration_ms=round((time.monotonic() - began_s) * 1000))
+                self._keys.accepted(key, model)
+                return answer_of(reply, turn, key.number, len(body))
+
+    async def _wait_for_key(self, turn: Turn, progress: _Progress) -> None:
+        """Wait until a key is free again.
+
+        :raises ProviderError: that takes longer than the turn may wait
+        """
+        model = turn.model.router_model_name
+        free_s, left_s = self._keys.free_in_s(model), turn.wait_max_s - progress.waited_s
+        if free_s is None or left_s <= 0 or free_s > left_s:
+            raise ProviderError(self._keys.unavailable_reason(model), progress.raw)
+        wait_s = min(left_s, max(free_s, WAIT_STEP_S * 2**progress.waits))
+        _log.info("%s; waits %.1f s for it", self._keys.unavailable_reason(model), wait_s)
+        progress.waits += 1
+        progress.waited_s += wait_s
+        progress.spent.clear()
+        await self._sleep(wait_s)
 
     def _request(self, turn: Turn) -> dict[str, Any]:
         left_out = self._left_out.get(turn.model.router_model_name, set())
@@ -179,28 +241,35 @@ class ChatClient:
         left_out = self._left_out.setdefault(model, set())
         if field not in left_out:
             left_out.add(field)
-            _log.warning("%s: %s does not accept %s; its requests leave it out", self.name, model, field)
+            _log.warning("%s: %s does not accept %s; its requests leave it out from now on", self.name, model, field)
 
-    async def _attempt(self, key: Key, body: bytes) -> Reply:
+    async def _attempt(self, model: Model, key: Key, body: bytes, fields: Collection[str]) -> Reply:
+        """Make one request; `fields` are those that it could do without."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key.secret is not None:
             headers["Authorization"] = f"Bearer {key.secret.reveal()}"
+        limit_s = model.configuration.attempt_timeout_s or self._attempt_limit_s
         try:
             async with (
-                asyncio.timeout(self._attempt_limit_s),
+                asyncio.timeout(limit_s),
                 self._client().post(self._url, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 content = await _read(self._keys.scrub, await _bounded(response, self.name))
         except TimeoutError:
-            raise _Transient(f"{self.name} did not answer within {self._attempt_limit_s:g} s") from None
+            self.usage.attempts["timed_out"] += 1
+            raise ProviderTimeout(f"{self.name} did not answer within {limit_s:g} s", unmetered_attempts=1) from None
         except aiohttp.InvalidURL:
             raise ProviderError(f"the address of {self.name} is not usable") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _Transient(f"{self.name} could not be reached or broke off ({type(error).__name__})") from None
+            was_sent = not isinstance(error, aiohttp.ClientConnectorError)
+            raise self._transient(
+                f"{self.name} could not be reached or broke off ({type(error).__name__})", unmetered=int(was_sent)
+            ) from None
         try:
             if response.status == 200:
-                return await self._decode(key, response, content)
-            raise self._failure(key, response.status, _retry_after_s(response.headers), content)
+                return await self._decode(model, key, response, content, fields)
+            retry_after_s = _retry_after_s(response.headers)
+            raise self._failure(model, key, response.status, retry_after_s, content, fields)
         except ProviderError as error:
             error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
             raise
@@ -210,35 +279,56 @@ class ChatClient:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         return self._session
 
-    async def _decode(self, key: Key, response: aiohttp.ClientResponse, content: bytes) -> Reply:
+    async def _decode(
+        self, model: Model, key: Key, response: aiohttp.ClientResponse, content: bytes, fields: Collection[str]
+    ) -> Reply:
         if not response.content_type.endswith("json"):
-            raise _Transient(f"{self.name} answered 200 with {response.content_type} instead of JSON")
+            raise self._transient(f"{self.name} answered 200 with {response.content_type} instead of JSON")
         try:
             reply = await _read(decode_reply, content)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise _Transient(f"{self.name} answered 200 with unusable JSON: {brief(str(error))}") from None
+            raise self._transient(f"{self.name} answered 200 with unusable JSON: {brief(str(error))}") from None
         if reply.failure:
-            raise self._failure(key, status_of(reply.failure), None, content)
+            raise self._failure(model, key, status_of(reply.failure), None, content, fields)
         if not reply.choices:
-            raise _Transient(f"{self.name} answered 200 without choices")
+            raise self._transient(f"{self.name} answered 200 without choices")
         return reply
 
-    def _failure(self, key: Key, status: int, retry_after_s: float | None, content: bytes) -> ProviderError:
+    def _failure(
+        self,
+        model: Model,
+        key: Key,
+        status: int,
+        retry_after_s: float | None,
+        content: bytes,
+        fields: Collection[str],
+    ) -> ProviderError:
         """Return the error of an answer other than 200, after its consequences for the key."""
-        if status in {402, 429}:
-            self.usage.attempts["rate_limited"] += 1
-            self._keys.rest(key, retry_after_s)
-            return _KeyUnusable(f"{self.name} answered {status}")
-        if status in {401, 403} and not is_not_about_key(content):
-            self.usage.attempts["refused"] += 1
-            self._keys.take_out(key, status)
-            return _KeyUnusable(f"{self.name} answered {status}")
-        if status >= 500 or status == 408:
-            return _Transient(f"{self.name} answered {status}")
-        self.usage.attempts["failed"] += 1
         message = f"{self.name} answered {status}: {brief(content.decode(errors='replace'))}"
-        field = refused_field(content)
-        return _FieldRefused(field, message) if field in OPTIONAL_FIELDS else ProviderError(message)
+        if status >= 500 or status == 408:
+            if retry_after_s is None:
+                return self._transient(f"{self.name} answered {status}")
+            self._keys.rest(key, model.router_model_name, OVERLOADED, str(status), retry_after_s)
+            return self._transient(f"{self.name} answered {status}", "overloaded")
+        about = subject_of(status, content) if 400 <= status < 500 else "request"
+        if about == "key":
+            self.usage.attempts["key_refused"] += 1
+            self._keys.take_out(key, status)
+            return _KeyUnusable(message)
+        if about in RESTS:
+            refusal = RESTS[about]
+            self.usage.attempts[refusal.outcome] += 1
+            said = words_of(content)
+            answer = brief(f"{status}: {said}" if said else str(status), REASON_MAX)
+            self._keys.rest(key, model.router_model_name, refusal, answer, retry_after_s)
+            return _KeyUnusable(message)
+        self.usage.attempts["failed"] += 1
+        field = refused_field(content, fields) if status in {400, 422} else None
+        return ProviderError(message) if field is None else _FieldRefused(field, message)
+
+    def _transient(self, message: str, outcome: Outcome = "failed", *, unmetered: int = 1) -> _Transient:
+        self.usage.attempts[outcome] += 1
+        return _Transient(message, unmetered_attempts=unmetered)
 
 
 async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
@@ -247,7 +337,8 @@ async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:
     async for part in response.content.iter_any():
         size += len(part)
         if size > ANSWER_BYTES_MAX:
-            raise ProviderError(f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB")
+            too_long = f"{name} answered with more than {ANSWER_BYTES_MAX // 1024 // 1024} MiB"
+            raise ProviderError(too_long, unmetered_attempts=1)
         parts.append(part)
     return b"".join(parts)
 

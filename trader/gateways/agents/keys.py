@@ -1,5 +1,13 @@
-"""API keys of one AI provider: used in turn, rested after rate limits, taken out of use when refused; and usage counts.
+"""API keys of one AI provider: used in turn, rested or taken out of use by what was refused, and counts of their usage.
 
+    refusal          counts against    what follows
+    RATE_LIMITED     key and model     rests for Retry-After, else 30 s, doubling to 10 min
+    MODEL_REFUSED    key and model     the same
+    OVERLOADED       key and model     rests for Retry-After
+    OUT_OF_CREDIT    key               rests 10 min, doubling to 1 h
+    (take_out)       key               out of use until a restart
+
+A key that is out of credit stands for its account: other keys of the account are refused when their turn comes.
 Logs and records name a key by its number, from 1. Its value leaves this module only for the request's own header.
 """
 
@@ -7,16 +15,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 import orjson
 
 from trader.setting_forms import Secret
-
-REST_S = 30.0
-"""How long a key rests after a 429 without Retry-After; doubled for each further one in a row."""
-
-REST_S_MAX = 600.0
 
 SCRUBBED_MIN = 8
 """Length from which on a key is scrubbed as a secret: local servers take words like `ollama`, or any letter."""
@@ -25,36 +29,78 @@ HIDDEN = "***"
 NESTED_MAX = 3
 """Depth to which JSON within JSON texts is scrubbed; the arguments of a tool call are such a text."""
 
-Outcome = Literal["answered", "failed", "rate_limited", "refused"]
+Outcome = Literal[
+    "answered", "failed", "timed_out", "rate_limited", "overloaded", "out_of_credit", "model_refused", "key_refused"
+]
+"""How an attempt ended. `failed` are server errors, unusable answers and refused requests."""
+
+
+class Refusal(NamedTuple):
+    """A kind of refusal: its outcome and words, whether it is about one model, and its shortest and longest rest."""
+
+    outcome: Outcome
+    words: str
+    is_about_model: bool
+    first_rest_s: float
+    last_rest_s: float
+
+
+RATE_LIMITED: Final = Refusal("rate_limited", "is rate-limited", True, 30, 600)
+MODEL_REFUSED: Final = Refusal("model_refused", "was refused the model", True, 30, 600)
+OVERLOADED: Final = Refusal("overloaded", "was asked to wait by an overloaded server", True, 30, 600)
+OUT_OF_CREDIT: Final = Refusal("out_of_credit", "is out of credit", False, 600, 3600)
 
 _log = logging.getLogger("trader.agents")
 
 
 class Usage:
-    """Usage of a provider since the start of the process: attempts by outcome, tokens, rests and refusals of keys."""
+    """Usage of a provider since the start of the process: attempts and rests by outcome, tokens, keys out of use.
+
+    `unmetered_attempts` counts those that may have cost tokens which nobody reported.
+    """
 
     def __init__(self) -> None:
         self.attempts: Counter[Outcome] = Counter()
+        self.rests: Counter[Outcome] = Counter()
         self.input_tokens = 0
         self.output_tokens = 0
-        self.key_rests = 0
+        self.unmetered_attempts = 0
         self.keys_out = 0
 
 
-class Key:
-    """One key of a provider; `secret` is None for a local server without keys."""
+class _Rest(msgspec.Struct):
+    """The rest of a key, for one model or for all, and the answer that began it.
 
-    __slots__ = ("next_rest_s", "number", "refused", "rests_until", "secret")
+    `next_s` is how long the next one in a row takes.
+    """
+
+    refusal: Refusal
+    answer: str
+    until_s: float
+    next_s: float
+
+
+class Key:
+    """One key of a provider; `secret` is None for a local server without keys.
+
+    `rests` are those for a model by its name, and under None the one for all of them.
+    """
+
+    __slots__ = ("number", "refused_with", "rests", "secret")
 
     def __init__(self, number: int | None, secret: Secret | None) -> None:
         self.number = number
         self.secret = secret
-        self.rests_until = 0.0
-        self.next_rest_s = REST_S
-        self.refused = False
+        self.rests: dict[str | None, _Rest] = {}
+        self.refused_with: int | None = None
 
     def __repr__(self) -> str:
         return f"Key({self.number})"
+
+    def longest_rest(self, model: str) -> _Rest | None:
+        """Return the rest, over or not, that ends last of those that keep this key from the model."""
+        rests = [rest for rest in (self.rests.get(None), self.rests.get(model)) if rest is not None]
+        return max(rests, key=lambda rest: rest.until_s, default=None)
 
 
 class KeyRing:
@@ -67,52 +113,71 @@ class KeyRing:
         self._turn = 0
         self.usage = Usage()
 
-    def take(self, spent: Collection[Key] = ()) -> Key | None:
-        """Return the next key in turn; None when every key rests, is out of use, or is among the `spent`."""
-        now = self._timer()
+    def take(self, model: str, spent: Collection[Key] = ()) -> Key | None:
+        """Return the next key in turn for a model; None when each one rests, is out of use, or is among the `spent`."""
         for offset in range(len(self._keys)):
             key = self._keys[(self._turn + offset) % len(self._keys)]
-            if not key.refused and key.rests_until <= now and key not in spent:
+            if key.refused_with is None and self._left_s(key, model) <= 0 and key not in spent:
                 self._turn = (self._turn + offset + 1) % len(self._keys)
                 return key
         return None
 
-    def rest(self, key: Key, retry_after_s: float | None) -> None:
-        """Rest the key for as long as the provider asked (at most 10 minutes), else for 30 s, doubling.
+    def take_out(self, key: Key, status: int) -> None:
+        """Stop using the key until the service restarts."""
+        self.usage.keys_out += key.refused_with is None
+        key.refused_with = status
+        _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
+
+    def rest(self, key: Key, model: str, refusal: Refusal, answer: str, retry_after_s: float | None = None) -> None:
+        """Rest the key for as long as the refusal says; `answer` is the provider's status and words.
 
         Several requests are under way at once: a refusal that arrives while the key rests does not double its rest.
         """
-        if retry_after_s is None:
-            if key.rests_until > self._timer():
-                return
-            rest_s = key.next_rest_s
-            key.next_rest_s = min(rest_s * 2, REST_S_MAX)
-        else:
-            rest_s = min(retry_after_s, REST_S_MAX)
-        self.usage.key_rests += 1
-        key.rests_until = max(key.rests_until, self._timer() + rest_s)
-        _log.warning("%s: key %s is rate-limited and rests for %.0f s", self._name, key.number, rest_s)
+        about = model if refusal.is_about_model else None
+        asked_s = retry_after_s if refusal.is_about_model else None
+        now, rest = self._timer(), key.rests.get(about)
+        if rest is None or rest.refusal is not refusal:
+            until_s = now if rest is None else rest.until_s
+            rest = key.rests[about] = _Rest(refusal, answer, until_s, refusal.first_rest_s)
+        elif asked_s is None and rest.until_s > now:
+            return
+        if asked_s is None:
+            asked_s = rest.next_s
+            rest.next_s = min(asked_s * 2, refusal.last_rest_s)
+        rest.answer = answer
+        rest.until_s = max(rest.until_s, now + min(asked_s, refusal.last_rest_s))
+        self.usage.rests[refusal.outcome] += 1
+        subject = f"{_name(key)}, asked for {model}," if about else _name(key)
+        rest_s = rest.until_s - now
+        _log.warning("%s: %s %s (%s) and rests for %.0f s", self._name, subject, refusal.words, answer, rest_s)
 
-    def take_out(self, key: Key, status: int) -> None:
-        """Stop using the key until the service restarts."""
-        self.usage.keys_out += not key.refused
-        key.refused = True
-        _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
+    def accepted(self, key: Key, model: str) -> None:
+        """Reset the next rests of a key that the provider accepted to the shortest."""
+        for about in (None, model):
+            if rest := key.rests.get(about):
+                rest.next_s = rest.refusal.first_rest_s
 
-    def accepted(self, key: Key) -> None:
-        """Reset the next rest of a key that the provider accepted to the shortest."""
-        key.next_rest_s = REST_S
+    def free_in_s(self, model: str) -> float | None:
+        """Return the seconds until a key can be used for a model; None when all are out of use."""
+        return min((self._left_s(key, model) for key in self._keys if key.refused_with is None), default=None)
 
-    def unavailable_reason(self) -> str:
-        """Return why no key can be used now."""
-        resting = [key for key in self._keys if not key.refused]
-        if not resting:
-            return f"{self._name} refused every key ({len(self._keys)}); they are out of use until a restart"
-        wait_s = max(0.0, min(key.rests_until for key in resting) - self._timer())
-        refused = len(self._keys) - len(resting)
-        return f"every key of {self._name} rests after rate limits; the first is free in {wait_s:.0f} s" + (
-            f" ({refused} of {len(self._keys)} refused)" if refused else ""
+    def unavailable_reason(self, model: str) -> str:
+        """Return why no key can be used for a model now, for each key."""
+        return f"{self._name} cannot be asked for {model} now: " + "; ".join(
+            self._state(key, model) for key in self._keys
         )
+
+    def _state(self, key: Key, model: str) -> str:
+        if key.refused_with is not None:
+            return f"{_name(key)} was refused ({key.refused_with}) and is out of use until a restart"
+        rest = key.longest_rest(model)
+        if rest is None:
+            return f"{_name(key)} is free"
+        return f"{_name(key)} {rest.refusal.words} ({rest.answer}) and rests for {self._left_s(key, model):.0f} s"
+
+    def _left_s(self, key: Key, model: str) -> float:
+        rest = key.longest_rest(model)
+        return 0.0 if rest is None else max(0.0, rest.until_s - self._timer())
 
     def scrub(self, content: bytes) -> bytes:
         """Return a provider's answer with the values of all keys hidden, also within JSON escapes."""
@@ -130,6 +195,10 @@ class KeyRing:
         except RecursionError:
             return HIDDEN.encode()  # nested so deep that the answer is unusable anyway
         return content if cleaned == answer else orjson.dumps(cleaned)
+
+
+def _name(key: Key) -> str:
+    return "it" if key.number is None else f"key {key.number}"
 
 
 def _scrubbed(value: Any, secrets: Sequence[str], depth: int) -> Any:

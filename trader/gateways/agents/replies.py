@@ -1,4 +1,4 @@
-"""Lenient parser of chat-completions responses: the answer for the workflow, and the meaning of errors."""
+"""Lenient parser of chat-completions responses: the answer for the workflow, and the message that is sent back."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,15 +13,9 @@ from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest,
 CALLS_MAX = 16
 """Tool calls taken from one answer."""
 
-REASONING_FIELDS = ("reasoning", "reasoning_content", "reasoning_details")
-"""Sent back as received: models that reason between tool calls lose their reasoning without them."""
-
 NAME_MAX: Final = 64
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 """Characters that the protocol does not allow in the name of a function."""
-
-NOT_ABOUT_KEY: Final = frozenset({"reasons", "flagged_input", "provider_name"})
-"""Metadata that a gateway adds to a 401 or 403 not about its key: a moderation or a provider behind it refused."""
 
 
 class _Function(msgspec.Struct):
@@ -35,21 +29,16 @@ class _Call(msgspec.Struct):
 
 
 class _ReplyMessage(msgspec.Struct):
+    """The parts of a message that are used."""
+
     content: Any = None
     refusal: Any = None
     tool_calls: list[_Call] | None = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    reasoning_details: Any = None
-
-    def make_storable(self) -> None:
-        """Make the fields that are sent back storable. :raises RecursionError: they are nested too deep"""
-        for name in REASONING_FIELDS:
-            setattr(self, name, storable(getattr(self, name)))
+    function_call: Any = None
 
 
 class _Choice(msgspec.Struct):
-    message: _ReplyMessage
+    message: dict[str, Any]
     finish_reason: Any = None
     error: Any = None
 
@@ -75,7 +64,8 @@ def decode_reply(content: bytes) -> Reply:
     """Parse the body of a response. :raises MsgspecError, ValueError, RecursionError: it is unusable"""
     reply = msgspec.json.decode(content, type=Reply)
     for choice in reply.choices or ():
-        choice.message.make_storable()
+        choice.message = storable(choice.message)
+        msgspec.convert(choice.message, _ReplyMessage)
     reply.raw = content.decode(errors="replace")
     return reply
 
@@ -83,68 +73,36 @@ def decode_reply(content: bytes) -> Reply:
 def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int) -> ModelAnswer:
     """Return the answer of a reply with a choice. Without reported usage the tokens spent are estimated from bytes."""
     assert reply.choices, "the caller has checked that there is one"
-    message, reason = reply.choices[0].message, reply.choices[0].finish_reason
-    text = storable(_text(message.content) or _text(message.refusal))
+    sent, reason = reply.choices[0].message, reply.choices[0].finish_reason
+    message = msgspec.convert(sent, _ReplyMessage)
+    requested = message.tool_calls or []
     ids: set[str] = set()
     calls = tuple(
         ToolRequest(
             id=_id_of(call, f"call_{turn.number}_{index}", ids),
-            name=storable(call.function.name) if isinstance(call.function.name, str) else "",
-            arguments=storable(_arguments(call.function.arguments)),
+            name=call.function.name if isinstance(call.function.name, str) else "",
+            arguments=_arguments(call.function.arguments),
         )
-        for index, call in enumerate((message.tool_calls or [])[:CALLS_MAX], 1)
+        for index, call in enumerate(requested[:CALLS_MAX], 1)
     )
     usage = reply.usage if isinstance(reply.usage, dict) else {}
     input_tokens, output_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     return ModelAnswer(
-        text=text,
+        text=_text(message.content) or _text(message.refusal),
         calls=calls,
-        message=_message(message, text, calls),
+        calls_left_out=len(requested) - len(calls),
+        is_legacy_call=message.function_call is not None,
+        message=_message(sent, calls),
         model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
         raw=reply.raw,
         key_number=key_number,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         cost_usd=_cost(usage),
-        tokens_spent=input_tokens + output_tokens or (asked_bytes + len(reply.raw)) // 4,
+        tokens_spent=(input_tokens or 0) + (output_tokens or 0) or (asked_bytes + len(reply.raw)) // 4,
+        unmetered_attempts=int(input_tokens is None and output_tokens is None),
         cut_by=reason if reason in ("length", "content_filter") else None,
     )
-
-
-# Errors
-
-
-def status_of(error: Any) -> int:
-    """Return the status of an error inside a 200, which gateways put in `code`; without one, a server failure."""
-    code = error.get("code") if isinstance(error, dict) else None
-    return code if isinstance(code, int) and 400 <= code <= 599 else 502
-
-
-def refused_field(content: bytes) -> str | None:
-    """Return the request field that, by this error, the model does not accept; None for any other error."""
-    try:
-        error = orjson.loads(content)["error"]
-        code, field = error["code"], error["param"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    return field if isinstance(field, str) and code in {"unsupported_parameter", "unsupported_value"} else None
-
-
-def is_not_about_key(content: bytes) -> bool:
-    """Return whether a 401 or 403 is about the input or from behind the gateway, so that the key stays usable.
-
-    That holds for an answer with choices too: a model had begun it.
-    """
-    try:
-        response = orjson.loads(content)
-        return bool(response.get("choices")) or not NOT_ABOUT_KEY.isdisjoint(response["error"]["metadata"])
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
-        return False
-
-
-def brief(text: str) -> str:
-    """Return the beginning of a text in one line, for an error message."""
-    return storable(" ".join(text.split()))[:300]  # type: ignore[no-any-return]  # a string stays one
 
 
 # The parts of an answer
@@ -160,7 +118,7 @@ def _text(content: Any) -> str | None:
 
 def _id_of(call: _Call, otherwise: str, taken: set[str]) -> str:
     """Return the id of a call, or `otherwise` when it has none or one that another call of the answer has."""
-    own: str = storable(call.id) if isinstance(call.id, str) else ""
+    own = call.id if isinstance(call.id, str) else ""
     call_id = otherwise if not own or own in taken else own
     taken.add(call_id)
     return call_id
@@ -172,21 +130,27 @@ def _arguments(arguments: Any) -> str:
     return "{}" if arguments is None else msgspec.json.encode(arguments).decode()
 
 
-def _message(reply: _ReplyMessage, text: str | None, calls: Sequence[ToolRequest]) -> Message:
-    """Return the assistant's message as it is sent back to the provider."""
-    message: Message = {"role": "assistant", "content": text or ""}
+def _message(sent: Message, calls: Sequence[ToolRequest]) -> Message:
+    """Return the assistant's message as it is sent back: as it came, with whatever fields the provider added to it.
+
+    Models that reason between tool calls lose their reasoning without these. Only what the provider would refuse as its
+    own call is mended: missing or repeated ids, names and arguments of an invalid form, calls beyond the limit.
+    """
+    message = {**sent, "role": "assistant"}
     if calls:
         message["tool_calls"] = [
             {
-                "id": call.id,
                 "type": "function",
-                "function": {"name": _valid_name(call.name), "arguments": _valid_json(call.arguments)},
+                **original,
+                "id": call.id,
+                "function": {
+                    **original["function"],
+                    "name": _valid_name(call.name),
+                    "arguments": _valid_json(call.arguments),
+                },
             }
-            for call in calls
+            for original, call in zip(sent["tool_calls"], calls, strict=False)
         ]
-    for name in REASONING_FIELDS:
-        if (value := getattr(reply, name)) is not None:
-            message[name] = value
     return message
 
 
@@ -204,8 +168,8 @@ def _valid_json(arguments: str) -> str:
     return arguments
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else 0
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:

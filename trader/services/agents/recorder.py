@@ -29,7 +29,7 @@ from trader.domain.agents.tools import Decision, call_type, raw_of
 from trader.domain.exchange.account import hours_crossed
 from trader.domain.market.markets import Quote
 from trader.domain.models import Model
-from trader.errors import Unavailable
+from trader.errors import ProviderError, Unavailable
 from trader.services.agents.entrants import Entrants
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
@@ -211,9 +211,10 @@ class InvocationRecorder:
         self.invocation = msgspec.structs.replace(
             before,
             step_count=step.number,
-            input_tokens=before.input_tokens + step.input_tokens,
-            output_tokens=before.output_tokens + step.output_tokens,
+            input_tokens=before.input_tokens + (step.input_tokens or 0),
+            output_tokens=before.output_tokens + (step.output_tokens or 0),
             cost_usd=cost,
+            unmetered_attempts=before.unmetered_attempts + answer.unmetered_attempts,
         )
         return step
 
@@ -221,6 +222,12 @@ class InvocationRecorder:
         """Add the raw answer of a provider, usable or not."""
         if raw:
             self._answers.append(raw)
+
+    def add_failure(self, error: ProviderError) -> None:
+        """Add what a provider sent instead of an answer, and the attempts that may have cost tokens."""
+        self.add_answer(error.raw)
+        unmetered = self.invocation.unmetered_attempts + error.unmetered_attempts
+        self.invocation = msgspec.structs.replace(self.invocation, unmetered_attempts=unmetered)
 
     def add_inputs(self, inputs: CallInputs) -> None:
         """Add the inputs of a call, so that it can be reproduced."""

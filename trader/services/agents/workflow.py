@@ -162,7 +162,7 @@ class Workflow:
         try:
             answer = await provider.answer(turn)
         except ProviderError as error:
-            self._record.add_answer(error.raw)
+            self._record.add_failure(error)
             raise
         if answer.text:
             self._texts.append(answer.text)

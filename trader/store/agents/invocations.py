@@ -101,7 +101,7 @@ async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
 UPDATE_INVOCATION = """
 UPDATE invocations
 SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
-    cost_usd = $8, finished_at = $9, entrant = $10
+    cost_usd = $8, finished_at = $9, entrant = $10, unmetered_attempts = $11
 WHERE id = $1 AND status = 'running'
 """
 
@@ -120,6 +120,7 @@ async def update_invocation(conn: Connection, invocation: Invocation) -> None:
         invocation.cost_usd,
         invocation.finished_at,
         invocation.entrant,
+        invocation.unmetered_attempts,
     )
 
 
@@ -227,7 +228,7 @@ async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -
 
 SELECT_INVOCATION = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant
+       finished_at, entrant, unmetered_attempts
 FROM invocations
 WHERE id = $1
 """
@@ -241,7 +242,7 @@ async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation
 
 SELECT_INVOCATIONS = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant
+       finished_at, entrant, unmetered_attempts
 FROM invocations
 WHERE status <> 'running'
 ORDER BY started_at DESC, model_id
@@ -257,7 +258,7 @@ async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
 # The latest of each model, then the latest of those: models without recent invocations cost no long scan.
 SELECT_CHOSEN_INVOCATIONS = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at, i.entrant
+       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts
 FROM models m
 CROSS JOIN LATERAL (
     SELECT * FROM invocations WHERE model_id = m.id AND status <> 'running' ORDER BY started_at DESC LIMIT $3

@@ -68,6 +68,14 @@ ALTER TABLE models
 """
 """Adds what the models file sets for a model beside its identity."""
 
+UNMETERED_ATTEMPTS: Final = """
+ALTER TABLE invocations
+    ADD COLUMN IF NOT EXISTS unmetered_attempts integer NOT NULL DEFAULT 0 CHECK (unmetered_attempts >= 0);
+ALTER TABLE invocation_counts ADD COLUMN IF NOT EXISTS unmetered_attempts bigint NOT NULL DEFAULT 0;
+ALTER TABLE invocation_steps ALTER COLUMN input_tokens DROP NOT NULL, ALTER COLUMN output_tokens DROP NOT NULL;
+"""
+"""Tells tokens that nobody reported from none."""
+
 ENTRANTS: Final = """
 CREATE TABLE IF NOT EXISTS entrants (
     model_id      text NOT NULL REFERENCES models,
@@ -107,7 +115,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5 + ENTRANTS + LIQUIDATIONS,
+    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + ENTRANTS + LIQUIDATIONS,
 }
 """Each step by the version that it leads to."""
 

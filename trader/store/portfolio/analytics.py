@@ -16,6 +16,7 @@ class CurrentRun(NamedTuple):
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
     `entrant` is the model's present one, with its part of the run.
+    `unmetered_attempts` may have cost tokens beyond those counted.
     """
 
     model_id: str
@@ -28,12 +29,13 @@ class CurrentRun(NamedTuple):
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: Decimal | None = None
+    unmetered_attempts: int = 0
     entrant: EntrantRecord = NO_RECORD
 
 
 SELECT_CURRENT_RUNS = """
 SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
-       c.output_tokens, c.cost_usd, coalesce(e.number, 0), e.fingerprint, e.began_at,
+       c.output_tokens, c.cost_usd, c.unmetered_attempts, coalesce(e.number, 0), e.fingerprint, e.began_at,
        coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0)
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
@@ -41,7 +43,8 @@ CROSS JOIN LATERAL (
     SELECT coalesce(sum(finished), 0)::bigint AS finished, coalesce(sum(failed), 0)::bigint AS failed,
            coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
            coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
-           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd
+           coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd,
+           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts
     FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
 ) c
 LEFT JOIN LATERAL (
@@ -56,12 +59,12 @@ ORDER BY m.id
 async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     """Return the current run of every model whose account was opened."""
     rows = await conn.fetch(SELECT_CURRENT_RUNS)
-    return {row[0]: CurrentRun(*row[:10])._replace(entrant=EntrantRecord(*row[10:])) for row in rows}
+    return {row[0]: CurrentRun(*row[:11])._replace(entrant=EntrantRecord(*row[11:])) for row in rows}
 
 
 SELECT_FAILURES = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant
+       finished_at, entrant, unmetered_attempts
 FROM invocations
 WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0)
 ORDER BY started_at DESC, id
@@ -76,7 +79,7 @@ async def select_failures(conn: Connection, limit: int) -> list[Invocation]:
 
 SELECT_MODEL_FAILURES = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at, i.entrant
+       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts
 FROM unnest($1::text[]) AS m (id)
 CROSS JOIN LATERAL (
     SELECT * FROM invocations
