@@ -1,7 +1,7 @@
 """A trading floor: agents on a real database and a real exchange, with a market and providers that the test scripts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -63,8 +63,12 @@ class ScriptedProvider:
     def __init__(self) -> None:
         self.scripts: dict[str, list[Script | ModelAnswer | Exception]] = {}
         self.turns: list[Turn] = []
+        self.refused_fields: dict[str, list[str]] = {}
         self.active = 0
         self.active_max = 0
+
+    def left_out(self, model: Model) -> Collection[str]:
+        return self.refused_fields.get(model.id, ())
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         # The conversation grows later; what was asked stays.

@@ -302,6 +302,13 @@ async def test_unconfigured_provider(floor: Floor) -> None:
     (record,) = await floor.cycle()
     assert record.invocation.failure_reason == "the provider 'mistral' is not configured; configured are: fake"
     assert floor.agents.warning() == "1 active model(s) name a provider that is not configured: eve (mistral)"
+    floor.provider.refused_fields = {"ada": ["top_p", "temperature"]}
+    await floor.add("ada")
+    await floor.cycle()
+    assert floor.agents.warning() == (
+        "1 active model(s) name a provider that is not configured: eve (mistral); "
+        "ada is asked without temperature, top_p, which its provider refused"
+    )
 
 
 async def test_too_long_is_a_timeout(database: Database) -> None:

@@ -1,12 +1,13 @@
 """Providers of decisions: the table of AI providers, and the rule agents, which need no network."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Protocol
 
 import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.agents.tools import TOOL_NAMES, Decision
+from trader.domain.models import Model
 from trader.gateways.agents.chat import ChatClient, ProviderRow
 from trader.settings import PROVIDERS as CONFIGURABLE
 from trader.settings import Settings
@@ -35,9 +36,14 @@ class Provider(Protocol):
         """Whether it reads the messages of a turn."""
         ...
 
+    def left_out(self, model: Model) -> Collection[str]:
+        """Return the fields that requests for a model leave out, since the provider has refused them."""
+        ...
+
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Answer one turn.
 
+        :raises ProviderTimeout: it did not answer in time
         :raises ProviderError: no usable answer; the message says why, without secrets
         """
         ...
@@ -50,6 +56,9 @@ class RuleProvider:
 
     name = "rules"
     is_remote = False
+
+    def left_out(self, model: Model) -> Collection[str]:
+        return ()
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]

@@ -252,15 +252,19 @@ class Agents:
         return [ModelSummary(model, *activity.get(model.id, (0, None))) for model in models]
 
     def warning(self) -> str | None:
-        """Return what keeps models from running, in words; None when nothing does."""
+        """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
         active = [model for model in self._models.values() if model.active]
         if not active:
             return "No model is active, so nothing trades. Create models with scripts/seed_accounts.py."
-        idle = [model for model in active if model.provider not in self._providers]
-        if not idle:
-            return None
-        names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
-        return f"{len(idle)} active model(s) name a provider that is not configured: {names}"
+        warnings = []
+        if idle := [model for model in active if model.provider not in self._providers]:
+            names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
+            warnings.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
+        for model in active:
+            provider = self._providers.get(model.provider)
+            if provider is not None and (fields := sorted(provider.left_out(model))):
+                warnings.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
+        return "; ".join(warnings) or None
 
     # --- invocations --------------------------------------------------------------------------------------------------
 
