@@ -79,12 +79,18 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     aiohttp's router refuses a request without a path (`OPTIONS *`, CONNECT) as text and without any handler; that
     response becomes JSON here.
     """
+    headers = response.headers
+    vary = headers.get(hdrs.VARY)
+    headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
     request_id = request.get(REQUEST_ID)
     if request_id is None:
-        request_id = (request.app.get(REQUESTS) or RequestLog()).new_id()
-    response.headers[_ID_HEADER] = request_id
-    vary = response.headers.get(hdrs.VARY)
-    response.headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
+        request_id = _answer_without_handler(request, response)
+    headers[_ID_HEADER] = request_id
+
+
+def _answer_without_handler(request: web.Request, response: web.StreamResponse) -> str:
+    """Make the refusal of aiohttp's router JSON, and return an id for its request."""
+    request_id = (request.app.get(REQUESTS) or RequestLog()).new_id()
     if isinstance(response, web.HTTPException):
         connection = connection_of(request)
         if connection is not None:
@@ -93,6 +99,7 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
         log.info("request %s: %s without a path", request_id, request.method)
         response.body = ENCODER.encode(Refusal(error=response.reason))
         response.headers.update({hdrs.CONTENT_TYPE: JSON, hdrs.CONTENT_LENGTH: str(len(response.body))})
+    return request_id
 
 
 async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
