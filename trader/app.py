@@ -247,23 +247,22 @@ def build_app(service: Service) -> web.Application:
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
     streams.setup(app, service.hubs)
-    health.setup(
-        app,
-        health.HealthSources(
-            clock=context.clock,
-            started_at=service.started_at,
-            trading_mode=context.settings.trading_mode,
-            ping=service.database.ping,
-            market=context.market,
-            hubs=service.hubs.all,
-            schedulers=service.schedulers.status,
-            role=lambda: leadership.role,
-            running=leadership.running_schedulers,
-            troubles=lambda: context.exchange.troubles,
-            models_running=context.agents.running,
-            halts=lambda: halts.in_force,
-        ),
+    health_sources = health.HealthSources(
+        clock=context.clock,
+        started_at=service.started_at,
+        trading_mode=context.settings.trading_mode,
+        ping=service.database.ping,
+        market=context.market,
+        hubs=service.hubs.all,
+        schedulers=service.schedulers.status,
+        role=lambda: leadership.role,
+        running=leadership.running_schedulers,
+        troubles=lambda: context.exchange.troubles,
+        models_running=context.agents.running,
+        write_trouble=lambda: service.database.write_trouble,
+        halts=lambda: halts.in_force,
     )
+    health.setup(app, health_sources)
     if context.settings.metrics == "on":
         metrics.setup(
             app,
@@ -275,6 +274,9 @@ def build_app(service: Service) -> web.Application:
                 providers=service.providers,
                 cache=dispatcher.cache,
                 models_running=context.agents.running,
+                health=health_sources,
+                write_failures=lambda: service.database.write_failures,
+                equity=context.portfolio.equity,
             ),
         )
     cors.setup(app, context.settings)

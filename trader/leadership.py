@@ -25,6 +25,9 @@ log = logging.getLogger("trader")
 _HEARTBEAT_S: Final = 5.0
 """Real seconds between the leader's heartbeats."""
 
+_PROBE_BEATS: Final = 12
+"""Heartbeats between proofs that the database can be written. While it cannot, every heartbeat has one."""
+
 _STANDBY_EVERY_S: Final = 0.5
 """Real seconds between a standby's attempts to lead."""
 
@@ -148,10 +151,14 @@ class Leadership:
         await self.resign()
 
     async def _send_heartbeats(self) -> None:
+        beats = 0
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
+            beats += 1
             try:
                 await self._beat()
+                if self._database.write_trouble is not None or beats % _PROBE_BEATS == 0:
+                    await self._database.probe_write()
             except Unavailable as error:
                 log.warning("the heartbeat for the standbys was not written: %s", error)
 

@@ -51,6 +51,7 @@ class JobStatus:
     running: bool = False
     runs: int = 0
     failures: int = 0
+    failures_in_a_row: int = 0
     skipped: int = 0
     last_started_at: datetime | None = None
     last_finished_at: datetime | None = None
@@ -89,6 +90,7 @@ async def _run(job: Job, clock: Clock, status: JobStatus) -> None:
     status.last_finished_at = clock.now()
     status.last_duration_ms = round((time.monotonic() - started_s) * 1000)
     status.last_error = None if error is None else describe_error(error)
+    status.failures_in_a_row = 0 if error is None else status.failures_in_a_row + 1
     if error is not None:
         status.failures += 1
         expected = isinstance(error, TraderError)

@@ -1,85 +1,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from support.manual_clock import ManualClock
+from support.health_sources import NAMES, START, House
 
 from trader.api import health
-from trader.api.broadcast import Broadcaster, Subscriber
-from trader.api.health import HealthSources
+from trader.api.broadcast import Subscriber
 from trader.errors import Unavailable
-from trader.schedulers import Job, Schedulers
 
-START = datetime(2025, 1, 1, 12, tzinfo=UTC)
-NAMES = ("priceTracker", "tradeExecutor", "portfolioSnapshot")
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
 Client = TestClient[web.Request, web.Application]
-
-
-class FakeDatabase:
-    def __init__(self) -> None:
-        self.pings = 0
-        self.error: Exception | None = None
-        self.hangs = False
-
-    async def ping(self) -> float:
-        self.pings += 1
-        if self.hangs:
-            await asyncio.sleep(3600)
-        if self.error is not None:
-            raise self.error
-        return 0.7
-
-
-class FakeMarket:
-    source_name = "synthetic"
-    last_update_at: datetime | None = None
-
-    def troubles(self) -> str | None:
-        return None
-
-    def is_stale(self) -> bool:
-        return self.last_update_at is None
-
-
-class House:
-    """The parts that health looks at, with a batch that fails when told."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock(START)
-        self.database = FakeDatabase()
-        self.market = FakeMarket()
-        self.error: Exception | None = None
-        self.models_running: dict[str, datetime] = {}
-        self.troubles: dict[str, str] = {}
-        self.hub = Broadcaster("positions")
-        runs = dict.fromkeys(NAMES, self.run)
-        self.schedulers = Schedulers([Job(n, timedelta(seconds=10), run) for n, run in runs.items()], self.clock)
-
-    async def run(self, now: datetime) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def sources(self) -> HealthSources:
-        return HealthSources(
-            clock=self.clock,
-            started_at=START,
-            trading_mode="simulated",
-            ping=self.database.ping,
-            market=self.market,
-            hubs={"positions": self.hub},
-            schedulers=self.schedulers.status,
-            running=lambda: {name: status.running for name, status in self.schedulers.status().items()},
-            role=lambda: "leader",
-            models_running=lambda: self.models_running,
-            troubles=lambda: self.troubles,
-        )
 
 
 @asynccontextmanager
@@ -135,15 +71,13 @@ async def test_books_that_the_venue_contradicts_are_unhealthy_and_say_why() -> N
         assert (status, "reconciliation" in report) == (200, False)
 
 
-async def test_a_database_that_hangs_is_unhealthy_soon(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_database_that_hangs_is_unhealthy_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PING_S", 0.02)
     house = House()
     house.database.hangs = True
     async with serving(house) as client:
-        assert (await get(client, "/health"))[0] == 503
-    assert "database ping failed: TimeoutError" in caplog.messages
+        status, report = await get(client, "/health")
+        assert (status, report["reasons"]) == (503, ["the database does not answer"])
 
 
 async def test_a_flood_is_one_question() -> None:
@@ -233,3 +167,69 @@ async def test_only_reading(path: str) -> None:
                 assert await response.json() == {"error": "Method Not Allowed"}
         async with client.head(path) as response:
             assert (response.status, await response.read()) == (200, b"")
+
+
+async def test_bookings_that_cannot_be_written_are_unhealthy_until_one_can() -> None:
+    house = House()
+    async with serving(house) as client:
+        house.write_trouble = "The disk of the database is full."
+        status, report = await get(client, "/health")
+        assert (status, report["reasons"]) == (503, ["bookings cannot be written: The disk of the database is full."])
+        house.write_trouble = None
+        assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_market_that_is_silent_for_over_a_minute_is_unhealthy_unless_its_recording_has_ended() -> None:
+    house = House()
+    async with serving(house) as client:
+        await house.clock.advance(timedelta(seconds=59))
+        assert (await get(client, "/health"))[0] == 200
+        await house.clock.advance(timedelta(seconds=1))
+        status, report = await get(client, "/health")
+        assert (status, report["reasons"]) == (503, ["no update of the market for 61 s"])
+        house.market.has_ended = True
+        assert (await get(client, "/health"))[0] == 200
+        house.market.has_ended = False
+        house.market.last_update_at = house.clock.now()
+        assert (await get(client, "/health"))[0] == 200
+
+
+async def test_a_scheduler_that_fails_three_times_in_a_row_is_unhealthy_until_it_succeeds() -> None:
+    house = House()
+    async with serving(house) as client:
+        house.error = Unavailable("no room")
+        for expected in (200, 200, 503):
+            await house.clock.advance(timedelta(seconds=10))
+            house.market.last_update_at = house.clock.now()
+            status, report = await get(client, "/health")
+            assert status == expected
+        assert report["reasons"] == [f"the scheduler {name} failed 3 times: Unavailable: no room" for name in NAMES]
+        house.error = None
+        await house.clock.advance(timedelta(seconds=10))
+        assert (await get(client, "/health"))[0] == 200
+
+
+async def test_the_process_is_alive_whatever_else_is_wrong() -> None:
+    house = House()
+    house.database.error = Unavailable("The database cannot be reached now.")
+    async with serving(house) as client:
+        assert (await get(client, "/health"))[0] == 503
+        assert await get(client, "/health/live") == (200, {"status": "alive", "timestamp": "2025-01-01T12:00:01.000Z"})
+
+
+async def test_what_is_wrong_is_logged_when_it_begins_and_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "WATCH_EVERY_S", 0.01)
+    caplog.set_level("INFO", "trader.api.health")
+    house = House()
+    house.write_trouble = "The disk of the database is full."
+    async with serving(house):
+        async with asyncio.timeout(10):
+            while not caplog.messages:
+                await asyncio.sleep(0.01)
+            house.write_trouble = None
+            while len(caplog.messages) < 2:
+                await asyncio.sleep(0.01)
+    assert caplog.messages[0].startswith("unhealthy: bookings cannot be written: The disk of the database is full.")
+    assert caplog.messages[1:] == ["healthy again"]

@@ -3,12 +3,14 @@
 import json
 import logging
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
+from support.health_sources import START, House
 
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster, Subscriber
@@ -57,6 +59,7 @@ class Parts:
         self.hub = Broadcaster("workflow", capacity=3)
         self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
         self.tally = Tally()
+        self.house = House()
         self.provider = ChatClient(PROVIDERS["openai"], [Secret("k" * 30)])
 
 
@@ -80,6 +83,9 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
             providers={"openai": parts.provider, "rules": RuleProvider()},
             cache=dispatcher.cache,
             models_running=lambda: {"m": 1},
+            health=parts.house.sources(),
+            write_failures=lambda: 2,
+            equity=lambda: {"apex-1": 10500.25},
         ),
     )
 
@@ -220,3 +226,16 @@ async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
         assert response.status == 500
     assert list(app[REQUESTS].latencies) == [("health", 500)]
     assert json.dumps(app[REQUESTS].latencies["health", 500].counts)
+
+
+async def test_the_condition_of_the_service_has_gauges(client: Client, parts: Parts) -> None:
+    parts.house.market.last_update_at = START - timedelta(seconds=90)
+    parts.house.troubles = {"apex-1": "ETH: a position that the books do not know"}
+    found = await figures(client)
+    expected = {
+        "leader": 1, "halts": 0, "disagreements": 1, "market_stale": 0, "market_age_seconds": 90,
+        "write_failures_total": 2,
+    }  # fmt: skip
+    assert {name: found[f"trader_{name}", ()] for name in expected} == expected
+    assert found["trader_account_equity", ("apex-1",)] == 10500.25
+    assert found["trader_disk_free_bytes", ()] > 0

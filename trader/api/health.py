@@ -1,4 +1,5 @@
-"""Health endpoints: `GET /health` for monitoring, `GET /health/schedulers` for a look at each part.
+"""Health endpoints: `GET /health` says whether the service does its work, `/health/live` whether the process answers,
+and `/health/schedulers` has a look at each part.
 
 The database is pinged with a short timeout, and the result is reused for a moment, so that many requests are one query.
 """
@@ -6,7 +7,7 @@ The database is pinged with a short timeout, and the result is reused for a mome
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, Protocol
@@ -20,6 +21,7 @@ from trader.api.schemas.common import iso
 from trader.api.schemas.health import (
     DatabaseHealth,
     HealthReport,
+    LiveReport,
     MarketHealth,
     ModelRunning,
     SchedulerHealth,
@@ -38,6 +40,16 @@ PING_S = 1.0
 
 GOOD_FOR_S = 0.2
 
+STALE_S: Final = 60.0
+"""A market without an update for so long is unhealthy."""
+
+FAILURES_MAX: Final = 2
+"""A scheduler that fails more often than this in a row is unhealthy."""
+
+WATCH_EVERY_S: Final = 5.0
+LOG_EVERY_S: Final = 60.0
+"""How often the reasons are logged while the service is unhealthy."""
+
 NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
 
@@ -49,15 +61,21 @@ HEALTH: Final = Route(
     tag="health",
     responses={
         200: Documented(
-            "The database answers and every scheduler runs.", HealthReport, ("X-Request-Id", "Cache-Control")
+            "Bookings are written, the market is live, and every scheduler does its work.", HealthReport, _HEADERS
         ),
         503: Documented(
-            "The database does not answer, or a scheduler does not run.",
-            HealthReport,
-            ("X-Request-Id", "Cache-Control"),
+            "One of these does not hold, or books and venue disagree; `reasons` says which.", HealthReport, _HEADERS
         ),
     },
     alias="/api/health",
+    head=True,
+)
+LIVE: Final = Route(
+    "/health/live",
+    "Whether the process answers, for supervisors that restart it",
+    tag="health",
+    responses={200: Documented("It does.", LiveReport, _HEADERS)},
+    alias="/api/health/live",
     head=True,
 )
 SCHEDULERS: Final = Route(
@@ -82,6 +100,8 @@ class SchedulerStatus(Protocol):
     @property
     def failures(self) -> int: ...
     @property
+    def failures_in_a_row(self) -> int: ...
+    @property
     def skipped(self) -> int: ...
     @property
     def last_started_at(self) -> datetime | None: ...
@@ -102,6 +122,8 @@ class MarketStatus(Protocol):
     def source_name(self) -> str: ...
     @property
     def last_update_at(self) -> datetime | None: ...
+    @property
+    def has_ended(self) -> bool: ...
     def is_stale(self) -> bool: ...
     def troubles(self) -> str | None: ...
 
@@ -111,7 +133,8 @@ class HealthSources:
     """The sources of the reports. `ping` returns the database's latency in milliseconds.
 
     `schedulers` are those of this process; `running` says which of them run, on the leader when this one is a standby.
-    `troubles` are the accounts whose books and venue disagree, with the reason.
+    `write_trouble` says why the last write failed. `troubles` are the accounts whose books and venue disagree, with
+    the reason.
     """
 
     clock: Clock
@@ -124,6 +147,7 @@ class HealthSources:
     running: Callable[[], Mapping[str, bool]]
     role: Callable[[], Literal["leader", "standby"]]
     models_running: Callable[[], Mapping[str, datetime]]
+    write_trouble: Callable[[], str | None] = lambda: None
     troubles: Callable[[], Mapping[str, str]] = dict
     halts: Callable[[], Sequence[Halt]] = tuple
 
@@ -148,8 +172,7 @@ class _DatabaseProbe:
         try:
             async with asyncio.timeout(PING_S):
                 return DatabaseHealth(ok=True, latency_ms=round(await self._ping(), 3))
-        except (Unavailable, OSError, TimeoutError) as error:
-            log.warning("database ping failed: %s", str(error) or type(error).__name__)
+        except (Unavailable, OSError, TimeoutError):  # the pool logs the cause
             return DatabaseHealth(ok=False, latency_ms=None)
 
 
@@ -163,22 +186,73 @@ def setup(app: web.Application, sources: HealthSources) -> None:
     async def schedulers(_: web.Request) -> web.Response:
         return json_answer(200, _schedulers_report(sources, await database.ask()), NOT_STORED)
 
+    async def live(_: web.Request) -> web.Response:
+        return json_answer(200, LiveReport(status="alive", timestamp=iso(sources.clock.now())), NOT_STORED)
+
+    async def watch_health(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(_watch(sources, database), name="health")
+        yield
+        task.cancel()
+        await asyncio.wait({task})
+
+    app.cleanup_ctx.append(watch_health)
     HEALTH.add_to(app, health)
+    LIVE.add_to(app, live)
     SCHEDULERS.add_to(app, schedulers)
 
 
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
     running = dict(sources.running())
     troubles = dict(sources.troubles())
-    healthy = database.ok and bool(running) and all(running.values()) and not troubles
+    reasons = find_problems(sources, database)
     report = HealthReport(
-        status="healthy" if healthy else "unhealthy",
+        status="unhealthy" if reasons else "healthy",
         timestamp=iso(sources.clock.now()),
         schedulers=running,
+        reasons=reasons or UNSET,
         reconciliation=troubles or UNSET,
         halts=halts_in_force(sources.halts()),
     )
-    return json_answer(200 if healthy else 503, report, NOT_STORED)
+    return json_answer(503 if reasons else 200, report, NOT_STORED)
+
+
+def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[str]:
+    """Return why the service does not do its work now; nothing when it does."""
+    problems = [] if database.ok else ["the database does not answer"]
+    if (trouble := sources.write_trouble()) is not None:
+        problems.append(f"bookings cannot be written: {trouble}")
+    market = sources.market
+    silent_s = (sources.clock.now() - (market.last_update_at or sources.started_at)).total_seconds()
+    if silent_s > STALE_S and not market.has_ended:
+        trouble = market.troubles()
+        problems.append(f"no update of the market for {silent_s:.0f} s" + (f": {trouble}" if trouble else ""))
+    statuses, running = sources.schedulers(), sources.running()
+    if not running:
+        problems.append("no scheduler runs")
+    for name, runs in running.items():
+        status = statuses.get(name)
+        if not runs:
+            problems.append(f"the scheduler {name} does not run")
+        elif status is not None and status.failures_in_a_row > FAILURES_MAX:
+            problems.append(f"the scheduler {name} failed {status.failures_in_a_row} times: {status.last_error}")
+    problems += (f"books and venue disagree on {account}: {why}" for account, why in sources.troubles().items())
+    return problems
+
+
+async def _watch(sources: HealthSources, database: _DatabaseProbe) -> None:
+    """Log what is wrong when it begins, once a minute while it lasts, and when it ends."""
+    known: list[str] = []
+    logged_s = 0.0
+    while True:
+        problems = find_problems(sources, await database.ask())
+        now_s = time.monotonic()
+        if problems and (not known or now_s - logged_s >= LOG_EVERY_S):
+            log.error("unhealthy: %s", "; ".join(problems))
+            logged_s = now_s
+        elif known and not problems:
+            log.info("healthy again")
+        known = problems
+        await asyncio.sleep(WATCH_EVERY_S)
 
 
 def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> SchedulersReport:

@@ -5,6 +5,7 @@ them the service's own; no caller can add one.
 """
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from trader.api.broadcast import Broadcaster, StateBroadcaster
-from trader.api.health import SchedulerStatus
+from trader.api.health import HealthSources, SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
 from trader.api.response_cache import ResponseCache
 from trader.api.routes import Documented, Route
@@ -50,7 +51,7 @@ class MeasuredScheduler(SchedulerStatus, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MetricsSources:
-    """The sources of the figures."""
+    """The sources of the figures. `equity` is what each account is worth, by its id."""
 
     hubs: Mapping[str, Broadcaster]
     schedulers: Callable[[], Mapping[str, MeasuredScheduler]]
@@ -59,6 +60,9 @@ class MetricsSources:
     providers: Mapping[str, Provider]
     cache: ResponseCache
     models_running: Callable[[], Mapping[str, object]]
+    health: HealthSources
+    write_failures: Callable[[], int]
+    equity: Callable[[], Mapping[str, float]]
 
 
 class LoopLag:
@@ -92,7 +96,11 @@ class _Figures(Collector):
         yield lag
         yield from _streams_of(self._sources.hubs.values())
         yield from _schedulers_of(self._sources.schedulers())
+        yield from _condition_of(self._sources.health)
+        yield CounterMetricFamily("trader_write_failures", "Failed writes.", self._sources.write_failures())
+        yield GaugeMetricFamily("trader_disk_free_bytes", "Free in the working folder.", shutil.disk_usage(".").free)
         yield from _trading_of(self._sources.tally)
+        yield _gauges("trader_account_equity", "What an account is worth.", "account", self._sources.equity())
         yield from _providers_of(self._sources.providers)
         pool = self._sources.pool()
         states = {"idle": pool.idle, "used": pool.size - pool.idle}
@@ -143,6 +151,17 @@ def _schedulers_of(schedulers: Mapping[str, MeasuredScheduler]) -> Iterator[Metr
     yield _gauges("trader_scheduler_lag_seconds", "How late the last run started.", label, lags)
     durations = {name: (status.last_duration_ms or 0) / 1000 for name, status in each}
     yield _gauges("trader_scheduler_last_duration_seconds", "How long the last run took.", label, durations)
+
+
+def _condition_of(sources: HealthSources) -> Iterator[Metric]:
+    market = sources.market
+    yield GaugeMetricFamily("trader_leader", "1 on the leader, 0 on a standby.", int(sources.role() == "leader"))
+    yield GaugeMetricFamily("trader_halts", "Halts in force.", len(sources.halts()))
+    yield GaugeMetricFamily("trader_disagreements", "Accounts whose books and venue disagree.", len(sources.troubles()))
+    yield GaugeMetricFamily("trader_market_stale", "1 while nothing can be traded on it.", int(market.is_stale()))
+    if market.last_update_at is not None:
+        age_s = (sources.clock.now() - market.last_update_at).total_seconds()
+        yield GaugeMetricFamily("trader_market_age_seconds", "Since the last update of the market.", age_s)
 
 
 def _trading_of(tally: Tally) -> Iterator[Metric]:

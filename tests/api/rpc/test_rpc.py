@@ -466,7 +466,7 @@ def test_a_name_is_declared_once() -> None:
     registry.procedure("a.b")(handler)
     with pytest.raises(ValueError, match=r"a\.b is declared twice"):
         registry.procedure("a.b")(handler)
-    with pytest.raises(ValueError, match=r"a\.c cannot both"):
+    with pytest.raises(ValueError, match=r"a\.c is guarded"):
         registry.procedure("a.c", changes=True, token=lambda _: ())(handler)
 
 

@@ -355,9 +355,12 @@ async def test_why_the_database_cannot_answer_is_in_the_log_and_not_told_again_a
         "DO $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$"
     )
     for _ in range(3):
-        with pytest.raises(Unavailable, match=r"^The database cannot answer now\.$"):
-            async with database.connection() as conn:
+        with pytest.raises(Unavailable, match=r"^The disk of the database is full\.$"):
+            async with database.writing() as conn:
                 await conn.execute(full)
     assert [record.message for record in caplog.records] == [
-        "The database cannot answer now. could not extend file: No space left on device"
+        "The disk of the database is full. could not extend file: No space left on device"
     ]
+    assert (database.write_trouble, database.write_failures) == ("The disk of the database is full.", 3)
+    await database.probe_write()
+    assert database.write_trouble is None

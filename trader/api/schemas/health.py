@@ -32,13 +32,22 @@ class HealthReport(Wire):
 
     A halt is deliberate and leaves the service healthy. `reconciliation` is there in live trading when books and venue
     disagree: by account, why nothing is opened for it. Then the service is unhealthy and an operator has to look.
+    `reasons` is there when the service is unhealthy, in words.
     """
 
     status: Literal["healthy", "unhealthy"]
     timestamp: Timestamp
     schedulers: dict[str, bool]
+    reasons: list[str] | UnsetType = UNSET
     reconciliation: dict[str, str] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET
+
+
+class LiveReport(Wire):
+    """`GET /health/live`: the process answers, whatever else is wrong."""
+
+    status: Literal["alive"]
+    timestamp: Timestamp
 
 
 class DatabaseHealth(Wire):

@@ -67,7 +67,7 @@ class LedgerWriter:
 
     async def _commit(self, batch: list[tuple[Posting, asyncio.Future[None]]]) -> None:
         try:
-            async with self._database.connection() as conn:
+            async with self._database.writing() as conn:
                 written_ids = await write_postings(conn, [posting for posting, _ in batch], self._term)
         except BooksViolated as error:
             await self._commit_apart(batch, error)

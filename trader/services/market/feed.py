@@ -100,6 +100,11 @@ class MarketFeed:
         """Whether there is no tick of the present to trade on."""
         return self.last_update_at is None or untimely(self.last_update_at, self._clock.now()) is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a recording was played to its end: there are no more prices, and none is missing."""
+        return self.last_update_at is not None and self.last_update_at == self._source.ends_at
+
     def trouble(self, symbol: str) -> str | None:
         """Return why a market cannot be traded now, whatever its last quote, or None."""
         return self._source.trouble(symbol)
@@ -257,7 +262,7 @@ class MarketFeed:
         except Unavailable as error:
             logger.warning("The tick of %s was not fully applied: %s", iso(tick.at), error)
         self._release(tick)
-        if tick.at == self._source.ends_at:
+        if self.has_ended:
             self.last_error = f"the {self.source_name} ended at {iso(tick.at)}"
             logger.info("The %s ended at %s; there are no more prices", self.source_name, iso(tick.at))
             self._refuse_all(f"The {self.source_name} ended at {iso(tick.at)}; there are no more prices")

@@ -153,6 +153,10 @@ class Portfolio:
         values = (value_account(account, marks, now) for account in self._exchange.accounts.values())
         return LiveValues(now, {value.account_id: value for value in values if value is not None}, self._created)
 
+    def equity(self) -> dict[str, float]:
+        """Return what each account is worth now, by its id."""
+        return {account_id: float(value.net_portfolio) for account_id, value in self.live().values.items()}
+
     # -- the past
 
     async def variant_history(self, window: Window) -> VariantHistories:

@@ -35,15 +35,24 @@ CONNECT_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 1.0
 """How long the server may take to cancel an abandoned statement; its caller waits for that too."""
 
-LOG_AGAIN_S = 10.0
-"""How long the same problem is not logged again."""
+LOG_AGAIN_S = 60.0
+"""How long the same problem is not logged again, whatever else is logged between."""
+
+LOGGED_MAX = 32
+"""How many problems are remembered as logged."""
 
 # SQLSTATE classes that say something about the server or the connection, not about the statement: connection,
 # authorization, missing database, deadlock, resources, operator intervention, system error; and a standby server.
 TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57", "58")
 READ_ONLY_TRANSACTION = "25006"
 
+DISK_FULL = "53100"
+
 SELECT_ALIVE = "SELECT 1"
+
+CREATE_WRITE_PROBE = """
+CREATE TEMPORARY TABLE write_probe ON COMMIT DROP AS SELECT repeat('x', 1900) AS filler FROM generate_series(1, 512)
+"""
 
 
 class PoolUse(NamedTuple):
@@ -59,8 +68,11 @@ class Database:
 
     def __init__(self, pool: "Pool[asyncpg.Record]") -> None:
         self._pool = pool
-        self._logged = ""
-        self._logged_at_s = 0.0
+        self._logged_at_s: dict[str, float] = {}  # by cause
+        self.write_trouble: str | None = None
+        """Why the last write failed; None when it succeeded."""
+
+        self.write_failures = 0
 
     @classmethod
     async def connect(cls, dsn: str, *, size: int = 20, command_timeout_s: float = COMMAND_TIMEOUT_S) -> "Database":
@@ -110,10 +122,27 @@ class Database:
         """Return the caller's error, without the cause; log the cause, the same one at most every ten seconds."""
         cause = (str(error) or type(error).__name__).split("\n", 1)[0]
         now_s = time.monotonic()
-        if cause != self._logged or now_s - self._logged_at_s > LOG_AGAIN_S:
-            self._logged, self._logged_at_s = cause, now_s
+        if now_s - self._logged_at_s.get(cause, -LOG_AGAIN_S) >= LOG_AGAIN_S:
+            if len(self._logged_at_s) >= LOGGED_MAX:
+                self._logged_at_s.clear()
+            self._logged_at_s[cause] = now_s
             log.warning("%s %s", problem, cause)
         return Unavailable(problem)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Connection]:
+        """Borrow a connection for statements that prove whether the database can be written, and note whether they do.
+
+        :raises Unavailable: the server cannot be reached, or does not answer in time
+        """
+        try:
+            async with self.connection() as conn:
+                yield conn
+        except Unavailable as error:
+            self.write_failures += 1
+            self.write_trouble = str(error)
+            raise
+        self.write_trouble = None
 
     async def _release(self, conn: "PoolConnectionProxy[asyncpg.Record]") -> None:
         """Return a connection to the pool, which closes it when the server does not cancel its statement in time.
@@ -133,6 +162,16 @@ class Database:
         """
         async with self.connection() as conn, conn.transaction():
             yield conn
+
+    async def probe_write(self) -> None:
+        """Write a megabyte and drop it, so that `write_trouble` tells the present even when nobody trades.
+
+        A small write proves nothing: it may fit into a page that is there while the disk is full.
+
+        :raises Unavailable: it cannot be written
+        """
+        async with self.writing() as conn, conn.transaction():
+            await conn.execute(CREATE_WRITE_PROBE)
 
     async def ping(self) -> float:
         """Return how long the server takes to answer, in milliseconds."""
@@ -223,6 +262,8 @@ def _transient_problem(error: Exception, *, is_lost: bool) -> str | None:
     """Describe a fault of the server or the connection for the caller; None when the fault is the statement's."""
     if isinstance(error, asyncpg.PostgresError):
         sqlstate = error.sqlstate or ""
+        if sqlstate == DISK_FULL:
+            return "The disk of the database is full."
         if sqlstate.startswith(TRANSIENT_CLASSES) or sqlstate == READ_ONLY_TRANSACTION:
             return "The database cannot answer now."
         return None
