@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from trader import variants
-from trader.domain.agents.messages import rules_text
+from trader.domain.agents.prompt import GLOSSARY, cadence_text, rules_text
 from trader.domain.agents.tools import TOOL_SCHEMAS, TOOLS
 from trader.domain.agents.view import (
     LastAction,
@@ -48,6 +48,10 @@ SHOWN = (
     ExitPlan,
     Indicators,
 )
+SIDES = {side.value for side in Side}
+PLACES = {"minute", "session"}
+"""Names of the prompt's own tables."""
+
 TECHNICAL = ("MACD", "stochastic", "OBV", "Ichimoku cloud", "Fibonacci", "moving average", "order flow", "news")
 
 every_variant = pytest.mark.parametrize("variant", VariantId)
@@ -57,7 +61,7 @@ def names_of(*structs: Any) -> set[str]:
     return {field.encode_name for struct in structs for field in msgspec.structs.fields(struct)}
 
 
-KNOWN = names_of(*SHOWN) | names_of(*TOOLS.values()) | TOOLS.keys() | INTERVALS.keys() | {side.value for side in Side}
+KNOWN = names_of(*SHOWN) | names_of(*TOOLS.values()) | PLACES | TOOLS.keys() | INTERVALS.keys() | SIDES
 
 
 def test_the_public_fields_are_the_specifications() -> None:
@@ -142,7 +146,7 @@ def test_a_prompt_covers_role_edge_rules_limits_exits_and_tools(variant: Variant
 @every_variant
 def test_everything_that_a_model_reads_names_only_what_exists(variant: VariantId) -> None:
     """The rules of the guard and the descriptions of the tools, beside the prompt: names in backticks and camelCase."""
-    told = [rules_text(VARIANTS[variant].limits), orjson.dumps(TOOL_SCHEMAS).decode()]
+    told = [rules_text(VARIANTS[variant].limits), orjson.dumps(TOOL_SCHEMAS).decode(), GLOSSARY, cadence_text(5)]
     for text in told:
         named = set(re.findall(r"`([^`]*)`", text)) | set(re.findall(r"\b[a-z]+[A-Z]\w*", text))
         assert named <= KNOWN | {"additionalProperties", "anyOf"}, f"unknown: {sorted(named - KNOWN)}"

@@ -82,8 +82,7 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
     assert code == 0, complained
     for part in (
         "=== system\n# Apex",
-        "=== user\nThe market and your account now, in JSON.",
-        '"symbol":"BTC"',
+        '=== user\n{"markets":{"BTC":{"tick":0.1,',
         "would place: buy 0.5 SOL at 2x",
         "=== call 1: createPosition → rejected",
         "a dry run: the guard let it through, and nothing was placed",

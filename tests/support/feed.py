@@ -94,6 +94,9 @@ class ScriptedSource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
 
+    def open_interest(self, symbol: str) -> Decimal | None:
+        return None
+
     def trouble(self, symbol: str) -> str | None:
         return self.troubles.get(symbol)
 

@@ -11,7 +11,7 @@ from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
-from trader.domain.models import Model, VariantId
+from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.gateways.agents.providers import Provider, Providers
 from trader.gateways.agents.taapi import Taapi
 from trader.services.agents.schedule import Agents, FinishedInvocation
@@ -140,12 +140,19 @@ class Floor:
         await self.clock.advance(timedelta(seconds=after_s))
         await self.market.take(tick, self.exchange.on_tick)
 
-    async def add(self, *model_ids: str, variant: VariantId = VariantId.APEX, provider: str = "fake") -> None:
+    async def add(
+        self,
+        *model_ids: str,
+        variant: VariantId = VariantId.APEX,
+        provider: str = "fake",
+        configuration: ModelConfiguration | None = None,
+    ) -> None:
         async with self.database.connection() as conn:
             for model_id in model_ids:
                 model = Model(
                     id=model_id, name=model_id.title(), variant=variant, provider=provider,
                     router_model_name=f"lab/{model_id}", created_at=START,
+                    configuration=configuration or ModelConfiguration(),
                 )  # fmt: skip
                 await upsert_model(conn, model)
 

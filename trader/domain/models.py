@@ -81,6 +81,11 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
         count = int(self.every[:-1])
         return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
 
+    @property
+    def every_minutes(self) -> int:
+        """How many minutes lie between two decisions."""
+        return 1 if self.every is None else int(self.every[:-1]) * (60 if self.every.endswith("h") else 1)
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """An AI model or rule agent that trades one variant. Its account has the same id.

@@ -67,12 +67,12 @@ async def test_turn_carries_variant_and_market(floor: Floor) -> None:
     system, user = turn.messages
     assert system["content"].startswith(apex.prompt.strip())
     assert "at most 10" in system["content"]
-    shown = orjson.loads(user["content"].split("\n\n", 1)[1])
+    shown = orjson.loads(user["content"])
     assert shown["account"]["equity"] == 10_000
-    assert {market["symbol"]: market["price"] for market in shown["markets"]} == {
+    assert {symbol: market["price"] for symbol, market in shown["now"].items()} == {
         "BTC": 94_000, "ETH": 3_300, "SOL": 200,
     }  # fmt: skip
-    assert shown["markets"][0]["indicators"]["15m"]["rsi"] is None, "absent, not 0"
+    assert shown["15m"]["indicators"]["rsi"] == [None, None, None], "absent, not 0"
 
 
 async def test_position_is_opened_through_the_exchange(floor: Floor) -> None:
@@ -222,7 +222,7 @@ async def test_bad_calls_are_explained_and_counted(floor: Floor, name: str, argu
 async def test_indicators_are_fetched(floor: Floor) -> None:
     await run_one(floor, calling(("fetchIndicators", {"symbol": "ETH", "interval": "4h"})), hold())
     seen = results_seen(floor.provider.turns[1])[0]
-    assert (seen["symbol"], seen["interval"], seen["candles"]) == ("ETH", "4h", [])
+    assert (seen["symbol"], seen["interval"], seen["candles"][1:]) == ("ETH", "4h", [])
     assert seen["indicators"]["atr"] is None
 
 

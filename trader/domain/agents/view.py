@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Candle, Interval
 
@@ -123,6 +123,25 @@ class LastAction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cycles_ago: int
 
 
+class ObservedOrder(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A limit order that waits for its price; `remaining` of its `quantity` is not filled yet."""
+
+    symbol: str
+    side: OrderSide
+    quantity: Decimal
+    remaining: Decimal
+    limit_price: Decimal
+    reduce_only: bool
+    created_at: datetime
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the agent said at the end of one of its last cycles, shortened."""
+
+    at: datetime
+    text: str
+
+
 class Supplementary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Indicators from a supplier, of the same coin on another venue: a second opinion for models.
 
@@ -147,8 +166,9 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One market. `price` is the mark; `quoted_at` the time of the quote, `stale` whether it is too old to trade on.
 
     `candles` and `indicators` are of closed candles only, per interval, candles ascending. `leverage_max` is the
-    market's own, `funding_rate` the hourly one (longs pay a positive rate). `supplementary` is None unless a supplier
-    of indicators is configured and has answered recently.
+    market's own, `funding_rate` the hourly one (longs pay a positive rate). `open_interest` is the notional of all open
+    positions in the market, None where the source does not say it. `supplementary` is None unless a supplier of
+    indicators is configured and has answered recently.
     """
 
     symbol: str
@@ -159,6 +179,7 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     ask: Decimal
     spread: Decimal
     funding_rate: Decimal
+    open_interest: Decimal | None = None
     tick: Decimal
     lot: Decimal
     min_notional: Decimal
@@ -170,7 +191,11 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Everything an agent decides from, at one moment. `trades` are newest first, `positions` oldest first."""
+    """Everything an agent decides from, at one moment.
+
+    `trades` and `reasons` are newest first, `positions` and `orders` oldest first. The agent is asked every
+    `every_minutes`.
+    """
 
     at: datetime
     account: ObservedAccount
@@ -178,6 +203,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     trades: tuple[ObservedTrade, ...]
     stats: ObservedStats
     markets: Mapping[str, ObservedMarket]
+    orders: tuple[ObservedOrder, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    every_minutes: int = 1
 
     def position(self, symbol: str) -> ObservedPosition | None:
         """Return the position in a market, if there is one."""

@@ -36,13 +36,17 @@ T = TypeVar("T")
 
 
 class MarketStats(msgspec.Struct):
-    """The venue's summary of a market. Funding rates are percent of the notional per hour; longs pay a positive one."""
+    """The venue's summary of a market. Funding rates are percent of the notional per hour; longs pay a positive one.
+
+    `open_interest` is in quote currency (its REST interface gives base units).
+    """
 
     mark_price: Decimal
     index_price: Decimal
     current_funding_rate: Decimal | None = None
     funding_rate: Decimal | None = None
     funding_timestamp: int = 0
+    open_interest: Decimal | None = None
 
 
 class LighterMarket:
@@ -64,6 +68,12 @@ class LighterMarket:
         self._is_broken = False
         self._has_changed = False
         self._last: Quote | None = None
+
+    @property
+    def open_interest(self) -> Decimal | None:
+        """The notional of all open positions, as the last summary says it."""
+        found = None if self._stats is None else self._stats.open_interest
+        return found if found is not None and found.is_finite() and found >= 0 else None
 
     # Messages
 

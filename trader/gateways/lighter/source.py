@@ -217,6 +217,10 @@ class VenueSource:
         settled = market.rates.get(boundary, market.next_rate)
         return PLAIN_FUNDING_RATE if settled is None else settled
 
+    def open_interest(self, symbol: str) -> Decimal | None:
+        market = self._followed.get(symbol)
+        return None if market is None else market.open_interest
+
 
 def _is_followed(listing: Listing | None) -> bool:
     return listing is not None and listing.is_active

@@ -182,6 +182,9 @@ class ReplaySource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
 
+    def open_interest(self, symbol: str) -> Decimal | None:
+        return None
+
     def trouble(self, symbol: str) -> str | None:
         return None
 

@@ -71,3 +71,7 @@ class MarketSource(Protocol):
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         """Return the hourly rate due at `boundary`, a whole hour; longs pay a positive one."""
         ...
+
+    def open_interest(self, symbol: str) -> Decimal | None:
+        """Return the notional of all open positions in a market, in quote currency; None when it is not known."""
+        ...

@@ -93,6 +93,9 @@ class SyntheticSource:
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
         return PLAIN_FUNDING_RATE
 
+    def open_interest(self, symbol: str) -> Decimal | None:
+        return None
+
     def trouble(self, symbol: str) -> str | None:
         return None
 

@@ -16,9 +16,11 @@ from trader.domain.agents.view import (
     LastAction,
     ObservedAccount,
     ObservedMarket,
+    ObservedOrder,
     ObservedPosition,
     ObservedStats,
     ObservedTrade,
+    Reason,
     VariantLimits,
     View,
 )
@@ -26,6 +28,7 @@ from trader.domain.exchange.account import Account, available_cash, equity, liqu
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators, indicators
 from trader.domain.market.markets import Candle, Interval
+from trader.domain.models import Model
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.errors import MarketUnavailable
@@ -39,6 +42,7 @@ from trader.store.agents.agent_view import (
     HourlyEquity,
     select_equity_curve,
     select_last_actions,
+    select_latest_responses,
     select_latest_trades,
     select_lowest_equity,
     select_own_statistics,
@@ -52,7 +56,9 @@ SESSION_INTERVAL: Final[Interval] = "5m"
 """Interval of the candles from which the session's VWAP is computed, whatever the interval of the indicators."""
 
 SHOWN_CANDLES: Final = 24
-TRADES_SHOWN: Final = 10
+TRADES_SHOWN: Final = 5
+REASONS_SHOWN: Final = 3
+REASON_CHARACTERS: Final = 160
 
 _log = logging.getLogger("trader.agents")
 
@@ -88,10 +94,13 @@ class Observer:
         self._histories: dict[str, History] = {}
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
 
-    async def view(self, account_id: str, intervals: Sequence[Interval], now: datetime) -> View:
-        """Return everything that the agent of an account decides from, with the indicators of these intervals."""
+    async def view(self, model: Model, intervals: Sequence[Interval], now: datetime) -> View:
+        """Return everything that a model decides from, with the indicators of these intervals."""
+        account_id = model.id
         history = await self._read_history(account_id, now)
-        return await self.view_of(await self.risk_context(account_id, now), history, intervals)
+        reasons = await self._read_reasons(account_id)
+        view = await self.view_of(await self.risk_context(account_id, now), history, intervals)
+        return msgspec.structs.replace(view, reasons=reasons, every_minutes=model.configuration.every_minutes)
 
     async def view_of(self, context: RiskContext, history: History, intervals: Sequence[Interval]) -> View:
         """Return the view of an account that the context holds, whose past is not necessarily in the rows."""
@@ -111,6 +120,10 @@ class Observer:
             trades=history.trades,
             stats=history.stats,
             markets=markets,
+            orders=tuple(
+                msgspec.convert(order, ObservedOrder, from_attributes=True)
+                for order in sorted(account.resting, key=lambda order: (order.created_at, order.id))
+            ),
         )
 
     async def risk_context(self, account_id: str, now: datetime) -> RiskContext:
@@ -207,6 +220,12 @@ class Observer:
         self._histories[account_id] = history
         return history
 
+    async def _read_reasons(self, account_id: str) -> tuple[Reason, ...]:
+        """Return the last reasons of a model in its account's run."""
+        since = self._exchange.account(account_id).run.started_at
+        async with self._database.connection() as conn:
+            return await select_latest_responses(conn, account_id, since, REASONS_SHOWN, REASON_CHARACTERS)
+
     async def _market_view(
         self, symbol: str, intervals: Sequence[Interval], now: datetime, last_action: LastAction | None
     ) -> ObservedMarket | None:
@@ -228,6 +247,7 @@ class Observer:
             ask=quote.ask,
             spread=quote.ask - quote.bid,
             funding_rate=self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+            open_interest=self._market.open_interest(symbol),
             tick=market.tick,
             lot=market.lot,
             min_notional=market.min_notional,

@@ -19,12 +19,12 @@ from trader.domain.agents.messages import (
     account_json,
     failed,
     indicators_json,
-    opening_messages,
     order_outcome,
     plan_outcome,
     refused,
     tool_message,
 )
+from trader.domain.agents.prompt import opening_messages
 from trader.domain.agents.tools import BadCall, Change, Decision, FetchIndicators, Holding, decode
 from trader.domain.agents.view import View
 from trader.domain.exchange.orders import ExitPlan
@@ -121,12 +121,13 @@ class Workflow:
     async def _converse(self) -> EndedBy:
         provider = self._provider()
         await self._exchange.open_account(self._model.id)
-        view = await self._observer.view(self._model.id, self._variant.intervals, self._clock.now())
+        view = await self._observer.view(self._model, self._variant.intervals, self._clock.now())
         messages: list[Message] = []
         if provider.is_remote:
             if not view.markets:
                 raise MarketUnavailable("no market has a price now")
-            messages += opening_messages(self._variant.prompt, self._variant.limits, view)
+            prompt = self._model.configuration.prompt or self._variant.prompt
+            messages += opening_messages(prompt, self._variant.limits, view)
             self._record.note_messages(messages)
         tokens_left = self._limits.tokens
         for number in range(1, STEPS_MAX + 1):

@@ -120,6 +120,10 @@ class MarketFeed:
         """Return the hourly funding rate due at a whole hour."""
         return self._source.funding_rate(symbol, boundary)
 
+    def open_interest(self, symbol: str) -> Decimal | None:
+        """Return the notional of all open positions in a market; None where the source does not say it."""
+        return self._source.open_interest(symbol)
+
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
         """Yield the ticks of (after, until] again. Raise `MarketUnavailable` when the source fails."""
         try:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
-from trader.domain.agents.view import ObservedStats, ObservedTrade
+from trader.domain.agents.view import ObservedStats, ObservedTrade, Reason
 from trader.domain.exchange.orders import OrderSide, Side
 from trader.domain.money import divide
 from trader.store.database.pool import Connection
@@ -104,6 +104,23 @@ async def select_last_actions(
         side = Side(row["side"])
         found[row["symbol"]] = Action(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
     return found
+
+
+SELECT_LATEST_RESPONSES = """
+SELECT started_at, left(response, $4) AS response
+FROM invocations
+WHERE model_id = $1 AND started_at >= $2 AND response IS NOT NULL
+ORDER BY started_at DESC
+LIMIT $3
+"""
+
+
+async def select_latest_responses(
+    conn: Connection, model_id: str, since: datetime, limit: int, characters: int
+) -> tuple[Reason, ...]:
+    """Return the beginnings of what a model said last since a moment, newest first."""
+    rows = await conn.fetch(SELECT_LATEST_RESPONSES, model_id, since, limit, characters)
+    return tuple(Reason(at=row["started_at"], text=row["response"]) for row in rows)
 
 
 class HourlyEquity(NamedTuple):
