@@ -185,14 +185,16 @@ def test_a_full_view_fits_into_6500_tokens_with_the_tools(variant: VariantId) ->
 
 def market_of(symbol: str, price: float, intervals: Sequence[Interval], at: datetime) -> ObservedMarket:
     """A market with 24 candles and every indicator at each interval."""
-    indicators = Indicators(**dict.fromkeys(Indicators.__struct_fields__, price / 3.1))
+    values: dict[str, Any] = dict.fromkeys(Indicators.__struct_fields__, price / 3.1)
+    indicators = Indicators(**values)
     candles: dict[Interval, tuple[Candle, ...]] = {}
     for interval in intervals:
         span = INTERVALS[interval]
         opens = [floor_time(at, span) - n * span for n in range(24, 0, -1)]
+        prices = [price * (1 + n % 19 / 997) for n in range(24)]
         candles[interval] = tuple(
-            Candle(opened, *(price * (1 + (n * 7 + place) % 19 / 997) for place in range(4)), 1_234.5 + n)
-            for n, opened in enumerate(opens)
+            Candle(opened, each, each * 1.0012, each * 0.9987, each * 1.0003, 1_234.5 + each)
+            for opened, each in zip(opens, prices, strict=True)
         )
     return replace(MARKET, symbol=symbol, candles=candles, indicators=dict.fromkeys(intervals, indicators))
 
