@@ -273,6 +273,7 @@ def build_app(service: Service) -> web.Application:
                 tally=service.accounts.tally,
                 providers=service.providers,
                 cache=dispatcher.cache,
+                large_answers=dispatcher.large_answers,
                 models_running=context.agents.running,
                 health=health_sources,
                 write_failures=lambda: service.database.write_failures,

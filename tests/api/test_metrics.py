@@ -82,6 +82,7 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
             tally=parts.tally,
             providers={"openai": parts.provider, "rules": RuleProvider()},
             cache=dispatcher.cache,
+            large_answers=dispatcher.large_answers,
             models_running=lambda: {"m": 1},
             health=parts.house.sources(),
             write_failures=lambda: 2,
@@ -176,6 +177,16 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
     assert {key: seen.get(key) for key in expected} == expected
     assert parts.hub.dropped == 1
     assert seen["process_open_fds", ()] > 0
+
+
+async def test_large_answers_are_counted_and_logged_once_an_hour(caplog: pytest.LogCaptureFixture) -> None:
+    large = rpc.LargeAnswers()
+    for size in (1_000_000, 1_000_001, 19_000_000):
+        large.note("trading.getPortfolioHistory", size)
+    assert large.counts == {"trading.getPortfolioHistory": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "an answer of trading.getPortfolioHistory has 1.0 MB before compression"
+    ]
 
 
 async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: Client, parts: Parts) -> None:

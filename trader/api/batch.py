@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from multidict import istr
 
 from trader.api import envelope
+from trader.api.compression import GZIP, StreamPacker, accepts_gzip
 from trader.errors import InvalidInput, Issue, PayloadTooLarge
 
 HEADER: Final = istr("x-orpc-batch")
@@ -107,8 +108,12 @@ async def respond(request: web.Request, items: list[Item], call: Call, mode: str
         response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
         response.headers["Cache-Control"] = "no-cache, no-transform"
         response.headers["X-Accel-Buffering"] = "no"
+        response.headers["Vary"] = "Accept-Encoding"
+        packer = StreamPacker(compress=accepts_gzip(request))
+        if packer.compresses:
+            response.headers["Content-Encoding"] = GZIP
         try:
-            await _stream(request, response, calls)
+            await _stream(request, response, calls, packer)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -117,19 +122,22 @@ async def respond(request: web.Request, items: list[Item], call: Call, mode: str
     return response
 
 
-async def _stream(request: web.Request, response: web.StreamResponse, calls: list[asyncio.Task[Reply]]) -> None:
+async def _stream(
+    request: web.Request, response: web.StreamResponse, calls: list[asyncio.Task[Reply]], packer: StreamPacker
+) -> None:
     async with asyncio.timeout(WRITE_WAIT_S):
         await response.prepare(request)
-        await response.write(_COMMENT)
+        await response.write(await packer.pack(_COMMENT))
     waiting = set(calls)
     while waiting:
         ended, waiting = await asyncio.wait(waiting, timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
         replies = sorted(task.result() for task in ended)
         messages = [b"event: message\ndata: " + encode(reply) + b"\n\n" for reply in replies]
+        packed = await packer.pack(b"".join(messages) or _COMMENT)
         async with asyncio.timeout(WRITE_WAIT_S):
-            await response.write(b"".join(messages) or _COMMENT)
+            await response.write(packed)
     async with asyncio.timeout(WRITE_WAIT_S):
-        await response.write_eof()
+        await response.write_eof(packer.end())
 
 
 def encode(reply: Reply) -> bytes:

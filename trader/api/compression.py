@@ -6,6 +6,8 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
+GZIP: Final = "gzip"
+
 LEVEL: Final = 6
 
 BYTES_MIN: Final = 1024
@@ -37,3 +39,40 @@ async def compressed(body: bytes) -> bytes:
 
 def _gzip(body: bytes) -> bytes:
     return zlib.compress(body, LEVEL, wbits=_GZIP_WINDOW)
+
+
+class StreamPacker:
+    """Gzip of one response that is sent in pieces, each of which can be read when it arrives; or none."""
+
+    def __init__(self, *, compress: bool) -> None:
+        self._packer = zlib.compressobj(LEVEL, wbits=_GZIP_WINDOW) if compress else None
+
+    @property
+    def compresses(self) -> bool:
+        return self._packer is not None
+
+    async def pack(self, piece: bytes) -> bytes:
+        """Return the bytes of the next piece. A long one is compressed in a thread."""
+        if len(piece) < THREAD_BYTES_MIN:
+            return self._pack(piece)
+        return await asyncio.to_thread(self._pack, piece)
+
+    def end(self) -> bytes:
+        return b"" if self._packer is None else self._packer.flush()
+
+    def _pack(self, piece: bytes) -> bytes:
+        return piece if self._packer is None else self._packer.compress(piece) + self._packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+async def compress_response(request: web.Request, response: web.StreamResponse) -> None:
+    """Compress a whole response that its handler has left as it is, before its head is sent."""
+    if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
+        return
+    if len(response.body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
+        return
+    if hdrs.VARY not in response.headers:
+        response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
+    if accepts_gzip(request):
+        response.body = await compressed(response.body)
+        response.headers[hdrs.CONTENT_ENCODING] = GZIP
+        response.headers[hdrs.CONTENT_LENGTH] = str(len(response.body))

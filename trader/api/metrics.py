@@ -22,6 +22,7 @@ from trader.api.health import HealthSources, SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
 from trader.api.response_cache import ResponseCache
 from trader.api.routes import Documented, Route
+from trader.api.rpc import LargeAnswers
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import Provider
 from trader.services.exchange.accounts import Tally
@@ -59,6 +60,7 @@ class MetricsSources:
     tally: Tally
     providers: Mapping[str, Provider]
     cache: ResponseCache
+    large_answers: LargeAnswers
     models_running: Callable[[], Mapping[str, object]]
     health: HealthSources
     write_failures: Callable[[], int]
@@ -110,6 +112,8 @@ class _Figures(Collector):
         found = {"hit": cache.hits, "miss": cache.misses}
         yield _counters("trader_kept_answers", "Calls of procedures whose answers are kept.", "result", found)
         yield GaugeMetricFamily("trader_kept_answers_bytes", "Size of the answers that are kept.", cache.size)
+        large = self._sources.large_answers.counts
+        yield _counters("trader_large_answers", "Answers over 1 MB before compression.", "procedure", large)
         yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(self._sources.models_running()))
 
 

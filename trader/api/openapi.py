@@ -1,11 +1,12 @@
 """OpenAPI 3.1 document of the service, derived from its structs, procedures, routes and error table.
 
-It is served at `GET /api/openapi.json`, and as a page to read at `GET /api/docs`. Both are made once, at the start.
+It is served at `GET /api/openapi.json`, as a page to read at `GET /api/docs`, and as TypeScript at
+`GET /api/contract.d.ts`. All are made once, at the start.
 """
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Final
@@ -14,17 +15,19 @@ import msgspec
 from aiohttp import hdrs, web
 
 from trader import __version__, errors
-from trader.api import batch, broadcast, health, metrics, rpc, streams
+from trader.api import batch, broadcast, health, metrics, rpc, streams, typescript
 from trader.api.context import Context
+from trader.api.dashboard.assets import Content
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
-from trader.api.requests import BODY_SIZE_MAX, BodyTimeout
+from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
 from trader.api.routes import JSON, Route
 from trader.api.schemas.failures import ErrorBody
 from trader.settings import Settings
 
 DOCUMENT: Final = Route("/api/openapi.json", head=True)
 PAGE: Final = Route("/api/docs", head=True)
+CONTRACT: Final = Route("/api/contract.d.ts", head=True)
 
 EXAMPLES: Final[Mapping[str, dict[str, Any]]] = {
     "models.getConversation": {"invocationId": "6f1b9e0a-5d0c-5c11-8e0e-3f6f0b1f7a52"},
@@ -61,7 +64,7 @@ _OF_EVERY_CALL: Final = (
 def make_document(registry: rpc.Registry, settings: Settings) -> dict[str, Any]:
     """Return the OpenAPI document of these procedures, with the streams and health."""
     procedures = registry.procedures.values()
-    routes = [*streams.ROUTES.values(), health.HEALTH, health.SCHEDULERS]
+    routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.SCHEDULERS]
     if settings.metrics == "on":
         routes.append(metrics.METRICS)
     types = [ErrorBody, *(kind for route in routes for kind in _types_of(route))]
@@ -230,6 +233,11 @@ def _read_operation(route: Route, path: str, schema_of: Mapping[Any, Schema]) ->
     }
     if route.description:
         operation["description"] = route.description
+    if route.parameters:
+        operation["parameters"] = [
+            {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
+            for name, text in route.parameters.items()
+        ]
     if route.event_data is not None:
         operation["x-event-data"] = schema_of[route.event_data]
     return operation
@@ -257,18 +265,17 @@ def setup(app: web.Application, context: Context, registry: rpc.Registry | None 
         rpc.load_procedures()
         registry = rpc.REGISTRY
     document = make_document(registry, context.settings)
-    encoded = msgspec.json.encode(document)
-    shown = page.render(document).encode()
-    DOCUMENT.add_to(app, _constant(encoded, JSON, {}))
-    PAGE.add_to(app, _constant(shown, "text/html; charset=utf-8", page.HEADERS))
+    contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
+        (DOCUMENT, msgspec.json.encode(document), JSON, {}),
+        (CONTRACT, typescript.declarations(document).encode(), "text/plain; charset=utf-8", {}),
+        (PAGE, page.render(document).encode(), "text/html; charset=utf-8", page.HEADERS),
+    )
+    for route, body, media_type, headers in contents:
+        route.add_to(app, _constant(Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers}))
 
 
-def _constant(
-    body: bytes, content_type: str, headers: Mapping[str, str]
-) -> Callable[[web.Request], Awaitable[web.Response]]:
-    all_headers = {hdrs.CONTENT_TYPE: content_type, hdrs.CACHE_CONTROL: "no-cache", **headers}
-
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=body, headers=all_headers)
+def _constant(content: Content, headers: Mapping[str, str]) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        return content.respond(request, headers)
 
     return answer

@@ -7,10 +7,12 @@ made, so whoever reads after a write sees that write. A token of None keeps noth
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final
 
+from trader.api.compression import compressed
 from trader.api.context import Context
 from trader.domain.portfolio.histories import minute_end
 
@@ -25,12 +27,26 @@ WAITS_MAX: Final = 2
 """How many failed makings of others a caller waits for before it makes its own answer."""
 
 
-class Answer(NamedTuple):
+@dataclass(slots=True)
+class Answer:
     """The response to one call. `headers` come beside the content type and the request id."""
 
     status: int
     body: bytes
-    headers: Mapping[str, str] = {}
+    headers: Mapping[str, str] = field(default_factory=dict)
+    _compression: asyncio.Task[bytes] | None = field(default=None, compare=False, repr=False)
+
+    async def compressed(self) -> bytes:
+        """Return the body as gzip, which is made once."""
+        if self._compression is None:
+            self._compression = asyncio.ensure_future(compressed(self.body))
+        return await asyncio.shield(self._compression)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body in every form in which it is kept."""
+        is_made = self._compression is not None and self._compression.done() and not self._compression.cancelled()
+        return len(self.body) + (len(self._compression.result()) if self._compression is not None and is_made else 0)
 
 
 Key = tuple[Hashable, bytes]
@@ -55,12 +71,16 @@ class ResponseCache:
         self._entries: dict[Key, _Entry] = {}
         self._entries_max = entries_max
         self._bytes_max = bytes_max
-        self.size = 0
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is kept."""
+        return sum(entry.answer.size for entry in self._entries.values() if entry.answer is not None)
 
     def find(self, key: Key, token: object) -> Answer | None:
         """Return the answer that was made for this token."""
@@ -88,7 +108,7 @@ class ResponseCache:
             return await answer()
         self.misses += 1
         entry = _Entry(token)
-        self._remove(key)
+        self._entries.pop(key, None)
         self._entries[key] = entry
         try:
             made = await answer()
@@ -104,14 +124,8 @@ class ResponseCache:
         if entry.answer is None or len(entry.answer.body) > self._bytes_max:
             del self._entries[key]
             return
-        self.size += len(entry.answer.body)
         while len(self._entries) > self._entries_max or self.size > self._bytes_max:
-            self._remove(next(iter(self._entries)))
-
-    def _remove(self, key: Key) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None and entry.answer is not None:
-            self.size -= len(entry.answer.body)
+            del self._entries[next(iter(self._entries))]
 
 
 # Tokens. Accounts, models and snapshots count their changes; marks and quotes are compared themselves. Windows end with

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import HttpVersion11, StreamReader, hdrs, web
 from multidict import istr
 
+from trader.api.compression import compress_response
 from trader.api.cors import answer_options
 from trader.api.requests import GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
 from trader.api.schemas.common import ENCODER
@@ -73,12 +74,13 @@ def served(name: str, handler: Handler) -> Handler:
 
 
 async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
-    """Give a response the id of its request, and the header that aiohttp-cors omits: no cache may serve one origin's
-    response to another. A hook of the application, called before each head is sent.
+    """Give a response the id of its request, compress it, and add the header that aiohttp-cors omits: no cache may
+    serve one origin's response to another. A hook of the application, called before each head is sent.
 
     aiohttp's router refuses a request without a path (`OPTIONS *`, CONNECT) as text and without any handler; that
     response becomes JSON here.
     """
+    await compress_response(request, response)
     headers = response.headers
     vary = headers.get(hdrs.VARY)
     headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
@@ -151,7 +153,8 @@ class Documented(NamedTuple):
 class Route:
     """A path for GET requests, with its documentation.
 
-    `event_data` is the type of what a stream sends as the data of an event.
+    `event_data` is the type of what a stream sends as the data of an event; `parameters` are those of the query, with
+    their descriptions.
     """
 
     path: str
@@ -159,6 +162,7 @@ class Route:
     description: str = ""
     tag: str = ""
     responses: Mapping[int, Documented] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
     event_data: Any = None
     alias: str | None = None
     head: bool = False

@@ -7,10 +7,12 @@ request id and answered with 500 and nothing about its cause.
 import hmac
 import importlib
 import logging
+import math
 import pkgutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -20,6 +22,7 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
 from trader.api import batch, envelope
+from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
 from trader.api.cors import PATHS, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
@@ -45,6 +48,11 @@ if TYPE_CHECKING:
     from trader.api.context import Context
 
 PREFIX: Final = "/api/rpc/"
+
+LARGE_BYTES: Final = 1_000_000
+"""Answers above this are counted, for monitoring."""
+
+LARGE_LOGGED_EVERY_S: Final = 3600.0
 
 _ANYWHERE: Final = "/{path:.*}"
 
@@ -156,6 +164,24 @@ class Target:
     style: Style
 
 
+class LargeAnswers:
+    """Counts answers over `LARGE_BYTES` by procedure, and logs the size of one at most once an hour for each."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logged_s: dict[str, float] = {}
+
+    def note(self, name: str, size: int) -> None:
+        """Count the answer when it is large."""
+        if size <= LARGE_BYTES:
+            return
+        self.counts[name] += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(name, -math.inf) >= LARGE_LOGGED_EVERY_S:
+            self._logged_s[name] = now_s
+            _log.warning("an answer of %s has %.1f MB before compression", name, size / 1e6)
+
+
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
@@ -175,6 +201,7 @@ class Dispatcher:
             self._enveloped[name] = self._targets[PREFIX + path]
         self._requests = requests or RequestLog()
         self.cache = ResponseCache()
+        self.large_answers = LargeAnswers()
 
     def add_to(self, app: web.Application) -> None:
         """Mount a route for each path of a procedure, found without a pattern, and one for all other paths."""
@@ -204,7 +231,9 @@ class Dispatcher:
         except RequestError as error:
             return _response(_error_answer(error, target.style))
         authorization = request.headers.get(hdrs.AUTHORIZATION)
-        return _response(await self.kept_or_called(target, body, authorization, request[REQUEST_ID]))
+        answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
+        self.large_answers.note(target.procedure.name, len(answer.body))
+        return _response(answer) if len(answer.body) < BYTES_MIN else await _compressible(request, answer)
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
@@ -282,13 +311,14 @@ class Dispatcher:
         else:
             enveloped = self._enveloped[target.procedure.name]
             answer = await self.kept_or_called(enveloped, item.body, item.authorization or authorization, request_id)
+            self.large_answers.note(target.procedure.name, len(answer.body))
         self._requests.finished(target.procedure.name if target else UNKNOWN, answer.status, started_s, request_id)
         return answer
 
 
 def _method_not_supported(method: str, style: Style) -> Answer:
     answer = _failure(style, NOT_SUPPORTED, f"{method[:20]} is not supported here; use POST")
-    return answer._replace(headers={"Allow": "POST"})
+    return replace(answer, headers={"Allow": "POST"})
 
 
 def _error_answer(error: TraderError, style: Style) -> Answer:
@@ -304,12 +334,22 @@ def _error_answer(error: TraderError, style: Style) -> Answer:
         headers["Retry-After"] = "1"
     elif isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return _failure(style, _status_of(error), message, issues)._replace(headers=headers)
+    return replace(_failure(style, _status_of(error), message, issues), headers=headers)
 
 
 def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
     """Return the status and the code of an error, or of the nearest of its base classes that has one."""
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), INTERNAL)
+
+
+async def _compressible(request: web.Request, answer: Answer) -> web.Response:
+    """Return a response with the answer as gzip, made once, for a caller that accepts it."""
+    response = _response(answer)
+    response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
+    if accepts_gzip(request):
+        response.body = await answer.compressed()
+        response.headers[hdrs.CONTENT_ENCODING] = GZIP
+    return response
 
 
 def _response(answer: Answer) -> web.Response:

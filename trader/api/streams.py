@@ -16,14 +16,14 @@ import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber
-from trader.api.compression import accepts_gzip
+from trader.api.compression import GZIP, accepts_gzip
 from trader.api.requests import REQUEST_ID, Handler
 from trader.api.routes import Documented, Route, refusal
 from trader.api.schemas.common import ENCODER, iso
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.models import InvocationView
 from trader.api.schemas.portfolio import PortfolioUpdate
-from trader.api.schemas.streams import PositionEventData, Refusal, WorkflowMessage
+from trader.api.schemas.streams import PositionEventData, Refusal, StreamEvents, WorkflowMessage
 from trader.api.schemas.trades import TradeView
 from trader.api.stream_events import ID_PATTERN, EventRing
 from trader.api.stream_messages import GZIP_HEADER, Form, packed
@@ -106,7 +106,26 @@ ROUTES: Final[Mapping[str, Route]] = {
 }
 """The streams by name: what each sends as the data of an event, its title, and when it sends."""
 
-ONE_STREAM: Final = Route(PATH, "Several streams in one")
+ONE_STREAM: Final = Route(
+    PATH,
+    "Several streams in one",
+    "An event has the name of its stream, or the workflow event's own, and an `id`. A client that returns with the "
+    "last id (the header `Last-Event-ID`, or `lastEventId`) gets the newest states and the workflow events it missed; "
+    "when some of those are lost, an event `reset` comes first. It takes a place in each of its streams.",
+    "streams",
+    {
+        200: _RESPONSES[200],
+        400: Documented("A stream that does not exist, or an id of another form.", Refusal),
+        500: _RESPONSES[500],
+        503: _RESPONSES[503],
+    },
+    {
+        "streams": f"Which streams, separated by commas: any of {', '.join(ROUTES)}. Without it, all of them.",
+        "lastEventId": "The id of the last message, for clients that cannot send the header.",
+    },
+    StreamEvents,
+)
+"""The stream of a page, which would else use up the connections that its browser has for an origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +284,7 @@ async def _serve(
     form = subscriber.form
     response = web.StreamResponse(headers=HEADERS)
     if form.compressed:
-        response.headers[hdrs.CONTENT_ENCODING] = "gzip"
+        response.headers[hdrs.CONTENT_ENCODING] = GZIP
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
     loop = asyncio.get_running_loop()

@@ -65,7 +65,7 @@ def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
     wanted = {f"/api/rpc/{name}" for name in rpc.REGISTRY.procedures}
     wanted |= {f"/api/events/{name}" for name in ("positions", "trades", "conversations", "portfolio", "workflow")}
     wanted |= {"/health", "/health/schedulers", "/api/health", "/api/health/schedulers"}
-    wanted |= {"/metrics"}
+    wanted |= {"/metrics", "/api/events"}
     assert document["paths"].keys() == wanted
     assert len(rpc.REGISTRY.procedures) >= 18
     ids = [operation["operationId"] for _, operation in operations(document)]

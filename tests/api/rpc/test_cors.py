@@ -34,11 +34,11 @@ async def test_a_listed_origin_may_ask_and_read(service: Client, path: str) -> N
         assert "POST" in response.headers["Access-Control-Allow-Methods"]
         allowed = response.headers["Access-Control-Allow-Headers"].split(", ")
         assert {"content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization"} == set(allowed)
-        assert response.headers["Vary"] == "Origin"
+        assert "Origin" in response.headers["Vary"]
     for method in ("GET", "POST"):
         async with service.request(method, path, headers={"Origin": LISTED}) as response:
             assert response.headers["Access-Control-Allow-Origin"] == LISTED
-            assert response.headers["Vary"] == "Origin"
+            assert "Origin" in response.headers["Vary"]
             assert response.headers["X-Request-Id"]
 
 
@@ -50,7 +50,7 @@ async def test_any_other_origin_gets_no_headers(service: Client, path: str, orig
     for method in ("OPTIONS", "GET", "POST"):
         async with service.request(method, path, headers={"Origin": origin, **PREFLIGHT}) as response:
             assert not [name for name in response.headers if name.startswith("Access-Control")]
-            assert response.headers["Vary"] == "Origin"
+            assert "Origin" in response.headers["Vary"]
 
 
 @pytest.mark.parametrize(
