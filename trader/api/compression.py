@@ -70,6 +70,8 @@ async def compress_response(request: web.Request, response: web.StreamResponse) 
         return
     if len(response.body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
         return
+    if not response.content_type.startswith(("text/", "application/")):  # fonts and pictures are compressed already
+        return
     if hdrs.VARY not in response.headers:
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
     if accepts_gzip(request):
