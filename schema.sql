@@ -346,6 +346,7 @@ CREATE TABLE IF NOT EXISTS fills (
 );
 CREATE INDEX IF NOT EXISTS fills_by_request ON fills (request_id) WHERE request_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS fills_by_run ON fills (run_id);
+CREATE INDEX IF NOT EXISTS fills_by_time ON fills (account_id, created_at);
 
 CREATE TABLE IF NOT EXISTS funding_payments (
     account_id text NOT NULL,

@@ -156,6 +156,10 @@ BASIS_POINTS: Final = Form(
     f"a number from 0 to 1000 (hundredths of a percent) with at most {BPS_DECIMALS_MAX} decimals", DECIMAL, Decimal,
     lambda number: 0 <= number <= 1000 and number == round(number, BPS_DECIMALS_MAX),
 )  # fmt: skip
+RECOVERY: Final = Form(
+    "a number from 0.1 to 60 (seconds) with at most 3 decimals", DECIMAL, Decimal,
+    lambda number: Decimal("0.1") <= number <= 60 and number == round(number, 3),
+)  # fmt: skip
 PERCENT_OR_OFF: Final = Form(
     "a number above 0 and at most 100 (percent), or off", f"off|{DECIMAL}", _percent,
     lambda percent: percent is None or 0 < percent <= 100,

@@ -97,6 +97,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     liquidation_fee_bps: Annotated[Decimal, Variable(
         "LIQUIDATION_FEE_BPS", "100", forms.BASIS_POINTS,
         "Fee of each fill of a liquidation on top of the taker fee, in basis points.")]
+    book_recovery_s: Annotated[Decimal, Variable(
+        "BOOK_RECOVERY_S", "5", forms.RECOVERY,
+        "Half-life with which depth that was taken comes back to a simulated book, in seconds.")]
+    shared_depth: Annotated[str, Variable(
+        "SHARED_DEPTH", "off", forms.one_of("on", "off"),
+        "Whether what one account takes out of a simulated book is missing for the others, too.")]
     latency_ms: Annotated[int, Variable(
         "SIM_LATENCY_MS", "200", forms.whole_number(0, 60_000),
         "How long an order takes to reach the simulated market, in milliseconds.")]

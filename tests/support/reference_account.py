@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from support.reference_ledger import Books, Entry, post, rounded
-from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, plan_is_sound
+from support.reference_orders import Answer, Rest, Terms, Watch, fired, first, halved, plan_is_sound
 
 from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment
@@ -19,6 +19,9 @@ from trader.domain.market.markets import Book, Market
 
 STALE = timedelta(seconds=30)
 NO_TERMS = Terms()
+
+Memory = tuple[list[Entry], list[Rest], dict[str, Watch], list[tuple[str, int, datetime, Fraction]]]
+"""What a refused order leaves as it was."""
 
 
 class ReferenceAccount:
@@ -33,18 +36,20 @@ class ReferenceAccount:
         taker: Decimal,
         maker: Decimal,
         liquidation: Decimal,
+        recovery: timedelta,
     ) -> None:
         self.capital = Fraction(capital)
         self.markets = markets
         self.taker = Fraction(taker)
         self.maker = Fraction(maker)
         self.liquidation = Fraction(liquidation)
+        self.recovery = recovery
         self.liquidating = False
         self.changed_at = at
         self.ledger: list[Entry] = []
         self.resting: list[Rest] = []
         self.watches: dict[str, Watch] = {}
-        self.taken: dict[str, tuple[datetime, dict[tuple[int, Fraction], Fraction]]] = {}
+        self.taken: list[tuple[str, int, datetime, Fraction]] = []
         self.marks: dict[str, Fraction] = {}
         self._acts = 0
         self._arrivals = 0
@@ -155,8 +160,8 @@ class ReferenceAccount:
         if order.exit_plan is not None and not plan_is_sound(order.exit_plan, sign, entry_mark, at):
             return Answer("rejected")
         realized_before = self.books().realized
-        parts = self._shown(book, sign, quantity, limit)
-        self._take(book, sign, parts)
+        parts = self._shown(book, sign, quantity, limit, at)
+        self._take(book, sign, parts, at)
         leverage = None if order.leverage is None else Fraction(order.leverage)
         terms = Terms(leverage, order.exit_plan, order.confidence)
         fees = self._execute(order.symbol, sign, parts, at, self.taker, str(order.cause), terms)
@@ -246,7 +251,7 @@ class ReferenceAccount:
             if rest not in self.resting or rest.symbol not in moment.updated:
                 continue
             book = moment.quotes[rest.symbol].book
-            beyond = self._shown(book, rest.sign, rest.remaining, rest.limit)
+            beyond = self._shown(book, rest.sign, rest.remaining, rest.limit, at)
             held = self.quantity(rest.symbol)
             reducible = abs(held) if held * rest.sign < 0 else Fraction(0)
             if rest.reduce_only:
@@ -255,7 +260,7 @@ class ReferenceAccount:
             if not quantity:
                 continue
             before = self._memory()
-            self._take(book, rest.sign, beyond)
+            self._take(book, rest.sign, beyond, at)
             rest.remaining -= quantity
             if not rest.remaining:
                 self.resting.remove(rest)
@@ -297,10 +302,10 @@ class ReferenceAccount:
         while (held := self.quantity(symbol)) and not self._is_safe():
             small = abs(held) * self.marks[symbol] < 10 * Fraction(market.min_notional)
             sign = -1 if held > 0 else 1
-            parts = self._shown(book, sign, abs(held) if small else min(quarter, abs(held)), None)
+            parts = self._shown(book, sign, abs(held) if small else min(quarter, abs(held)), None, at)
             if not parts:
                 break
-            self._take(book, sign, parts)
+            self._take(book, sign, parts, at)
             self._execute(symbol, sign, parts, at, self.taker, "liquidation")
             self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
             reduced = True
@@ -319,8 +324,8 @@ class ReferenceAccount:
         watch.closing = reason
         sign = -1 if held > 0 else 1
         book = moment.quotes[symbol].book
-        parts = self._shown(book, sign, abs(held), None)
-        self._take(book, sign, parts)
+        parts = self._shown(book, sign, abs(held), None, at)
+        self._take(book, sign, parts, at)
         self._execute(symbol, sign, parts, at, self.taker, reason)
 
     def _fund(self, symbol: str, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
@@ -347,25 +352,27 @@ class ReferenceAccount:
     # --- the book and the ledger --------------------------------------------------------------------------------------
 
     def _shown(
-        self, book: Book, sign: int, quantity: Fraction, limit: Fraction | None
+        self, book: Book, sign: int, quantity: Fraction, limit: Fraction | None, at: datetime
     ) -> list[tuple[Fraction, Fraction]]:
-        """What this account can still have of the book, best first, up to the quantity and not beyond the limit."""
-        seen_at, gone = self.taken.get(book.symbol, (book.at, {}))
+        """What this account can have of the book: what it took lately is missing from the best levels on."""
+        lot = Fraction(self.markets[book.symbol].lot)
+        missing = round(self._missing(book.symbol, sign, at) / lot) * lot
         found = []
         for price, size in book.asks if sign > 0 else book.bids:
-            left = Fraction(size) - (gone.get((sign, Fraction(price)), 0) if seen_at == book.at else 0)
+            left = Fraction(size) - min(missing, Fraction(size))
+            missing -= Fraction(size) - left
             if left > 0 and (limit is None or sign * (limit - Fraction(price)) >= 0):
                 found.append((Fraction(price), left))
         return first(found, quantity)
 
-    def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]]) -> None:
-        if not parts:
-            return
-        seen_at, gone = self.taken.get(book.symbol, (book.at, {}))
-        gone = dict(gone) if seen_at == book.at else {}
-        for price, quantity in parts:
-            gone[sign, price] = gone.get((sign, price), Fraction(0)) + quantity
-        self.taken[book.symbol] = (book.at, gone)
+    def _missing(self, symbol: str, sign: int, at: datetime) -> Fraction:
+        """Half of a quantity is back after one half-life; after twenty it is back."""
+        mine = [(then, quantity) for of, side, then, quantity in self.taken if (of, side) == (symbol, sign)]
+        young = [(at - then, quantity) for then, quantity in mine if at - then < 20 * self.recovery]
+        return sum((quantity * halved(age, self.recovery) for age, quantity in young), Fraction(0))
+
+    def _take(self, book: Book, sign: int, parts: list[tuple[Fraction, Fraction]], at: datetime) -> None:
+        self.taken = [*self.taken, *((book.symbol, sign, at, quantity) for _, quantity in parts)]
 
     def _execute(
         self,
@@ -403,12 +410,12 @@ class ReferenceAccount:
     def see(self, moment: Moment) -> None:
         self.marks = {symbol: Fraction(mark) for symbol, mark in moment.marks.items()}
 
-    def _memory(self) -> tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]:
+    def _memory(self) -> Memory:
         watches = {symbol: replace(watch) for symbol, watch in self.watches.items()}
-        return list(self.ledger), [replace(rest) for rest in self.resting], watches, dict(self.taken)
+        return list(self.ledger), [replace(rest) for rest in self.resting], watches, self.taken
 
-    def _restore(self, memory: tuple[list[Entry], list[Rest], dict[str, Watch], dict[str, object]]) -> None:
-        self.ledger, self.resting, self.watches, self.taken = memory  # type: ignore[assignment]  # as it was
+    def _restore(self, memory: Memory) -> None:
+        self.ledger, self.resting, self.watches, self.taken = memory
         self._books = (-1, Books())
 
 

@@ -1,8 +1,8 @@
 """Orders and exit plans of the reference account, and the rules in words that need nothing else."""
 
 from dataclasses import dataclass
-from datetime import datetime
-from decimal import Decimal
+from datetime import datetime, timedelta
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 from trader.domain.exchange.orders import ExitPlan
@@ -64,6 +64,14 @@ def first(parts: list[tuple[Fraction, Fraction]], quantity: Fraction) -> list[tu
         chosen.append((price, min(size, quantity)))
         quantity -= size
     return chosen
+
+
+def halved(age: timedelta, half_life: timedelta) -> Fraction:
+    """The share that is left after this time: whole half-lives exactly, the rest of one to 60 digits."""
+    whole, rest = divmod(age, half_life)
+    with localcontext(prec=60):
+        part = Decimal(2) ** -(Decimal(rest / timedelta(microseconds=1)) / (half_life // timedelta(microseconds=1)))
+    return Fraction(1, 2**whole) * (Fraction(part) if rest else 1)
 
 
 def plan_is_sound(plan: ExitPlan, sign: int, mark: Fraction, at: datetime) -> bool:

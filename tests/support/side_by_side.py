@@ -36,6 +36,7 @@ class SideBySide:
             taker=RULES.taker_rate,
             maker=RULES.maker_rate,
             liquidation=RULES.liquidation_rate,
+            recovery=RULES.book_recovery,
         )
         self.rate = rate
         self.numbers: dict[UUID, int] = {}

@@ -106,7 +106,7 @@ async def agree_with_rows(venue: Venue) -> None:
 
 
 def without_depth(account: Account) -> dict[str, object]:
-    """An account as its rows can hold it: depth taken from a book snapshot does not outlive the snapshot."""
+    """An account by itself, though it shares the depth of the books with others."""
     return {name: getattr(account, name) for name in account.__struct_fields__ if name != "taken"} | {
         "positions": dict(account.positions)
     }

@@ -19,6 +19,11 @@ def divide(dividend: Decimal, divisor: Decimal) -> Decimal:
     return _WIDE.quantize(_WIDE.divide(dividend, divisor), QUANTUM)
 
 
+def halve(quantity: Decimal, half_lives: Decimal) -> Decimal:
+    """Return what is left of a quantity after this many half-lives, rounded half-even to `QUANTUM`."""
+    return _WIDE.quantize(_WIDE.multiply(quantity, _WIDE.power(2, -half_lives)), QUANTUM)
+
+
 def share(whole: Decimal, part: Decimal, total: Decimal) -> Decimal:
     """Return `whole × part / total`, rounded to `QUANTUM`; exactly `whole` when `part == total`."""
     if part == total:

@@ -142,13 +142,17 @@ def test_what_waits_beyond_the_position_needs_margin_though_each_order_alone_wou
     assert desk.available > 0
 
 
-def test_depth_taken_is_gone_for_the_account_until_the_next_snapshot() -> None:
-    desk = PaperBench(10_000, eth([(1999, 5)], [(2001, 1), (2003, 1)]))
+def test_depth_that_an_account_took_comes_back_with_the_half_life_not_with_the_next_book() -> None:
+    book = eth([(1999, 5)], [(2001, 1), (2003, 1)])
+    desk = PaperBench(10_000, book)
     assert prices(desk.order(BUY, "1")) == [(D(2001), D(1))]
     assert prices(desk.order(BUY, "1")) == [(D(2003), D(1))]
     assert desk.order(BUY, "1").status is OrderStatus.REJECTED
-    desk.tick(eth([(1999, 5)], [(2001, 1)]))
+    desk.tick(book, after=timedelta(seconds=5))
+    assert prices(desk.order(BUY, "2")) == [(D(2003), D(1))], "half of 2 is missing, from the best level on"
+    desk.tick(book, after=timedelta(seconds=100))
     assert prices(desk.order(BUY, "1")) == [(D(2001), D(1))]
+    assert prices(desk.order(SELL, "1")) == [(D(1999), D(1))], "the other side was never touched"
 
 
 def test_a_reset_does_not_bring_taken_depth_back() -> None:

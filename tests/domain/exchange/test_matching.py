@@ -1,4 +1,4 @@
-"""Walks over a book: never more than shown, never worse than the limit, nothing twice."""
+"""Walks over a book: never more than shown, never worse than the limit, nothing twice; and how depth comes back."""
 
 from decimal import Decimal
 
@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.books import START, depth, levels, seconds
 
-from trader.domain.exchange.account import Taken
-from trader.domain.exchange.matching import Execution, taken_of, totals, walk
+from trader.domain.exchange.account import TAKEN_KEPT, Take, Taken
+from trader.domain.exchange.matching import Execution, missing, totals, walk
 from trader.domain.exchange.orders import OrderSide
 from trader.domain.market.markets import Book
 
@@ -32,16 +32,17 @@ orders = st.lists(
 def test_walks_take_what_is_shown_and_no_more(
     book: Book, flow: list[tuple[OrderSide, Decimal, Decimal | None]]
 ) -> None:
-    taken = taken_of(book, None)
+    gone = dict.fromkeys(OrderSide, Decimal(0))
     met: dict[tuple[OrderSide, Decimal], Decimal] = {}
     for side, wanted, limit in flow:
-        executions, taken = walk(book, side, wanted, taken, limit)
+        executions = walk(book, side, wanted, gone[side], limit)
         prices = [execution.price for execution in executions]
         assert prices == sorted(set(prices), reverse=side is OrderSide.SELL)
         for price, quantity, _ in executions:
             assert quantity > 0
             assert limit is None or (limit - price) * side.direction >= 0
             met[side, price] = met.get((side, price), Decimal(0)) + quantity
+        gone[side] += totals(executions)[0]
         shown = book.asks if side is OrderSide.BUY else book.bids
         reachable = [level for level in shown if limit is None or (limit - level.price) * side.direction >= 0]
         assert totals(executions)[0] <= wanted
@@ -52,24 +53,42 @@ def test_walks_take_what_is_shown_and_no_more(
         assert sum(quantity for (of, _), quantity in met.items() if of is side) <= depth(shown_levels)
 
 
-def test_a_level_is_gone_until_the_next_snapshot() -> None:
-    book = Book("BTC", START, levels([(100, 1)]), levels([(101, 1), (102, 1)]))
-    executions, taken = walk(book, OrderSide.BUY, Decimal(1), taken_of(book, None))
-    assert executions == [Execution(Decimal(101), Decimal(1))]
-    assert walk(book, OrderSide.BUY, Decimal(1), taken_of(book, taken))[0][0].price == 102
-    later = Book("BTC", START + seconds(1), book.bids, book.asks)
-    assert walk(later, OrderSide.BUY, Decimal(1), taken_of(later, taken))[0][0].price == 101
+def test_what_is_missing_is_missing_from_the_best_levels_on() -> None:
+    book = Book("BTC", START, levels([(100, 1)]), levels([(101, 1), (102, 2)]))
+    assert walk(book, OrderSide.BUY, Decimal(2), Decimal("1.5")) == [Execution(Decimal(102), Decimal("1.5"))]
+    assert walk(book, OrderSide.BUY, Decimal(1), Decimal(9)) == []
 
 
-def test_the_two_sides_of_a_book_are_taken_apart() -> None:
-    book = Book("BTC", START, levels([(100, 1)]), levels([(101, 1)]))
-    _, taken = walk(book, OrderSide.BUY, Decimal(1), taken_of(book, None))
-    assert taken == Taken(START, {}, {Decimal(101): Decimal(1)})
-    assert walk(book, OrderSide.SELL, Decimal(1), taken)[0] == [Execution(Decimal(100), Decimal(1))]
+HALF_LIFE = seconds(5)
 
 
-def test_the_depth_taken_is_a_value_that_no_later_walk_changes() -> None:
-    book = Book("BTC", START, levels([(100, 5)]), levels([(101, 5)]))
-    _, first = walk(book, OrderSide.BUY, Decimal(1), taken_of(book, None))
-    walk(book, OrderSide.BUY, Decimal(1), first)
-    assert first.asks == {Decimal(101): Decimal(1)}
+def test_half_of_what_was_taken_is_back_after_one_half_life_and_all_after_twenty() -> None:
+    takes = Taken().plus(OrderSide.BUY, Take(START, Decimal(8))).buy
+    left = [missing(takes, START + seconds(after), HALF_LIFE) for after in (0, 5, 10, 99, 100)]
+    assert left[:3] == [8, 4, 2]
+    assert 0 < left[3] < Decimal("0.00001")
+    assert left[4] == 0
+    assert missing(takes, START - seconds(1), HALF_LIFE) == 0, "a book does not miss what is taken later"
+    assert missing(takes, START, seconds(0)) == 0, "a venue's own book shows what is missing"
+
+
+@given(st.lists(st.tuples(st.integers(0, 90_000), quantities), min_size=1, max_size=8), st.integers(0, 30_000))
+def test_what_is_missing_falls_with_time_and_never_exceeds_what_was_taken(
+    taken_at: list[tuple[int, Decimal]], later: int
+) -> None:
+    taken = Taken()
+    for ms, quantity in sorted(taken_at):
+        taken = taken.plus(OrderSide.SELL, Take(START + seconds(ms / 1000), quantity))
+    last = taken.sell[-1].at
+    before = missing(taken.sell, last, HALF_LIFE)
+    assert taken.sell[-1].quantity <= before <= sum(quantity for _, quantity in taken_at)
+    assert 0 <= missing(taken.sell, last + seconds(later / 1000), HALF_LIFE) <= before
+    assert taken.buy == ()
+
+
+def test_takes_of_one_time_are_one_and_old_ones_are_forgotten() -> None:
+    first = Taken().plus(OrderSide.BUY, Take(START, Decimal(1)))
+    both = first.plus(OrderSide.BUY, Take(START, Decimal(2)))
+    assert both.buy == (Take(START, Decimal(3)),)
+    assert first.buy == (Take(START, Decimal(1)),)
+    assert both.plus(OrderSide.BUY, Take(START + TAKEN_KEPT, Decimal(1))).buy == (Take(START + TAKEN_KEPT, Decimal(1)),)

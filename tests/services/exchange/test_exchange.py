@@ -239,6 +239,28 @@ async def test_a_restart_rebuilds_every_account_to_the_last_digit(database: Data
         assert equity(after.exchange.accounts["a"], after.exchange.marks()) == worth
 
 
+@pytest.mark.parametrize("shared", ["off", "on"])
+async def test_depth_comes_back_with_its_half_life_though_the_service_was_restarted(
+    database: Database, shared: str
+) -> None:
+    """The books show a quantity of 10 on each side. What one account took is missing for another if they share it."""
+    source, clock = ScriptedSource(), ManualClock(START)
+    rich = {"SHARED_DEPTH": shared, "SIM_INITIAL_CAPITAL": "10000000"}
+    async with running(database, source, clock, **rich) as before:
+        await before.see(QUIET)
+        assert (await before.buy("16")).total_quantity == 10
+        other = await before.buy("10", account_id="b")
+        assert (other.status is OrderStatus.REJECTED) is (shared == "on")
+        await before.exchange.reset_account("b")
+    async with running(database, source, clock, **rich) as after:
+        await after.see(QUIET, after_s=5)
+        assert (await after.buy("10")).total_quantity == 5
+        await after.see(QUIET, after_s=5)
+        other = await after.buy("10", account_id="b")
+        assert other.total_quantity == (5 if shared == "on" else Decimal("7.5"))
+        await agree_with_rows(after)
+
+
 async def test_three_hours_down_leave_the_same_rows_as_never_stopping(database: Database, dsn: str) -> None:
     """Across a stop, a target, a liquidation, a resting fill and funding boundaries."""
     missed = {

@@ -73,12 +73,17 @@ def _act(rng: Random, tick: Tick) -> Act:
 
 
 async def trade(
-    database: Database, ticks: list[Tick], acts: Mapping[int, list[Act]], downtimes: Mapping[int, int], rng: Random
+    database: Database,
+    ticks: list[Tick],
+    acts: Mapping[int, list[Act]],
+    downtimes: Mapping[int, int],
+    rng: Random,
+    **settings: str,
 ) -> list[list[tuple[object, ...]]]:
     """Trade through the updates, and give the rows that it left. `downtimes` says how many are missed from where on."""
     source, clock, place = ScriptedSource(), ManualClock(START), 0
     source.script = ticks
-    venue = Venue(database, source, clock)
+    venue = Venue(database, source, clock, **settings)
     await venue.exchange.lead()
     while place < len(ticks):
         if place in downtimes:
@@ -87,7 +92,7 @@ async def trade(
             await venue.exchange.resign()
             place += downtimes[place]
             await clock.advance(ticks[place - 1].at - clock.now())
-            venue = Venue(database, source, clock)
+            venue = Venue(database, source, clock, **settings)
             await venue.exchange.lead()
         await clock.advance(ticks[place].at - clock.now())
         await venue.market.take(ticks[place], venue.exchange.on_tick)
@@ -99,15 +104,15 @@ async def trade(
     return await dump(database)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 11, 17])
-async def test_restarts_leave_the_same_rows_as_never_stopping(database: Database, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "shared"), [(1, "off"), (2, "on"), (11, "off"), (17, "on")])
+async def test_restarts_leave_the_same_rows_as_never_stopping(database: Database, seed: int, shared: str) -> None:
     rng = Random(seed)
     ticks = drawn_updates(rng)
     downtimes = {place: rng.choice((0, 1, 6)) for place in range(rng.randrange(4, 9), UPDATES - 9, 9)}
     missed = {place + n for place, length in downtimes.items() for n in range(length)}
     acts = {place: [] if place in missed else drawn_acts(rng, tick) for place, tick in enumerate(ticks)}
-    expected = await trade(database, ticks, acts, {}, rng)
+    expected = await trade(database, ticks, acts, {}, rng, SHARED_DEPTH=shared)
     async with database.connection() as conn:  # the same database again, empty
         await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-    assert await trade(database, ticks, acts, downtimes, rng) == expected
+    assert await trade(database, ticks, acts, downtimes, rng, SHARED_DEPTH=shared) == expected
     assert all(len(table) > 1 for table in expected[:4]), "there must have been trades, fills, funding and limit orders"

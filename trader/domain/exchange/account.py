@@ -5,10 +5,10 @@ account has a position; a missing one raises `KeyError`, since a price is never 
 cross-margined linear perpetuals; see docs/exchange.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -18,6 +18,9 @@ from trader.domain.market.markets import Market
 from trader.domain.money import ONE, ZERO, divide, share
 
 Marks = Mapping[str, Decimal]
+
+TAKEN_KEPT: Final = timedelta(minutes=20)
+"""How long it is known what was taken out of a book: longer than any book needs to recover."""
 
 LIQUIDATED_UNTIL: Final = Decimal("1.1")
 """A liquidation ends when equity is above this multiple of maintenance."""
@@ -111,12 +114,44 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     started_at: datetime
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """The depth that an account has taken out of one book snapshot: quantity per price, per side of the book."""
+class Take(NamedTuple):
+    """A quantity taken out of one side of a market's books at one time."""
 
-    book_at: datetime
-    bids: Mapping[Decimal, Decimal]
-    asks: Mapping[Decimal, Decimal]
+    at: datetime
+    quantity: Decimal
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What was taken out of a market's books of late, ascending: by buys (of the asks) and by sells (of the bids).
+
+    It is the sum of the fills of each time, so that it can be read from their rows.
+    """
+
+    buy: tuple[Take, ...] = ()
+    sell: tuple[Take, ...] = ()
+
+    def of(self, side: OrderSide) -> tuple[Take, ...]:
+        """Return what orders of this side have taken."""
+        return self.buy if side is OrderSide.BUY else self.sell
+
+    def plus(self, side: OrderSide, take: Take) -> "Taken":
+        """Return it with one more, the latest; without those that have become too old to matter."""
+        kept = [one for one in self.of(side) if take.at - one.at < TAKEN_KEPT]
+        if kept and kept[-1].at == take.at:
+            take = take._replace(quantity=kept.pop().quantity + take.quantity)
+        takes = (*kept, take)
+        return Taken(takes, self.sell) if side is OrderSide.BUY else Taken(self.buy, takes)
+
+
+def all_taken(accounts: Collection["Account"]) -> dict[str, Taken]:
+    """Return what all the accounts together have taken, by market."""
+    found: dict[str, Taken] = {}
+    for symbol in sorted({symbol for account in accounts for symbol in account.taken}):
+        for side in OrderSide:
+            takes = [take for account in accounts if symbol in account.taken for take in account.taken[symbol].of(side)]
+            for take in sorted(takes):
+                found[symbol] = found.get(symbol, Taken()).plus(side, take)
+    return found
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

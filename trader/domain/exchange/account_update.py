@@ -16,6 +16,7 @@ from trader.domain.exchange.account import (
     Position,
     RestingOrder,
     Run,
+    Take,
     Taken,
     equity,
     hours_crossed,
@@ -31,7 +32,7 @@ from trader.domain.exchange.ledger import (
     Terms,
     row_id,
 )
-from trader.domain.exchange.matching import Execution, fees_of, rate_of, split, taken_of, totals, walk
+from trader.domain.exchange.matching import Execution, fees_of, missing, rate_of, split, totals, walk
 from trader.domain.exchange.orders import (
     AnswerFill,
     Cause,
@@ -45,7 +46,7 @@ from trader.domain.exchange.orders import (
     OrderStatus,
 )
 from trader.domain.market.markets import Quote
-from trader.domain.money import ONE, ZERO, divide
+from trader.domain.money import ONE, ZERO, divide, round_to
 
 
 class AccountUpdate:
@@ -160,9 +161,12 @@ class AccountUpdate:
         return row_id(self.before.id, self.next_sequence())
 
     def take(self, quote: Quote, side: OrderSide, quantity: Decimal, limit: Decimal | None = None) -> list[Execution]:
-        """Walk the quote's book; the depth taken is gone for this account until the next snapshot."""
-        note = taken_of(quote.book, self.taken.get(quote.symbol))
-        executions, self.taken[quote.symbol] = walk(quote.book, side, quantity, note, limit)
+        """Walk the quote's book, less what is missing from it; what is taken comes back with the half-life."""
+        taken, lot = self.taken.get(quote.symbol, Taken()), self.rules.markets[quote.symbol].lot
+        gone = round_to(missing(taken.of(side), self.at, self.rules.book_recovery), lot) or ZERO
+        executions = walk(quote.book, side, quantity, gone, limit)
+        if executions:
+            self.taken[quote.symbol] = taken.plus(side, Take(self.at, totals(executions)[0]))
         return executions
 
     def execute(

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Final
@@ -27,13 +27,15 @@ _NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10").bytes
 class Rules(msgspec.Struct, frozen=True):
     """The exchange's own rules: markets, and rates as fractions of notional.
 
-    `liquidation_rate` is charged for each fill of a liquidation beside the taker fee.
+    `liquidation_rate` is charged for each fill of a liquidation beside the taker fee. `book_recovery` is the half-life
+    with which depth that was taken comes back; zero where the books themselves show what is missing.
     """
 
     markets: dict[str, Market]
     taker_rate: Decimal
     maker_rate: Decimal
     liquidation_rate: Decimal = Decimal("0.01")
+    book_recovery: timedelta = timedelta(seconds=5)
 
 
 class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):

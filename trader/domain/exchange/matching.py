@@ -1,13 +1,20 @@
-"""Matching against one book snapshot, less the depth that the account has taken from it already."""
+"""Matching against a book, less the depth that was taken from the books before it and is not back yet."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from trader.domain.exchange.account import Taken
+from trader.domain.exchange.account import Take
 from trader.domain.exchange.orders import OrderSide
 from trader.domain.market.markets import Book
-from trader.domain.money import ZERO
+from trader.domain.money import ZERO, halve
+
+_NO_TIME: Final = timedelta(0)
+_INSTANT: Final = timedelta(microseconds=1)
+
+_RECOVERED_AFTER: Final = 20
+"""Half-lives until a book has recovered: a millionth of what was taken counts as nothing."""
 
 
 class Execution(NamedTuple):
@@ -18,34 +25,35 @@ class Execution(NamedTuple):
     fee_rate: Decimal | None = None
 
 
-def taken_of(book: Book, before: Taken | None) -> Taken:
-    """Return the depth taken of this snapshot: nothing yet when `before` is of an earlier one."""
-    return before if before is not None and before.book_at == book.at else Taken(book.at, {}, {})
+def missing(takes: Iterable[Take], at: datetime, half_life: timedelta) -> Decimal:
+    """Return how much of the quantities taken is not back at `at`: half of each after one half-life, all after 20."""
+    left = ZERO
+    for take in takes:
+        age = at - take.at
+        if _NO_TIME <= age < _RECOVERED_AFTER * half_life:
+            left += halve(take.quantity, Decimal(age // _INSTANT) / Decimal(half_life // _INSTANT))
+    return left
 
 
 def walk(
-    book: Book, side: OrderSide, quantity: Decimal, taken: Taken, limit: Decimal | None = None
-) -> tuple[list[Execution], Taken]:
+    book: Book, side: OrderSide, quantity: Decimal, gone: Decimal = ZERO, limit: Decimal | None = None
+) -> list[Execution]:
     """Take up to `quantity` from the opposite side of the book, best price first, never worse than `limit`.
 
-    Return the executions, at most one per level, and the depth taken after them.
+    `gone` is missing from the best levels on. Return the executions, at most one per level.
     """
     buys = side is OrderSide.BUY
-    levels, gone = (book.asks, taken.asks) if buys else (book.bids, taken.bids)
-    now_gone = dict(gone)
     executions = []
-    for price, shown in levels:
+    for price, shown in book.asks if buys else book.bids:
         if quantity <= 0 or (limit is not None and (price > limit if buys else price < limit)):
             break
-        before = gone.get(price, ZERO)
-        amount = min(quantity, shown - before)
+        skipped = min(gone, shown)
+        gone -= skipped
+        amount = min(quantity, shown - skipped)
         if amount > 0:
             executions.append(Execution(price, amount))
-            now_gone[price] = before + amount
             quantity -= amount
-    if not executions:
-        return executions, taken
-    return executions, Taken(book.at, taken.bids, now_gone) if buys else Taken(book.at, now_gone, taken.asks)
+    return executions
 
 
 def totals(executions: Sequence[Execution]) -> tuple[Decimal, Decimal]:

@@ -17,6 +17,7 @@ from trader.domain.exchange.account import (
     Marks,
     Position,
     RestingOrder,
+    Taken,
     free_margin,
     is_liquidable,
     opposing,
@@ -93,16 +94,13 @@ def _fill_resting(update: AccountUpdate, moment: Moment) -> None:
         account = update.account()
         reducible = opposing(account, order.symbol, order.side)
         wanted = min(order.remaining, reducible) if order.reduce_only else order.remaining
-        taken_before = update.taken.get(order.symbol)
+        taken_before = update.taken.get(order.symbol, Taken())
         met = update.take(quote, order.side, wanted, order.limit_price)
         quantity, _ = totals(met)
         if not quantity:
             continue
         if quantity > reducible and not _affords(update, order, quantity):
-            if taken_before is None:
-                del update.taken[order.symbol]
-            else:
-                update.taken[order.symbol] = taken_before
+            update.taken[order.symbol] = taken_before
             update.cancel(order, "insufficient margin when the book reached it")
             continue
         update.fill_resting(order, [Execution(order.limit_price, quantity)])

@@ -9,8 +9,7 @@ from decimal import Decimal
 
 import msgspec
 
-from trader.domain.exchange.account import Taken
-from trader.domain.exchange.matching import taken_of, totals, walk
+from trader.domain.exchange.matching import totals, walk
 from trader.domain.exchange.orders import Fill, OrderSide
 from trader.domain.market.markets import Quote
 from trader.domain.money import ZERO, divide
@@ -45,14 +44,13 @@ def simulate(
     `quote` is that of the moment the order was sent, `filled_before` the quantity that it had filled before these. A
     maker's fill is at its `limit` on paper too.
     """
-    taken = None if quote is None else taken_of(quote.book, None)
-    if quote is not None and taken is not None and filled_before and fills:
-        _, taken = walk(quote.book, fills[0].side, filled_before, taken, limit)
+    gone = filled_before
     found = []
     for fill in fills:
         paper: Decimal | None = limit if fill.maker else None
-        if not fill.maker and quote is not None and taken is not None:
-            paper, taken = _price(quote, fill, taken, limit)
+        if not fill.maker and quote is not None:
+            paper = _price(quote, fill, gone, limit)
+            gone += fill.quantity
         found.append(
             Drift(
                 account_id=account_id,
@@ -71,10 +69,9 @@ def simulate(
     return found
 
 
-def _price(quote: Quote, fill: Fill, taken: Taken, limit: Decimal | None) -> tuple[Decimal | None, Taken]:
-    executions, taken = walk(quote.book, fill.side, fill.quantity, taken, limit)
-    quantity, notional = totals(executions)
-    return (divide(notional, quantity) if quantity == fill.quantity else None), taken
+def _price(quote: Quote, fill: Fill, gone: Decimal, limit: Decimal | None) -> Decimal | None:
+    quantity, notional = totals(walk(quote.book, fill.side, fill.quantity, gone, limit))
+    return divide(notional, quantity) if quantity == fill.quantity else None
 
 
 def error_bps(side: OrderSide, venue: Decimal, paper: Decimal) -> Decimal:

@@ -14,8 +14,9 @@ from decimal import Decimal
 from typing import Final
 
 import aiojobs
+import msgspec
 
-from trader.domain.exchange.account import Account, Run
+from trader.domain.exchange.account import Account, Run, Taken, all_taken
 from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import OrderStatus
 from trader.errors import InternalError, StartError, Unavailable
@@ -60,7 +61,8 @@ class Accounts:
     """Every account, as of its last commit, and the ways to change one.
 
     `version` grows with every change of an account, in memory or, when a commit is in doubt, perhaps only in its rows.
-    `processed_until` is the last tick that every account went through; None before the first.
+    `processed_until` is the last tick that every account went through; None before the first. With `shares_depth` every
+    account meets the books without what the others took out of them.
     """
 
     def __init__(self, database: Database, writer: LedgerWriter, events: EventBus) -> None:
@@ -68,6 +70,8 @@ class Accounts:
         self._writer = writer
         self._events = events
         self._accounts: dict[str, Account] = {}
+        self._taken: Mapping[str, Taken] = {}
+        self.shares_depth = False
         self.tally = Tally()
         self.version = 0
         self.processed_until: datetime | None = None
@@ -98,6 +102,7 @@ class Accounts:
             accounts = await store.select_accounts(conn)
             _refuse_unfollowed(accounts, symbols)
             self._accounts = accounts
+            self._taken = all_taken(accounts.values())
             self.version += 1
             marks = await store.select_last_marks(conn)
             self._term = await leadership_store.update_term(conn)
@@ -193,6 +198,16 @@ class Accounts:
                 raise
             raise _ended() from None  # the change was cancelled, not its caller: the term has ended
 
+    def decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
+        """Return what is decided on an account as it meets the books. Call it as `commit` is called."""
+        account = self._accounts[account_id]
+        if not self.shares_depth:
+            return decide(account)
+        posting = decide(msgspec.structs.replace(account, taken=self._taken))
+        if posting is not None:
+            self._taken = posting.account.taken
+        return posting
+
     async def commit(self, posting: Posting) -> None:
         """Commit, apply and publish. Call it only under the account's lock: within `change` or its catch-up."""
         account = posting.account
@@ -232,7 +247,7 @@ class Accounts:
                 raise _ended()
             if account_id in self._in_doubt:
                 await self._recover(account_id)
-            posting = decide(self._accounts[account_id])
+            posting = self.decide(account_id, decide)
             if posting is not None:
                 await self.commit(posting)
             return posting

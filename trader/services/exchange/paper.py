@@ -54,6 +54,7 @@ class PaperExchange:
         self._clock = clock
         self._settings = settings
         self._accounts = accounts
+        accounts.shares_depth = settings.shared_depth == "on"
         self._halts = halts
         self._rules = rules_of(settings, market.markets)
         self._ticks = TickProcessor(accounts, market, clock, self._rules)

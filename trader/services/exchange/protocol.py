@@ -4,6 +4,7 @@ Only the composition root knows which of them it made. Both begin with the rules
 """
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from decimal import Decimal
 from typing import Final, Protocol
 
@@ -23,6 +24,7 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
         taker_rate=settings.taker_fee_bps * _BASIS_POINT,
         maker_rate=settings.maker_fee_bps * _BASIS_POINT,
         liquidation_rate=settings.liquidation_fee_bps * _BASIS_POINT,
+        book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
     )
 
 

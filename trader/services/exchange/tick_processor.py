@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Final
 
 from trader.clock import Clock, interval_elapsed, iso
@@ -155,13 +156,14 @@ class TickProcessor:
                 due.append(account_id)
             if turn % _ACCOUNTS_PER_TURN == 0:
                 await asyncio.sleep(0)
+        due.sort()  # where accounts share the depth of the books, a restart must not change who comes first
         for start in range(0, len(due), _ACCOUNTS_PER_TURN):
             some = due[start : start + _ACCOUNTS_PER_TURN]
             await asyncio.gather(*(self._apply_to(one, moment, missed=missed) for one in some))
 
     async def _apply_to(self, account_id: str, moment: Moment, *, missed: bool) -> None:
         try:
-            await self._accounts.change(account_id, lambda account: self._decide(account, moment, missed=missed))
+            await self._accounts.change(account_id, partial(self._decide, moment=moment, missed=missed))
         except (Unavailable, BooksViolated, InternalError) as error:
             # One account must not keep the others from following the market; it is read again at the next tick.
             self._accounts.mark_missed(account_id)
@@ -214,10 +216,10 @@ class TickProcessor:
             return
         try:
             async for moment in self._missed_moments(since, self._accounts.processed_until):
-                account = self._accounts.by_id[account_id]
-                if account.is_idle:
+                if self._accounts.by_id[account_id].is_idle:
                     return
-                posting = self._decide(account, moment, missed=True)
+                decide = partial(self._decide, moment=moment, missed=True)
+                posting = self._accounts.decide(account_id, decide)
                 if posting is not None:
                     await self._accounts.commit(posting)
         except MarketUnavailable as error:

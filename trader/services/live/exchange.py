@@ -68,7 +68,9 @@ class LiveExchange:
         self._venue = venue
         self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
         # The rates estimate what an order may cost; what is booked is what the venue charged.
-        self._rules = msgspec.structs.replace(rules_of(settings, market.markets), liquidation_rate=ZERO)
+        self._rules = msgspec.structs.replace(
+            rules_of(settings, market.markets), liquidation_rate=ZERO, book_recovery=timedelta(0)
+        )
         self._accounts = accounts
         self._context = LiveContext(database, market, clock, accounts, self._rules, events, venue, halts, drift)
         self._bindings = Bindings(self._context, settings.quote_currency)

@@ -9,8 +9,8 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from trader.domain.exchange.account import Account, Position, RestingOrder, Run
-from trader.domain.exchange.orders import AnswerFill, ExitPlan, OrderAnswer
+from trader.domain.exchange.account import TAKEN_KEPT, Account, Position, RestingOrder, Run, Take, Taken
+from trader.domain.exchange.orders import AnswerFill, ExitPlan, OrderAnswer, OrderSide
 from trader.store.database.pool import Connection
 
 INSERT_ACCOUNT = """
@@ -59,6 +59,16 @@ ORDER BY l.account_id, l.sequence
 """
 
 
+# A reset closes at the mark, without a book.
+SELECT_TAKEN = """
+SELECT f.account_id, f.symbol, f.side, f.created_at, sum(f.quantity) AS quantity
+FROM accounts a JOIN fills f ON f.account_id = a.id AND f.created_at > a.changed_at - $2::interval
+WHERE f.cause <> 'reset' AND ($1::text IS NULL OR a.id = $1)
+GROUP BY f.account_id, f.symbol, f.side, f.created_at
+ORDER BY f.account_id, f.symbol, f.side, f.created_at
+"""
+
+
 async def select_accounts(conn: Connection, account_id: str | None = None) -> dict[str, Account]:
     """Return every account, or the named one, in its present run, rebuilt from the rows alone."""
     positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
@@ -67,6 +77,10 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
     resting: defaultdict[str, list[RestingOrder]] = defaultdict(list)
     for record in await conn.fetch(SELECT_RESTING, account_id):
         resting[record["account_id"]].append(_resting(record))
+    taken: defaultdict[str, dict[str, Taken]] = defaultdict(dict)
+    for of, symbol, side, at, quantity in await conn.fetch(SELECT_TAKEN, account_id, TAKEN_KEPT):
+        before = taken[of].get(symbol, Taken())
+        taken[of][symbol] = before.plus(OrderSide(side), Take(at, quantity))
     accounts = {}
     for record in await conn.fetch(SELECT_ACCOUNTS, account_id):
         one = record["id"]
@@ -74,6 +88,7 @@ async def select_accounts(conn: Connection, account_id: str | None = None) -> di
             "run": msgspec.convert({**record, "id": record["run_id"]}, Run),
             "positions": positions[one],
             "resting": tuple(resting[one]),
+            "taken": taken[one],
         }
         accounts[one] = msgspec.convert({**record, **parts}, Account)
     return accounts
