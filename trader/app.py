@@ -39,6 +39,8 @@ from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.baselines import Baselines
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
@@ -207,13 +209,15 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     supplier = make_supplier(settings, clock)
     if supplier is not None:
         stack.push_async_callback(supplier.close)
+    runs = CurrentRuns(database)
     context = Context(
         settings=settings,
         clock=clock,
         market=market,
         exchange=exchange,
         portfolio=Portfolio(database, exchange, clock, settings),
-        analytics=Analytics(database, exchange, clock),
+        analytics=Analytics(database, exchange, clock, runs),
+        evidence=Evidence(database, runs, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),
     )
     baselines = Baselines(database, exchange, market, clock, settings)

@@ -27,6 +27,8 @@ from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
@@ -38,6 +40,7 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
     ("simulator.getCompletedTradesFromDB", [{}, {"modelId": "m2"}]),
     ("variants.getVariantHistory", [{}, {"window": "24h"}]),
     ("variants.getVariantStats", [{}]),
+    ("analytics.getEvidence", [{}, {"window": "7d"}]),
     ("analytics.getLeaderboard", [{}, {"window": "24h", "sortBy": "maxDrawdown"}]),
     ("trading.getPortfolioHistory", [{}, {"modelId": "m1"}, {"startDate": "2025-01-01T12:00:30Z", "maxPoints": 100}]),
     ("trading.getEquityCurves", [{}, {"variant": "Apex", "points": 50}]),
@@ -69,7 +72,8 @@ class PaperBench:
             market=context.market,
             exchange=context.exchange,
             portfolio=Portfolio(database, context.exchange, context.clock, context.settings),
-            analytics=Analytics(database, context.exchange, context.clock),
+            analytics=Analytics(database, context.exchange, context.clock, CurrentRuns(database)),
+            evidence=Evidence(database, CurrentRuns(database), context.clock),
             agents=context.agents,
         )
         target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
@@ -137,7 +141,8 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
         market=market,
         exchange=exchange,
         portfolio=Portfolio(database, exchange, clock, settings),
-        analytics=Analytics(database, exchange, clock),
+        analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
+        evidence=Evidence(database, CurrentRuns(database), clock),
         agents=agents,
     )
     app = web.Application()

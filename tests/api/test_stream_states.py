@@ -27,6 +27,8 @@ from trader.domain.models import Model, VariantId
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
@@ -66,7 +68,8 @@ async def house(database: Database) -> AsyncIterator[House]:
             market=venue.market,
             exchange=exchange,
             portfolio=Portfolio(database, exchange, clock, settings),
-            analytics=Analytics(database, exchange, clock),
+            analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
+            evidence=Evidence(database, CurrentRuns(database), clock),
             agents=agents,
         )
         yield House(venue, context)

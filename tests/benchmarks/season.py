@@ -45,6 +45,8 @@ from trader.services.events import EventBus
 from trader.services.exchange.audit import audit
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.database.pool import Database
@@ -130,6 +132,10 @@ CASES: Final = (
     *(
         Case(f"leaderboard {window}", "analytics.getLeaderboard", b'{"window":"%b"}' % window.encode(), RAW_BOARD, span)
         for window, span in WINDOWS.items()
+    ),
+    *(
+        Case(f"evidence {window}", "analytics.getEvidence", b'{"window":"%b"}' % window.encode())
+        for window in ("7d", "run")
     ),
     Case("model stats", "analytics.getModelStats", b"{}", RAW_STATISTICS),
     Case("model stats, advanced", "analytics.getModelStats", b'{"mode":"advanced"}', RAW_STATISTICS),
@@ -218,13 +224,15 @@ class Season:
             books = Books(await select_accounts(conn), dict(await select_last_marks(conn)))
         exchange: Any = books
         market = MarketFeed(make_source(settings), clock)
+        runs = CurrentRuns(database)
         context = Context(
             settings=settings,
             clock=clock,
             market=market,
             exchange=exchange,
             portfolio=Portfolio(database, exchange, clock, settings),
-            analytics=Analytics(database, exchange, clock),
+            analytics=Analytics(database, exchange, clock, runs),
+            evidence=Evidence(database, runs, clock),
             agents=Agents(database, exchange, market, clock, events, settings, Providers()),
         )
         await context.agents.follow()

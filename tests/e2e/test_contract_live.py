@@ -36,6 +36,8 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("analytics.getModelStats", {}),
     ("analytics.getModelStats", {"mode": "advanced", "variant": "all"}),
     ("analytics.getLeaderboard", {}),
+    ("analytics.getEvidence", {}),
+    ("analytics.getEvidence", {"window": "7d", "variant": "Apex", "modelId": "apex-rules"}),
     ("analytics.getLeaderboard", {"window": "30d", "sortBy": "maxDrawdown", "variant": "Contrarian"}),
     ("analytics.getFailures", {}),
     ("analytics.getRunInfo", {}),

@@ -62,6 +62,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "simulator.getCompletedTradesFromDB": ("modelId", "limit"),
     "analytics.getModelStats": ("mode", "variant"),
     "analytics.getLeaderboard": ("window", "sortBy", "variant"),
+    "analytics.getEvidence": ("window", "variant", "modelId"),
     "analytics.getFailures": ("limit", "variant"),
     "variants.getVariantHistory": ("window",),
 }  # fmt: skip

@@ -331,6 +331,51 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
         "window": ("24h", "7d", "30d"),
     },
+    "analytics.getEvidence": {
+        "window": ("24h", "7d", "30d", "run"),
+        "until": iso,
+        "best": (text, None),
+        "entrants": [
+            {
+                **_MODEL_HEAD,
+                "entrant": count,
+                "fingerprint": (text, None),
+                "startedAt": iso,
+                "endedAt": (iso, None),
+                "coverage": (number, None),
+                "ranked": boolean,
+                "hours": count,
+                "tradesCount": count,
+                "losingTradesCount": count,
+                "returnPercent": (number, None),
+                "interval": ({"low": number, "high": number}, None),
+                "reason": (text, None),
+                "amongBest": boolean,
+                "differences": [
+                    {
+                        "reference": ("ruleAgent", "holdNothing", "buyAndHold", "bestOther"),
+                        "referenceId": (text, None),
+                        "hours": count,
+                        "differencePercent": (number, None),
+                        "interval": ({"low": number, "high": number}, None),
+                        "verdict": VERDICT,
+                        "pValue": (number, None),
+                        "smallestDifference": (number, None),
+                        "smallestDifferencePerYear": (number, None),
+                        "reason": (text, None),
+                    }
+                ],
+                "replicates?": {
+                    "modelIds": [text],
+                    "hours": count,
+                    "lowestPercent": number,
+                    "highestPercent": number,
+                    "spreadPercent": number,
+                    "noisePercent": (number, None),
+                },
+            }
+        ],
+    },
     "analytics.getFailures": {
         "failures": [
             {

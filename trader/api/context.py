@@ -7,6 +7,7 @@ from trader.services.agents.schedule import Agents
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 
@@ -19,4 +20,5 @@ class Context:
     exchange: Exchange
     portfolio: Portfolio
     analytics: Analytics
+    evidence: Evidence
     agents: Agents

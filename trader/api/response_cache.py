@@ -169,5 +169,11 @@ def rankings_token(context: Context) -> object | None:
     return None if histories is None else (histories, positions_token(context))
 
 
+def evidence_token(context: Context) -> object | None:
+    """Of portfolio snapshots, trades and runs."""
+    histories = histories_token(context)
+    return None if histories is None else (histories, context.exchange.version)
+
+
 def _minute(context: Context) -> datetime:
     return minute_end(context.clock.now())

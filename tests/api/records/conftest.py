@@ -29,6 +29,8 @@ from trader.api.envelope import Style
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.agents import invocations as agents_store
@@ -50,6 +52,7 @@ class RecordsContext:
     clock: ManualClock
     portfolio: Portfolio
     analytics: Analytics
+    evidence: Evidence
     exchange: FakeExchange
 
 
@@ -62,7 +65,8 @@ async def context(database: Database) -> RecordsContext:
         settings=settings,
         clock=clock,
         portfolio=Portfolio(database, exchange, clock, settings),
-        analytics=Analytics(database, exchange, clock),
+        analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
+        evidence=Evidence(database, CurrentRuns(database), clock),
         exchange=exchange,
     )
 

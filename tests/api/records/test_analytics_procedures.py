@@ -53,6 +53,7 @@ async def test_numbers_are_written_plainly(call_raw: CallRaw) -> None:
         ("trading.getTrades", {}),
         ("simulator.getCompletedTradesFromDB", {}),
         ("analytics.getLeaderboard", {}),
+        ("analytics.getEvidence", {}),
         ("variants.getVariantStats", {}),
     ):
         body = re.sub(rb'"[^"]*"', b'""', await call_raw(name, **request))
@@ -168,6 +169,29 @@ async def test_leaderboard(call: Call) -> None:
     drawdowns = [entry["maxDrawdown"] for entry in by_drawdown["entries"]]
     assert drawdowns == sorted(drawdowns)
     assert by_drawdown["window"] == "30d"
+
+
+@pytest.mark.usefixtures("season")
+async def test_evidence(call: Call) -> None:
+    answer = await call("analytics.getEvidence")
+    assert (answer["window"], answer["best"]) == ("run", None)
+    ax, so = answer["entrants"]
+    assert (ax["modelId"], so["modelId"]) == ("ax", "so")
+    assert (ax["entrant"], ax["fingerprint"], ax["endedAt"], ax["ranked"]) == (0, None, None, False)
+    assert (ax["tradesCount"], ax["losingTradesCount"], ax["interval"]) == (2, 1, None)
+    assert ax["reason"] == "2 completed trades; a statement about a model needs 10"
+    assert {
+        each["reference"]: (each["referenceId"], each["verdict"], each["reason"]) for each in ax["differences"]
+    } == {
+        "ruleAgent": ("baseline/apex-rules", "not distinguishable yet", "this baseline has no whole hours yet"),
+        "holdNothing": (None, "not distinguishable yet", "2 completed trades; a statement about a model needs 10"),
+        "buyAndHold": ("baseline/buy-and-hold", "not distinguishable yet", "this baseline has no whole hours yet"),
+        "bestOther": (None, "not distinguishable yet", "there are no two entrants with enough hours and trades"),
+    }
+    assert [row["modelId"] for row in (await call("analytics.getEvidence", variant="Sovereign"))["entrants"]] == ["so"]
+    assert [row["modelId"] for row in (await call("analytics.getEvidence", modelId="ax"))["entrants"]] == ["ax"]
+    assert (await call("analytics.getEvidence", modelId="nobody"))["entrants"] == []
+    assert await call("analytics.getEvidence", window="1y") == (400, [["window"]])
 
 
 @pytest.mark.usefixtures("season")

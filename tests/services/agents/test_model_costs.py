@@ -10,6 +10,7 @@ from trader.domain.agents.invocations import Invocation, InvocationStatus
 from trader.domain.models import Model, VariantId
 from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import Analytics, ModelStats
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents import invocations as store
 from trader.store.database.pool import Database
 
@@ -21,7 +22,7 @@ class Bench:
         self.database = database
         self.exchange = FakeExchange()
         served: PaperExchange = self.exchange  # type: ignore[assignment]
-        self.analytics = Analytics(database, served, ManualClock(START))
+        self.analytics = Analytics(database, served, ManualClock(START), CurrentRuns(database))
 
     async def invoke(
         self, hour: int, tokens: tuple[int, int], cost: str | None, status: InvocationStatus = "completed"

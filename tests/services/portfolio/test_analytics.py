@@ -51,7 +51,7 @@ class Bench:
         self.exchange = exchange
         self.clock = ManualClock(START)
         served: PaperExchange = exchange  # type: ignore[assignment]
-        self.analytics = Analytics(database, served, self.clock)
+        self.analytics = Analytics(database, served, self.clock, CurrentRuns(database))
 
     async def hours(self, account_id: str, *values: str, number: int = 1, first: int = 0) -> None:
         """The last value of each hour from `first` on."""

@@ -1,7 +1,7 @@
 """Procedures of `analytics`: statistics, leaderboard, failures, and the current runs together."""
 
 from trader.api.context import Context
-from trader.api.response_cache import rankings_token
+from trader.api.response_cache import evidence_token, rankings_token
 from trader.api.rpc import procedure
 from trader.api.schemas.analytics import (
     AdvancedStats,
@@ -15,7 +15,8 @@ from trader.api.schemas.analytics import (
     LeaderboardRow,
     OverallStats,
 )
-from trader.api.schemas.common import Empty, chosen_variant, iso
+from trader.api.schemas.common import Empty, chosen_variant, iso, or_none
+from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
 
 
 @procedure("analytics.getModelStats")
@@ -37,6 +38,17 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
     has_verdict = request.sort_by != "maxDrawdown"
     rows = [LeaderboardRow.of(rank, entry, has_verdict=has_verdict) for rank, entry in enumerate(entries, start=1)]
     return GetLeaderboardOutput(entries=rows, window=request.window)
+
+
+@procedure("analytics.getEvidence", token=evidence_token)
+async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEvidenceOutput:
+    """Compare every entrant with its references, and say what can be told apart: an addition to the specification.
+
+    References are the variant's rule agent on the same ticks, holding nothing, buying and holding, and the best other
+    entrant.
+    """
+    report = await context.evidence.report(request.window, chosen_variant(request.variant), or_none(request.model_id))
+    return GetEvidenceOutput.of(request.window, report)
 
 
 @procedure("analytics.getFailures")

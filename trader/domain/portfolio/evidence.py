@@ -45,6 +45,11 @@ class ReturnSeries(NamedTuple):
     def end(self) -> datetime:
         return self.start + len(self.values) * _HOUR
 
+    @property
+    def percent(self) -> float | None:
+        """The return over all hours, in percent; None without any."""
+        return percent(float(np.sum(self.values))) if len(self.values) else None
+
     def within(self, start: datetime, end: datetime) -> "ReturnSeries":
         """Return the part in the hours [start, end)."""
         first = min(max(0, (start - self.start) // _HOUR), len(self.values))
@@ -101,6 +106,16 @@ class Statement(NamedTuple):
         return None if self.estimate is None else percent(HOURS_PER_YEAR * self.estimate.detectable)
 
     @property
+    def percent(self) -> float | None:
+        """The return over these hours, in percent."""
+        return None if self.estimate is None else percent(self.hours * self.estimate.mean)
+
+    def reversed(self) -> "Statement":
+        """Return the statement about the other account of a comparison."""
+        found = self.estimate
+        return self if found is None else self._replace(estimate=found._replace(mean=-found.mean))
+
+    @property
     def p_value(self) -> float:
         """The level of the confidence sequence that excludes zero, before any correction; 1 while it says nothing."""
         if self.estimate is None or self.hours < SEQUENCE_HOURS_MIN:
@@ -138,7 +153,7 @@ def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str 
     A reason that is given stands in the way of any statement.
     """
     if one is None or other is None:
-        return Statement(0, None, "there are no whole hours of both yet")
+        return Statement(0, None, next(filter(None, reasons), "there are no whole hours of both yet"))
     start, end = max(one.start, other.start), min(one.end, other.end)
     if start >= end:
         return Statement(0, None, "the two have no hour in common")
@@ -183,19 +198,22 @@ class Verdict(NamedTuple):
 
     def reversed(self) -> "Verdict":
         """Return the verdict on the other account of the comparison."""
-        found = self.statement.estimate
-        if found is None:
-            return self
-        return self._replace(statement=self.statement._replace(estimate=found._replace(mean=-found.mean)))
+        return self._replace(statement=self.statement.reversed())
 
 
-def judge_family(statements: Sequence[Statement], choices: int = 1) -> list[Verdict]:
+def judge_family(
+    statements: Sequence[Statement], against_best: Sequence[Statement] = (), choices: int = 1
+) -> list[Verdict]:
     """Return the verdicts of comparisons that are read together: all of them together err in 5 % of cases at most.
 
-    `choices` is how many references the common one was chosen from by its result: against the best of k accounts every
-    comparison of two of them could have been made. Its p values are multiplied by half of k, which is enough, since the
-    sign of a difference to the best is known beforehand.
+    Those `against_best` come last. Their reference is the best of `choices` accounts, chosen by its result, so that
+    every comparison of two of them could have been made: their p values are multiplied by half of the choices. That is
+    enough, since only differences to the disadvantage of what is compared with the best count.
     """
-    weight = max(1.0, choices / 2)
-    corrected = holm([min(1.0, weight * statement.p_value) for statement in statements])
-    return [Verdict(statement, p_value) for statement, p_value in zip(statements, corrected, strict=True)]
+    weighted = [1.0 if _is_ahead(each) else min(1.0, max(1.0, choices / 2) * each.p_value) for each in against_best]
+    corrected = holm([*(statement.p_value for statement in statements), *weighted])
+    return [Verdict(each, p_value) for each, p_value in zip([*statements, *against_best], corrected, strict=True)]
+
+
+def _is_ahead(statement: Statement) -> bool:
+    return statement.estimate is not None and statement.estimate.mean > 0

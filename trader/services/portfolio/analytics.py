@@ -145,11 +145,11 @@ class VariantStats(NamedTuple):
 class Analytics:
     """Statistics of models and variants."""
 
-    def __init__(self, database: Database, exchange: Exchange, clock: Clock) -> None:
+    def __init__(self, database: Database, exchange: Exchange, clock: Clock, runs: CurrentRuns) -> None:
         self._database = database
         self._exchange = exchange
         self._clock = clock
-        self._runs = CurrentRuns(database)
+        self._runs = runs
 
     async def _models(self, variant: VariantId | None = None) -> dict[str, Model]:
         async with self._database.connection() as conn:

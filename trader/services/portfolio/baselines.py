@@ -19,7 +19,7 @@ from trader.domain.agents.guard import Approved, Refusal, judge
 from trader.domain.agents.tools import Change
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import has_marks
-from trader.domain.exchange.ledger import Posting, Rules, unopened_account
+from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderStatus
 from trader.domain.exchange.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
 from trader.domain.market.markets import STALE_AFTER, Tick, canonical_symbol
@@ -35,7 +35,7 @@ from trader.domain.portfolio.baselines import (
 from trader.domain.portfolio.snapshots import value_account
 from trader.errors import MarketUnavailable
 from trader.services.agents.observer import History, Observer
-from trader.services.exchange.protocol import Exchange
+from trader.services.exchange.protocol import Exchange, rules_of
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import is_due
 from trader.settings import Settings
@@ -119,7 +119,7 @@ class Baselines:
         self._clock = clock
         self._settings = settings
         self._observer = Observer(database, exchange, market, settings)
-        self._rules = Rules(dict(market.markets), settings.taker_fee_bps / 10_000, settings.maker_fee_bps / 10_000)
+        self._rules = rules_of(settings, market.markets)
         self._followers: dict[str, _Follower] = {}
         self._seen_until: datetime | None = None
         self._is_leading = False

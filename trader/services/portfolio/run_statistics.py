@@ -22,6 +22,7 @@ from trader.store.exchange.trades import RunTrade
 from trader.store.portfolio import analytics as analytics_store
 from trader.store.portfolio import snapshots as portfolio_store
 from trader.store.portfolio.analytics import CurrentRun
+from trader.store.portfolio.baselines import select_baselines
 from trader.store.portfolio.snapshots import HourlyValue
 
 NEW_RUNS_AT_ONCE = 10
@@ -193,11 +194,13 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
 
 
 class CurrentRuns:
-    """The statistics of all current runs, by model."""
+    """The statistics of all current runs, by model, and of the baselines, which have hours and no trades."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._runs: dict[str, RunStatistics] = {}
+        self.baselines: dict[str, RunStatistics] = {}
+        """As of the last call of `refresh`."""
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> dict[str, RunStatistics]:
@@ -205,12 +208,18 @@ class CurrentRuns:
         async with self._lock, self._database.connection() as conn:
             current = await analytics_store.select_current_runs(conn)
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
-            for batch in _batches(list(runs.values())):
+            self.baselines = {
+                found.baseline.id: self._known_or_new(
+                    CurrentRun(found.baseline.id, found.run_id, found.initial_capital, found.started_at, 0, 0, 0)
+                )
+                for found in await select_baselines(conn)
+            }
+            for batch in _batches([*runs.values(), *self.baselines.values()]):
                 await _read_new(conn, batch)
             return runs
 
     def _known_or_new(self, run: CurrentRun) -> RunStatistics:
-        known = self._runs.get(run.model_id)
+        known = self._runs.get(run.model_id) or self.baselines.get(run.model_id)
         if known is None or known.run.run_id != run.run_id:
             return RunStatistics(run)
         known.run = run

@@ -62,6 +62,35 @@ async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     return {row[0]: CurrentRun(*row[:11])._replace(entrant=EntrantRecord(*row[11:])) for row in rows}
 
 
+class RunEntrant(NamedTuple):
+    """An entrant that decided in its model's current run; `ended_at` is when the next one began, None of the last."""
+
+    model_id: str
+    record: EntrantRecord
+    ended_at: datetime | None
+
+
+SELECT_RUN_ENTRANTS = """
+SELECT m.id, coalesce(e.number, 0), e.fingerprint, e.began_at, coalesce(c.finished - c.failed, 0),
+       coalesce(c.finished + c.missed, 0), e.ended_at
+FROM models m
+JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
+LEFT JOIN LATERAL (
+    SELECT number, fingerprint, began_at, lead(began_at) OVER (ORDER BY number) AS ended_at
+    FROM entrants WHERE model_id = m.id
+) e ON e.ended_at IS NULL OR e.ended_at > r.started_at
+LEFT JOIN invocation_counts c
+    ON c.model_id = m.id AND c.run_number = r.number AND c.entrant = coalesce(e.number, 0)
+ORDER BY m.id, e.number
+"""
+
+
+async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
+    """Return the entrants of every model's current run, each model's in order; of one never invoked an unknown one."""
+    rows = await conn.fetch(SELECT_RUN_ENTRANTS)
+    return [RunEntrant(row[0], EntrantRecord(*row[1:6]), row[6]) for row in rows]
+
+
 SELECT_FAILURES = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
        finished_at, entrant, unmetered_attempts

@@ -1,0 +1,161 @@
+"""Evidence on the wire: what each entrant's result is worth, against what it should be compared with."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from trader.api.schemas.analytics import IntervalPercent
+from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
+from trader.api.schemas.positions import ModelId
+from trader.domain.portfolio.board import Comparison, Reference
+from trader.domain.portfolio.evidence import Word
+from trader.domain.portfolio.replicates import ReplicateNoise
+from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport, EvidenceWindow
+
+Percent = Annotated[float, Meta(description="in percent")]
+
+
+class GetEvidenceInput(Input, kw_only=True):
+    """`run` is all hours of the current runs."""
+
+    window: EvidenceWindow = "run"
+    variant: VariantFilter = "all"
+    model_id: ModelId | UnsetType = UNSET
+
+
+class Difference(Wire, kw_only=True):
+    """An entrant's paired hourly differences to one reference, over the whole hours that both have.
+
+    `referenceId` is the baseline or the model; null for `holdNothing`, and where there is none. `hours`,
+    `differencePercent` and its 95 % `interval` are of the window, for one look. `verdict` and `pValue` are of all
+    common hours of the run: a confidence sequence, corrected for all comparisons on the board, which holds however
+    often one looks. `smallestDifference` is what all this data could show, in percent a day, and in percent a year.
+    `reason` says why there is no figure, or why the two cannot be told apart.
+    """
+
+    reference: Reference
+    reference_id: str | None
+    hours: int
+    difference_percent: Percent | None
+    interval: IntervalPercent | None
+    verdict: Word
+    p_value: float | None
+    smallest_difference: Percent | None
+    smallest_difference_per_year: Percent | None
+    reason: str | None
+
+    @classmethod
+    def of(cls, found: Comparison) -> "Difference":
+        window, verdict = found.window, found.verdict
+        return cls(
+            reference=found.reference,
+            reference_id=None if found.reference_key is None else found.reference_key.partition("#")[0],
+            hours=window.hours,
+            difference_percent=window.percent,
+            interval=IntervalPercent.of(window.interval_percent),
+            verdict=verdict.word,
+            p_value=None if verdict.statement.estimate is None else verdict.p_value,
+            smallest_difference=verdict.statement.detectable_percent_per_day,
+            smallest_difference_per_year=verdict.statement.detectable_percent_per_year,
+            reason=verdict.why or window.reason,
+        )
+
+
+class Replicates(Wire, kw_only=True):
+    """Accounts of one configuration, in the hours that all of them have.
+
+    `spreadPercent` is the standard deviation of their returns. `noisePercent` is the share of an hour's variance in
+    which they differ, which is the model's own noise; the rest is the market's. Null when nothing varied.
+    """
+
+    model_ids: list[str]
+    hours: int
+    lowest_percent: Percent
+    highest_percent: Percent
+    spread_percent: Percent
+    noise_percent: Percent | None
+
+    @classmethod
+    def of(cls, found: ReplicateNoise) -> "Replicates":
+        return cls(
+            model_ids=list(found.model_ids),
+            hours=found.hours,
+            lowest_percent=found.lowest_percent,
+            highest_percent=found.highest_percent,
+            spread_percent=found.spread_percent,
+            noise_percent=found.noise_percent,
+        )
+
+
+class EntrantRow(Wire, kw_only=True):
+    """An entrant: a model as it was configured, in its part of the current run. `entrant` 0 is one that is not known.
+
+    `hours`, `returnPercent`, its 95 % `interval`, `tradesCount` and `losingTradesCount` are of the whole hours of the
+    window; `reason` says why there is no interval. Gains without a loss among few trades say little: no interval sees
+    a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
+    not `ranked`. `amongBest` says whether it cannot be told from the best entrant. `replicates` is there when several
+    models are one configuration.
+    """
+
+    model_id: str
+    model_name: str
+    variant: VariantId
+    entrant: int
+    fingerprint: str | None
+    started_at: Timestamp
+    ended_at: Timestamp | None
+    coverage: Percent | None
+    ranked: bool
+    hours: int
+    trades_count: int
+    losing_trades_count: int
+    return_percent: Percent | None
+    interval: IntervalPercent | None
+    reason: str | None
+    among_best: bool
+    differences: list[Difference]
+    replicates: Replicates | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, found: EntrantEvidence) -> "EntrantRow":
+        return cls(
+            model_id=found.model.id,
+            model_name=found.model.name,
+            variant=found.model.variant,
+            entrant=found.record.number,
+            fingerprint=found.record.fingerprint,
+            started_at=iso(found.started_at),
+            ended_at=None if found.ended_at is None else iso(found.ended_at),
+            coverage=found.record.coverage_percent,
+            ranked=found.record.is_ranked,
+            hours=found.statement.hours,
+            trades_count=found.trades,
+            losing_trades_count=found.losing_trades,
+            return_percent=found.return_percent,
+            interval=IntervalPercent.of(found.statement.interval_percent),
+            reason=found.statement.reason,
+            among_best=found.is_among_best,
+            differences=[Difference.of(each) for each in found.comparisons],
+            replicates=UNSET if found.replicates is None else Replicates.of(found.replicates),
+        )
+
+
+class GetEvidenceOutput(Wire, kw_only=True):
+    """Those that cannot be told from the best come first. `until` is the end of the last whole hour.
+
+    `best` is the model with the highest mean hourly return; null without one that has 24 hours and 10 trades.
+    """
+
+    window: EvidenceWindow
+    until: Timestamp
+    best: str | None
+    entrants: list[EntrantRow]
+
+    @classmethod
+    def of(cls, window: EvidenceWindow, report: EvidenceReport) -> "GetEvidenceOutput":
+        return cls(
+            window=window,
+            until=iso(report.until),
+            best=report.best,
+            entrants=[EntrantRow.of(each) for each in report.entrants],
+        )

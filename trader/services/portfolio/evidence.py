@@ -1,0 +1,157 @@
+"""Evidence: every entrant of the current runs against its references, and what replicates say about its own noise."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+from trader.clock import Clock, ceil_time, floor_time
+from trader.domain.agents.entrants import EntrantRecord
+from trader.domain.models import Model, VariantId
+from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
+from trader.domain.portfolio.evidence import ReturnSeries, Statement, state_return
+from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, minute_end
+from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
+from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
+from trader.store.agents import invocations as agents_store
+from trader.store.database.pool import Database
+from trader.store.portfolio import analytics as store
+from trader.store.portfolio.analytics import RunEntrant
+
+EvidenceWindow = Literal[Window, "run"]
+
+_HOUR: Final = RESOLUTIONS["1h"]
+
+
+class EntrantEvidence(NamedTuple):
+    """An entrant in its part of the current run of its model. `ended_at` is None of the present entrant.
+
+    `statement`, `trades` and `losing_trades` are of the window. `comparisons` have the verdicts on all hours.
+    """
+
+    model: Model
+    record: EntrantRecord
+    started_at: datetime
+    ended_at: datetime | None
+    statement: Statement
+    return_percent: float | None
+    trades: int
+    losing_trades: int
+    comparisons: Sequence[Comparison]
+    is_among_best: bool
+    replicates: ReplicateNoise | None
+
+
+class EvidenceReport(NamedTuple):
+    """The evidence of all entrants up to the end of the last whole hour, and the model of the best of them."""
+
+    until: datetime
+    best: str | None
+    entrants: Sequence[EntrantEvidence]
+
+
+class _Stint(NamedTuple):
+    """An entrant's part of a run."""
+
+    model: Model
+    run: RunStatistics
+    entrant: RunEntrant
+    series: ReturnSeries | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.model.id}#{self.entrant.record.number}"
+
+    @property
+    def started_at(self) -> datetime:
+        return max(self.run.run.started_at, self.entrant.record.began_at or self.run.run.started_at)
+
+
+class Evidence:
+    """Makes the evidence of entrants from the statistics of the current runs."""
+
+    def __init__(self, database: Database, runs: CurrentRuns, clock: Clock) -> None:
+        self._database = database
+        self._runs = runs
+        self._clock = clock
+
+    async def report(
+        self, window: EvidenceWindow, variant: VariantId | None = None, model_id: str | None = None
+    ) -> EvidenceReport:
+        """Return the evidence of all entrants, of those of a variant, or of one model.
+
+        The family that is corrected together is the board: all entrants, or those of the variant, even when only one
+        model is shown.
+        """
+        async with self._database.connection() as conn:
+            models = {model.id: model for model in await agents_store.select_models(conn)}
+            entrants = await store.select_run_entrants(conn)
+        runs = await self._runs.refresh()
+        until = floor_time(minute_end(self._clock.now()), _HOUR)
+        since = None if window == "run" else until - WINDOWS[window]
+        stints = [
+            _stint(models[entrant.model_id], runs[entrant.model_id], entrant, until)
+            for entrant in entrants
+            if entrant.model_id in runs and variant in {None, models[entrant.model_id].variant}
+        ]
+        baselines = {key: run.returns(until) for key, run in self._runs.baselines.items()}
+        board, noise = await asyncio.to_thread(_judge, stints, baselines, since)
+        shown = [_evidence(stint, board, noise, since) for stint in stints if model_id in {None, stint.model.id}]
+        shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
+        return EvidenceReport(until, None if board.best is None else board.best.rpartition("#")[0], shown)
+
+
+def _stint(model: Model, run: RunStatistics, entrant: RunEntrant, until: datetime) -> _Stint:
+    """Return an entrant with its whole hours; the first hour of a run counts even when it began within it."""
+    series, began_at = run.returns(until), entrant.record.began_at
+    if series is not None:
+        start = series.start if began_at is None or began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
+        end = until if entrant.ended_at is None else floor_time(entrant.ended_at, _HOUR)
+        series = series.within(start, end)
+    return _Stint(model, run, entrant, series)
+
+
+def _judge(
+    stints: Sequence[_Stint], baselines: Mapping[str, ReturnSeries | None], since: datetime | None
+) -> tuple[Board, Mapping[str, ReplicateNoise]]:
+    """Judge the board: a hundred models of a season take tenths of a second."""
+    contenders = [
+        Contender(one.key, one.model.variant, one.series, len(_closed_nets(one, one.started_at))) for one in stints
+    ]
+    groups: dict[str, dict[str, ReturnSeries]] = {}
+    for one in stints:
+        group = one.model.configuration.replicate_of
+        if group is not None and one.entrant.ended_at is None and one.series is not None:
+            groups.setdefault(group, {})[one.model.id] = one.series
+    noise = {group: split_variance(series) for group, series in groups.items() if len(series) > 1}
+    return judge_board(contenders, baselines, since), {group: found for group, found in noise.items() if found}
+
+
+def _closed_nets(stint: _Stint, since: datetime) -> list[float]:
+    """Return the net pnl of the trades that an entrant completed from a moment on."""
+    start, end = max(since, stint.started_at), stint.entrant.ended_at
+    trades = stint.run.trades[-stint.run.trades_after(start) :] if stint.run.trades_after(start) else []
+    return [float(trade.net_pnl) for trade in trades if end is None or trade.closed_at < end]
+
+
+def _evidence(
+    stint: _Stint, board: Board, noise: Mapping[str, ReplicateNoise], since: datetime | None
+) -> EntrantEvidence:
+    series = stint.series
+    if series is not None and since is not None:
+        series = series.within(since, series.end)
+    nets = _closed_nets(stint, stint.started_at if since is None else since)
+    group = stint.model.configuration.replicate_of
+    return EntrantEvidence(
+        model=stint.model,
+        record=stint.entrant.record,
+        started_at=stint.started_at,
+        ended_at=stint.entrant.ended_at,
+        statement=state_return(series, len(nets)),
+        return_percent=None if series is None else series.percent,
+        trades=len(nets),
+        losing_trades=sum(net <= 0 for net in nets),
+        comparisons=board.comparisons[stint.key],
+        is_among_best=stint.key in board.among_best,
+        replicates=None if group is None or stint.entrant.ended_at is not None else noise.get(group),
+    )
