@@ -121,6 +121,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens_max: Annotated[int, Variable(
         "ANSWER_TOKENS_MAX", "8192", forms.whole_number(256, 1_000_000),
         "Tokens of one answer of a model, its reasoning included.")]
+    attempt_timeout_s: Annotated[int, Variable(
+        "AI_ATTEMPT_TIMEOUT_S", "120", forms.whole_number(5, 600),
+        "How long one request to an AI provider may take, in seconds; a model may have a limit of its own.")]
     max_daily_loss_percent: Annotated[Decimal | None, Variable(
         "MAX_DAILY_LOSS_PERCENT", "", forms.PERCENT_OR_OFF,
         "Loss within a UTC day that halts an account, in percent of the day's first equity; or `off`.",

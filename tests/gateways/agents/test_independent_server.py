@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from support.chat_server import Timer
 from support.floor import Floor, open_floor
 from support.orpc import installed_packages
 
@@ -67,7 +68,9 @@ async def server() -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def floor_on(database: Database, server: Server, *keys: str) -> AsyncIterator[Floor]:
-    client = ChatClient(ProviderRow("openai", f"{server.url}/v1"), [Secret(key) for key in keys], backoff_s=0.001)
+    timer = Timer()
+    row = ProviderRow("openai", f"{server.url}/v1")
+    client = ChatClient(row, [Secret(key) for key in keys], timer=timer, sleep=timer.sleep, backoff_s=0.001)
     async with open_floor(database, provider=client) as floor:
         await floor.add("ada", variant=VariantId.CONTRARIAN, provider="openai")
         yield floor

@@ -26,6 +26,9 @@ from trader.domain.money import ONE, ZERO, divide, format_decimal, from_number
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Start of the grid of cycles, as of all schedules."""
 
+STALE_DECISION: Final = "stale decision"
+"""The rule that refuses a decision made too long after its view."""
+
 OPENING_SIDE: Final = {Side.LONG: OrderSide.BUY, Side.SHORT: OrderSide.SELL}
 
 
@@ -74,7 +77,8 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
     """The state that the guard judges a decision by. `marks` and `quoted_at` hold every market that has a price.
 
     `leverage_max` is each market's own. `day_opening_equity` is the equity at 00:00 UTC or at the start of the run,
-    `day_lowest_equity` the lowest recorded since (None: nothing was recorded).
+    `day_lowest_equity` the lowest recorded since (None: nothing was recorded). `viewed_at` is the time of the view that
+    the decision was made from (None: it is not judged by its age).
     """
 
     now: datetime
@@ -85,6 +89,7 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
     day_opening_equity: Decimal
     day_lowest_equity: Decimal | None
     last_trades: Mapping[str, LastTrade]
+    viewed_at: datetime | None = None
 
     @property
     def equity(self) -> Decimal:
@@ -110,6 +115,8 @@ def is_halted(context: RiskContext, limits: VariantLimits) -> bool:
 
 def judge(decision: Change, symbol: str, context: RiskContext, limits: VariantLimits) -> Approved | ExitPlan | Refusal:
     """Return the order or exit plan that a decision becomes, or why it is refused."""
+    if stale := _stale_decision(context, limits):
+        return stale
     match decision:
         case CreatePosition():
             return judge_opening(decision, symbol, context, limits)
@@ -182,6 +189,19 @@ def _plan(plan: ExitPlan, side: Side, mark: Decimal, now: datetime) -> Refusal |
             name = "invalidationPrice" if field == "invalidation_price" else field
             limit = format_decimal(mark)
             return Refusal(name, f"The {name} {format_decimal(price)} of a {side} must be {where} the mark {limit}.")
+
+
+def _stale_decision(context: RiskContext, limits: VariantLimits) -> Refusal | None:
+    if context.viewed_at is None:
+        return None
+    age_s = (context.now - context.viewed_at).total_seconds()
+    if age_s <= limits.decision_age_max_s:
+        return None
+    return Refusal(
+        STALE_DECISION,
+        f"The decision came {age_s:.0f} s after the view that it was made from; the limit is "
+        f"{limits.decision_age_max_s} s.",
+    )
 
 
 def _no_fresh_price(symbol: str, context: RiskContext) -> Refusal | None:

@@ -79,6 +79,7 @@ Every order passes a guard. What breaks a rule is refused, and you are told why.
 - One position is worth at most {limits.position_notional_max} × equity; all positions together at most \
 {limits.leverage_max} × equity.
 - No new position in a market whose `stale` is true.
+- A decision more than {limits.decision_age_max_s} seconds after what you are shown is refused as stale.
 - No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), an exit by \
 stop, target, time or liquidation included. A cycle is 60 seconds.
 - After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.

@@ -23,13 +23,15 @@ class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
     `leverage_max` is the highest leverage of a position, and of all positions together (Σ notional / equity).
     `position_notional_max` is the highest notional of one position as a multiple of equity. After a loss of
     `day_loss_max_percent` of the day's opening equity only reducing is allowed until 00:00 UTC. Within
-    `reversal_cycles` cycles of the last trade in a market its position may not be reversed.
+    `reversal_cycles` cycles of the last trade in a market its position may not be reversed. A decision later than
+    `decision_age_max_s` after its view is refused: it is about a market that was.
     """
 
     leverage_max: int
     position_notional_max: int = 5
     day_loss_max_percent: int = 10
     reversal_cycles: int = 3
+    decision_age_max_s: int = 90
 
 
 class ObservedAccount(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

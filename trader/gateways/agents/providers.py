@@ -104,7 +104,12 @@ class Providers(Mapping[str, Provider]):
 def make_providers(settings: Settings) -> Providers:
     """Return a client per configured provider, and the rule agents, which need no configuration."""
     clients = (
-        ChatClient(PROVIDERS[name], configured.keys, base_url=configured.base_url)
+        ChatClient(
+            PROVIDERS[name],
+            configured.keys,
+            base_url=configured.base_url,
+            attempt_limit_s=settings.attempt_timeout_s,
+        )
         for name, configured in settings.providers.items()
     )
     return Providers(RuleProvider(), *clients)

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
+
 from trader.clock import Clock, iso
-from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, Turn, storable
-from trader.domain.agents.guard import Refusal, judge
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest, storable
+from trader.domain.agents.guard import STALE_DECISION, Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.agents.messages import (
     Outcome,
@@ -24,21 +26,19 @@ from trader.domain.agents.messages import (
     refused,
     tool_message,
 )
-from trader.domain.agents.prompt import opening_messages
 from trader.domain.agents.tools import BadCall, Change, Decision, FetchIndicators, Holding, decode
-from trader.domain.agents.view import View
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import canonical_symbol
 from trader.domain.models import Model
 from trader.errors import (
     InvalidInput,
-    MarketUnavailable,
     OrderUndecided,
     ProviderError,
     TraderError,
     Unavailable,
 )
 from trader.gateways.agents.providers import Provider
+from trader.services.agents.conversation import Conversation
 from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, PendingOrder
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
@@ -90,6 +90,8 @@ class Workflow:
         self._clock = clock
         self._events = events
         self._limits = limits
+        self._conversation: Conversation
+        self._is_stale = False
         self._texts: list[str] = []
         self._reasons: list[str] = []
 
@@ -121,25 +123,26 @@ class Workflow:
     async def _converse(self) -> EndedBy:
         provider = self._provider()
         await self._exchange.open_account(self._model.id)
-        view = await self._observer.view(self._model, self._variant.intervals, self._clock.now())
-        messages: list[Message] = []
-        if provider.is_remote:
-            if not view.markets:
-                raise MarketUnavailable("no market has a price now")
-            prompt = self._model.configuration.prompt or self._variant.prompt
-            messages += opening_messages(prompt, self._variant.limits, view)
-            self._record.note_messages(messages)
+        talk = self._conversation = Conversation(
+            self._record, provider, self._observer, self._clock, self._limits.seconds
+        )
+        await talk.open()
         tokens_left = self._limits.tokens
         for number in range(1, STEPS_MAX + 1):
             limit = min(self._limits.answer_tokens, tokens_left)
-            answer = await self._step(provider, view, messages, number, limit)
+            answer = await self._step(provider, number, limit)
             tokens_left -= answer.tokens_spent
+            if tokens_left > 0 and talk.correct(answer):
+                continue
+            talk.add(answer.message)
             if not answer.calls:
                 return _ended_without_calls(answer, limit, tokens_left)
-            if await self._execute_calls(answer, messages):
+            if await self._execute_calls(answer):
                 return "holding"
             if tokens_left <= 0:
                 return "tokens"
+            if self._is_stale and not talk.was_renewed:
+                await talk.renew_view()
         return "steps"
 
     def _provider(self) -> Provider:
@@ -149,25 +152,10 @@ class Workflow:
             raise ProviderError(f"the provider {self._model.provider!r} is not configured; configured are: {known}")
         return provider
 
-    async def _step(
-        self, provider: Provider, view: View, messages: list[Message], number: int, answer_tokens_max: int
-    ) -> ModelAnswer:
-        turn = Turn(
-            model=self._model,
-            temperature=self._variant.temperature,
-            number=number,
-            view=view,
-            messages=messages,
-            answer_tokens_max=answer_tokens_max,
-        )
-        try:
-            answer = await provider.answer(turn)
-        except ProviderError as error:
-            self._record.add_failure(error)
-            raise
+    async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
+        answer = await self._conversation.ask(number, answer_tokens_max)
         if answer.text:
             self._texts.append(answer.text)
-        messages.append(answer.message)
         step = self._record.add_step(provider.name, answer, self._clock.now())
         details = {
             "step": step.number,
@@ -179,7 +167,7 @@ class Workflow:
         self._publish("workflow:step", details)
         return answer
 
-    async def _execute_calls(self, answer: ModelAnswer, messages: list[Message]) -> bool:
+    async def _execute_calls(self, answer: ModelAnswer) -> bool:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
         ended = False
         for request in answer.calls:
@@ -191,7 +179,13 @@ class Workflow:
             else:
                 result = await self._execute(number, request, decision)
                 ended = ended or isinstance(decision, Holding)
-            messages.append(tool_message(request.id, result))
+            self._conversation.add(tool_message(request.id, result))
+        if answer.calls_left_out:
+            done = len(answer.calls)
+            note = f"Of the {done + answer.calls_left_out} calls of this answer only the first {done} were executed"
+            _log.warning("%s: %s", self._model.id, note)
+            self._conversation.add_note(f"{note}. Repeat the others, or call `holding`.")
+            ended = False
         if not ended:
             await self._record.save()
         return ended
@@ -211,6 +205,7 @@ class Workflow:
         # What is awaited from here on must not come between the outcome and its record.
         self._record_call(number, request, decision, status, result)
         if isinstance(decision, Change):
+            self._conversation.has_traded |= status == "ok"
             self._record.after_order()
             await self._record.save()
             account = account_json(self._exchange.account(self._model.id), self._exchange.marks())
@@ -253,9 +248,11 @@ class Workflow:
         """Pass a decision that changes the books through the guard to the exchange, and record its inputs."""
         limits = self._variant.limits
         context = await self._observer.risk_context(self._model.id, self._clock.now())
+        context = msgspec.structs.replace(context, viewed_at=self._conversation.view.at)
         call = self._observer.call_recorder(pending.number, limits, context)
         verdict = judge(decision, symbol, context, limits)
         if isinstance(verdict, Refusal):
+            self._is_stale |= verdict.rule == STALE_DECISION
             self._record.add_inputs(call.refused())
             return refused(verdict)
         if isinstance(verdict, ExitPlan):

@@ -1,0 +1,138 @@
+"""Conversation of an invocation with its provider: the view it is about, the messages, and what a provider is asked."""
+
+import asyncio
+import logging
+from typing import Final
+
+from trader.clock import Clock
+from trader.domain.agents.conversation import Message, ModelAnswer, Turn
+from trader.domain.agents.prompt import opening_messages
+from trader.domain.agents.view import View
+from trader.domain.models import Model
+from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout
+from trader.gateways.agents.providers import Provider
+from trader.services.agents.observer import Observer
+from trader.services.agents.recorder import InvocationRecorder
+from trader.variants import VARIANTS
+
+WAIT_LIMIT_S: Final = 20.0
+"""How long an invocation that has not traded yet waits in all for keys that rest; one that has, as long as it lasts."""
+
+ANSWER_S: Final = 5.0
+"""How much of an invocation's time is left for an answer after a wait."""
+
+_log = logging.getLogger("trader.agents")
+
+
+class Conversation:
+    """Asks the provider. The view is renewed, and the model corrected, at most once each."""
+
+    def __init__(
+        self, record: InvocationRecorder, provider: Provider, observer: Observer, clock: Clock, limit_s: float
+    ) -> None:
+        self._record = record
+        self._model: Model = record.model
+        self._variant = VARIANTS[record.model.variant]
+        self._provider = provider
+        self._observer = observer
+        self._clock = clock
+        self._ends_at_s = asyncio.get_running_loop().time() + limit_s
+        self._waited_s = 0.0
+        self._was_corrected = False
+        self._messages: list[Message] = []
+        self.view: View
+        self.was_renewed = False
+        self.has_traded = False
+
+    async def open(self) -> None:
+        """Take the view, and begin the messages of a provider that reads them.
+
+        :raises MarketUnavailable: there is nothing to see
+        """
+        await self._look()
+        if self._provider.is_remote:
+            if not self.view.markets:
+                raise MarketUnavailable("no market has a price now")
+            self._messages += self._opening()
+            self._record.note_messages(self._messages)
+
+    async def ask(self, number: int, answer_tokens_max: int) -> ModelAnswer:
+        """Return the provider's answer to step `number`. After a time-out it is asked once more, with a new view.
+
+        :raises ProviderError: there is none
+        """
+        while True:
+            turn = Turn(
+                model=self._model,
+                temperature=self._variant.temperature,
+                number=number,
+                view=self.view,
+                messages=self._messages,
+                answer_tokens_max=answer_tokens_max,
+                wait_max_s=self._wait_max_s(),
+            )
+            try:
+                answer = await self._provider.answer(turn)
+            except ProviderError as error:
+                self._record.add_failure(error)
+                if not isinstance(error, ProviderTimeout) or self.was_renewed:
+                    raise
+                _log.info("%s: %s; asked once more with a new view", self._model.id, error)
+            else:
+                self._waited_s += answer.waited_s
+                return answer
+            await self.renew_view()
+
+    async def renew_view(self) -> None:
+        """Show the model the markets and its account as they are now."""
+        self.was_renewed = True
+        await self._look()
+        opening = self._opening()
+        if self._messages[-1]["role"] == "user":
+            self._messages[:] = opening
+        else:
+            self.add_note(f"The view above is old. {opening[-1]['content']}")
+
+    def correct(self, answer: ModelAnswer) -> bool:
+        """Tell the model when its answer decides nothing although it looks complete. Return whether it does.
+
+        :raises ProviderError: it has been told before
+        """
+        flaw = _flaw(answer) if self._provider.is_remote else None
+        if flaw is None:
+            return False
+        if self._was_corrected:
+            raise ProviderError(f"{flaw}, for the second time")
+        self._was_corrected = True
+        _log.info("%s: %s", self._model.id, flaw)
+        self.add_note(f"Your last answer could not be used: {flaw}. Call a tool; `holding` ends the cycle.")
+        return True
+
+    def add(self, message: Message) -> None:
+        """Add a message of the model, or the result of a call."""
+        self._messages.append(message)
+
+    def add_note(self, note: str) -> None:
+        """Add to what the model reads next: a message of its own is not accepted everywhere after those of tools."""
+        self._messages[-1]["content"] += f"\n\n{note}"
+
+    async def _look(self) -> None:
+        self.view = await self._observer.view(self._model, self._variant.intervals, self._clock.now())
+
+    def _opening(self) -> list[Message]:
+        prompt = self._model.configuration.prompt or self._variant.prompt
+        return opening_messages(prompt, self._variant.limits, self.view)
+
+    def _wait_max_s(self) -> float:
+        """Return how long the provider may wait now for its keys to be free again."""
+        left_s = self._ends_at_s - asyncio.get_running_loop().time() - ANSWER_S
+        return max(0.0, left_s if self.has_traded else min(left_s, WAIT_LIMIT_S - self._waited_s))
+
+
+def _flaw(answer: ModelAnswer) -> str | None:
+    """Return why an answer decides nothing although it looks complete; None for any other."""
+    if answer.calls or answer.cut_by is not None:
+        return None
+    if answer.is_legacy_call:
+        return "the answer has a function_call, the form that preceded tool calls, which is not executed"
+    return None if (answer.text or "").strip() else "the answer is empty: neither text nor a tool call"
