@@ -78,13 +78,12 @@ Every order passes a guard. What breaks a rule is refused, and you are told why.
 - A position needs a stop. Stop and invalidationPrice lie on the losing side of the mark, the target on the winning one.
 - One position is worth at most {limits.position_notional_max} × equity; all positions together at most \
 {limits.leverage_max} × equity.
-- No new position in a market whose `stale` is true.
-- A decision more than {limits.decision_age_max_s} seconds after what you are shown is refused as stale.
+- No new position in a market whose `stale` is true; no decision over {limits.decision_age_max_s} s after this view.
 - No reversal of a market within {limits.reversal_cycles} cycles of the last trade in it (`lastAction`), an exit by \
 stop, target, time or liquidation included. A cycle is 60 seconds.
 - After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.
 
-You act through the tools only; what you write is read by people afterwards. Call `holding` last, to end the cycle."""
+You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
 
 
 def cadence_text(every_minutes: int) -> str:
