@@ -10,8 +10,8 @@ import argparse
 import asyncio
 import os
 import sys
-from pathlib import Path
 
+from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, TraderError
 from trader.services.exchange.audit import audit
@@ -25,9 +25,10 @@ PROBLEMS_SHOWN_MAX = 50
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/audit", description=__doc__)
     parser.add_argument("--database-url", help="default: DATABASE_URL, of the environment or of .env")
+    add_env_file_option(parser)
     options = parser.parse_args()
     try:
-        return asyncio.run(_audit(options.database_url or read_database_url(os.environ, Path(".env"))))
+        return asyncio.run(_audit(options.database_url or read_database_url(os.environ, options.env_file)))
     except TraderError as error:
         print(f"audit: {error}", file=sys.stderr)
         return 1

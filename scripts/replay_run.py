@@ -31,6 +31,7 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
     os.execv(python, [str(python), __file__, *sys.argv[1:]])  # noqa: S606 - as above
 
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
+from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import NotFound, StartError, TraderError
 from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
@@ -44,9 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("invocation", type=UUID, help="the id of the invocation, as getInvocations returns it")
     parser.add_argument("--database-url", help="default: DATABASE_URL, from the environment or .env")
+    add_env_file_option(parser)
     options = parser.parse_args(arguments)
     try:
-        database_url = options.database_url or read_database_url(os.environ, Path(".env"))
+        database_url = options.database_url or read_database_url(os.environ, options.env_file)
         return _report(asyncio.run(_reproduce(database_url, options.invocation)))
     except TraderError as error:
         print(f"replay_run: {error}", file=sys.stderr)

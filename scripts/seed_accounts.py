@@ -57,6 +57,7 @@ from trader.clock import SystemClock, floor_time, iso
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal, from_number
+from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError, TraderError
 from trader.gateways.sources import make_source
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environ["DATABASE_URL"] = options.database_url
     try:
         entries = _entries(options)
-        settings = Settings.load(environ, Path(".env"), demo=options.demo or options.history is not None)
+        settings = Settings.load(environ, options.env_file, demo=options.demo or options.history is not None)
     except SettingsError as error:
         print("Nothing was changed:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG
@@ -136,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cycle", type=float, metavar="MINUTES", help="between the decisions; default: 5, of a season in bulk 13"
     )
+    add_env_file_option(parser)
     parser.add_argument("--demo", action="store_true", help="settings as of `scripts/run --demo`")
     parser.add_argument("--database-url", help="default: DATABASE_URL, else the embedded PostgreSQL of this folder")
     return parser

@@ -4,8 +4,8 @@ import argparse
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
+from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
 from trader.settings import read_database_url
@@ -16,6 +16,7 @@ from trader.store.database.schema import open_database
 def add_database_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `reading` needs."""
     parser.add_argument("--database-url", help="default: DATABASE_URL, from the environment or .env")
+    add_env_file_option(parser)
     parser.add_argument("--database", metavar="NAME", help="of the embedded PostgreSQL, if it has several")
 
 
@@ -26,7 +27,7 @@ async def reading(options: argparse.Namespace) -> AsyncIterator[tuple[Connection
     :raises StartError: it cannot be opened, or there is a choice
     """
     async with AsyncExitStack() as stack:
-        dsn = options.database_url or read_database_url(os.environ, Path(".env"))
+        dsn = options.database_url or read_database_url(os.environ, options.env_file)
         if not dsn:
             server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
             names = [options.database] if options.database else await server.databases()

@@ -35,6 +35,7 @@ from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal
+from trader.dotenv import add_env_file_option
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import TraderError
 from trader.gateways.agents.providers import make_providers
@@ -89,10 +90,11 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="the provider's name for it")
     parser.add_argument("--variant", required=True, choices=list(VariantId))
     parser.add_argument("--demo", action="store_true", help="the synthetic market instead of the configured one")
+    add_env_file_option(parser)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        settings = Settings.load(os.environ, Path(".env"), demo=options.demo or options.provider == "rules")
+        settings = Settings.load(os.environ, options.env_file, demo=options.demo or options.provider == "rules")
         with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
             Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
             return asyncio.run(_try(settings, options, Path(folder)))

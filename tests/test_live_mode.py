@@ -27,7 +27,7 @@ def test_live_does_not_start_unless_the_account_is_confirmed(
 ) -> None:
     for name, value in {**LIVE, "DATABASE_URL": dsn, **confirmed}.items():
         monkeypatch.setenv(name, value)
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     shown = capsys.readouterr().err
     assert "TRADING_MODE=live trades real money" in shown
     assert "LIVE_CONFIRM=7" in shown

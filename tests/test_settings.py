@@ -19,7 +19,7 @@ from trader.__main__ import main, settings_help
 from trader.dotenv import parse_dotenv, read_dotenv
 from trader.errors import SettingsError
 from trader.setting_forms import Secret
-from trader.settings import PROVIDERS, VARIABLES, Settings, read_database_url
+from trader.settings import PROVIDERS, VARIABLES, Settings, find_risks, read_database_url
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def test_demo_needs_nothing() -> None:
     assert settings.demo
     assert settings.market_source == "synthetic"
     assert settings.providers == {}
-    assert Settings.load({"MARKET_SOURCE": "replay:data"}, None, demo=True).market_source == "replay:data"
+    assert Settings.load({"MARKET_SOURCE": "replay:."}, None, demo=True).market_source == "replay:."
 
 
 def test_settings_do_not_change() -> None:
@@ -80,7 +80,7 @@ GOOD = [
     ("CORS_ORIGINS", "none", "cors_origins", ()),
     ("CORS_ORIGINS", "https://A.example , http://[::1]:3000,https://a.example", "cors_origins",
      ("https://a.example", "http://[::1]:3000")),
-    ("MARKET_SOURCE", "replay:../data/BTC.csv", "market_source", "replay:../data/BTC.csv"),
+    ("MARKET_SOURCE", "replay:../", "market_source", "replay:../"),
     ("MARKET_SYMBOLS", "btc, ETH/USDT,btc", "market_symbols", ("BTC", "ETH/USDT")),
     ("REPLAY_SPEED", "0", "replay_speed", 0.0),
     ("REPLAY_SPEED", "1.5", "replay_speed", 1.5),
@@ -152,6 +152,7 @@ def test_empty_value_is_no_value() -> None:
 # -- secrets ---------------------------------------------------------------------------------------------------------
 
 SECRET = "s3cr3t-word"
+VENUE_KEY = "0x" + "ab" * 40
 SECRET_NAMES = [variable.name for variable in VARIABLES.values() if variable.form.is_secret]
 
 
@@ -161,10 +162,12 @@ def test_every_secret_is_marked() -> None:
 
 def test_no_secret_shows() -> None:
     settings = load({
-        "DATABASE_URL": f"postgresql://u:{SECRET}@h/d", "API_TOKEN": SECRET, "VENUE_API_KEY": SECRET,
+        "DATABASE_URL": f"postgresql://u:{SECRET}@h/d", "API_TOKEN": SECRET, "VENUE_API_KEY": VENUE_KEY,
         "TAAPI_API_KEY": SECRET, "NIM_API_KEY1": SECRET, "NIM_BASE_URL": "http://localhost:1",
     })  # fmt: skip
-    assert SECRET not in f"{settings!r} {settings} {settings.providers} {settings.api_token} {settings.api_token!r}"
+    shown = f"{settings!r} {settings} {settings.providers} {settings.api_token} {settings.api_token!r}"
+    assert SECRET not in shown
+    assert VENUE_KEY not in shown
     assert settings.api_token is not None
     assert settings.api_token.reveal() == SECRET
     assert settings.database_url == Secret(f"postgresql://u:{SECRET}@h/d")
@@ -227,13 +230,17 @@ def test_a_wrong_key_of_the_venue_does_not_hide_the_missing_provider() -> None:
 # -- what does not go together ---------------------------------------------------------------------------------------
 
 
+LIVE = {
+    "TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "0", "LIVE_CONFIRM": "0", "VENUE_API_KEY": VENUE_KEY,
+}  # fmt: skip
+
+
 def test_live_needs_the_venues_credentials() -> None:
     found = problems({**KEY, "TRADING_MODE": "live"})
     assert [problem.partition(":")[0] for problem in found] == ["VENUE_ACCOUNT_INDEX", "VENUE_API_KEY"]
-    live = {"TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "0", "VENUE_API_KEY": "0xabc"}
-    assert load(live).venue_account_index == 0
-    assert "MARKET_SOURCE" in problems({**KEY, **live, "MARKET_SOURCE": "synthetic"})[0]
-    assert "TRADING_MODE" in problems({**KEY, **live}, demo=True)[0]
+    assert load(LIVE).venue_account_index == 0
+    assert "MARKET_SOURCE" in problems({**KEY, **LIVE, "MARKET_SOURCE": "synthetic"})[0]
+    assert "TRADING_MODE" in problems({**KEY, **LIVE}, demo=True)[0]
 
 
 LIMITS = ("daily_loss", "drawdown", "total_daily_loss", "total_drawdown")
@@ -247,9 +254,8 @@ def limits(environ: dict[str, str]) -> list[Decimal | None]:
 def test_limits_of_losses_are_off_on_paper_and_have_defaults_live() -> None:
     assert limits({}) == [None] * 4
     assert limits({"MAX_DRAWDOWN_PERCENT": "12.5"}) == [None, Decimal("12.5"), None, None]
-    live = {"TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "0", "VENUE_API_KEY": "0xabc"}
-    assert limits(live) == [10, 25, 10, 20]
-    assert limits({**live, "MAX_DAILY_LOSS_PERCENT": "off", "MAX_TOTAL_DRAWDOWN_PERCENT": "3"}) == [None, 25, 10, 3]
+    assert limits(LIVE) == [10, 25, 10, 20]
+    assert limits({**LIVE, "MAX_DAILY_LOSS_PERCENT": "off", "MAX_TOTAL_DRAWDOWN_PERCENT": "3"}) == [None, 25, 10, 3]
 
 
 def test_the_database_address_is_read_alone(tmp_path: Path) -> None:
@@ -338,6 +344,28 @@ def test_mistakes_of_the_file_come_with_the_others(tmp_path: Path) -> None:
     assert any(problem.startswith("PORT:") for problem in found)
 
 
+def test_names_that_begin_like_a_setting_are_mistakes_in_the_environment_too() -> None:
+    found = problems({**KEY, "SIM_TAKER_FEES": "5", "VENUE_COLOR_OF_LOGO": "red", "DATABASE_URLS": "x"})
+    assert list(found) == [
+        "SIM_TAKER_FEES: expected the name of a setting; did you mean SIM_TAKER_FEE_BPS?",
+        "VENUE_COLOR_OF_LOGO: expected the name of a setting; --help lists them",
+        "DATABASE_URLS: expected the name of a setting; did you mean DATABASE_URL?",
+    ]
+    load({**KEY, "HTTP_PROXY": "http://proxy", "HOSTNAME": "vm", "OPENAI_ORG_ID": "org", "SIMULATION": "x"})
+
+
+@pytest.mark.parametrize("key", ["0x12", "g" * 80, "12 34"])
+def test_a_key_of_the_venue_has_80_hexadecimal_digits_and_is_not_shown(key: str) -> None:
+    (found,) = problems({**KEY, "VENUE_API_KEY": key})
+    assert found == "VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits"
+
+
+def test_a_recording_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    (found,) = problems({**KEY, "MARKET_SOURCE": f"replay:{tmp_path}/none"})
+    assert found == f"MARKET_SOURCE: expected an existing folder or file of candles, got '{tmp_path}/none'"
+    load({**KEY, "MARKET_SOURCE": f"replay:{tmp_path}"})
+
+
 def test_unreadable_file_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"A=\xff\n")
     assert "UTF-8" in read_dotenv(tmp_path / ".env").problems[0]
@@ -411,3 +439,38 @@ def test_example_file_is_a_right_one_when_uncommented(tmp_path: Path) -> None:
     names = set(parse_dotenv(uncommented).values)
     assert {variable.name for variable in VARIABLES.values()} <= names
     assert load(dotenv=tmp_path / ".env") == load()
+
+
+RISKS = {"OPENAI_API_KEY": "k" * 30}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, []),
+        ({"API_TOKEN": "secret"}, ["API_TOKEN is short"]),
+        ({"HOST": "0.0.0.0"}, ["HOST=0.0.0.0 without API_TOKEN: whoever reaches port 8081 can place orders"]),
+        ({"HOST": "0.0.0.0", "API_TOKEN": "x" * 16}, []),
+        ({"HOST": "0.0.0.0", "PUBLIC": "on"}, []),
+    ],
+)
+def test_settings_by_which_strangers_could_trade_are_named(
+    tmp_path: Path, environ: dict[str, str], expected: list[str]
+) -> None:
+    found = find_risks(load({**RISKS, **environ}), tmp_path / ".env")
+    assert len(found) == len(expected)
+    assert all(risk.startswith(start) for risk, start in zip(found, expected, strict=True))
+
+
+def test_secrets_that_every_user_of_the_machine_can_read_are_named(tmp_path: Path) -> None:
+    dotenv = tmp_path / ".env"
+    dotenv.write_text("OPENAI_API_KEY_2=abc\n")
+    dotenv.chmod(0o644)
+    assert find_risks(load(RISKS), dotenv) == [
+        f"{dotenv} holds secrets and every user of this machine can read it: chmod 600 {dotenv}"
+    ]
+    dotenv.chmod(0o640)
+    assert find_risks(load(RISKS), dotenv) == []
+    dotenv.write_text("PORT=1\n")
+    dotenv.chmod(0o644)
+    assert find_risks(load(RISKS), dotenv) == []

@@ -5,19 +5,22 @@ Exit codes: 0 stopped as requested, 1 could not start, 2 wrong arguments or sett
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from trader.dotenv import add_env_file_option
 from trader.errors import SettingsError, TraderError
 from trader.logs import configure_logs
-from trader.settings import BASE_URL_NAMES, KEY_NAMES, VARIABLES, Settings
+from trader.settings import BASE_URL_NAMES, KEY_NAMES, VARIABLES, Settings, find_risks
 
 EXIT_NO_START = 1
 EXIT_WRONG_SETTINGS = 2
+log = logging.getLogger("trader")
+
 VERBS = ("halt", "resume", "flatten")
 
 
@@ -28,11 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _operate(arguments)
     options = _parser().parse_args(arguments)
     try:
-        settings = Settings.load(os.environ, Path(".env"), demo=options.demo)
+        settings = Settings.load(os.environ, options.env_file, demo=options.demo)
     except SettingsError as error:
         print("The settings are wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG_SETTINGS
     configure_logs(settings.log_level, settings.log_format, threaded=not options.check)
+    for risk in find_risks(settings, options.env_file):
+        log.warning(risk)
     from trader import app  # noqa: PLC0415 - so that --help and wrong settings are answered at once
 
     try:
@@ -83,7 +88,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--demo", action="store_true", help="run rule agents on a synthetic market; needs no API key and no database"
     )
-    parser.usage = "trader [--demo] [--check] [--version] [--help]\n       trader halt|resume|flatten [--help]"
+    add_env_file_option(parser)
+    parser.usage = (
+        "trader [--demo] [--check] [--env-file FILE] [--version] [--help]\n       trader halt|resume|flatten [--help]"
+    )
     parser.add_argument(
         "--check", action="store_true", help="check the settings, connect to the database, apply its schema, and exit"
     )

@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 
 from trader.domain.exchange.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
 from trader.domain.money import format_decimal
+from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.settings import read_database_url
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--account", metavar="ID", help="one account; default: all")
         reason = "reason for the record and for rejected orders"
         one.add_argument("--reason", type=_reason, default="asked by an operator", help=reason)
+        add_env_file_option(one)
         one.add_argument("--database", metavar="NAME", help="database of the embedded PostgreSQL, if it has several")
     return found
 
@@ -93,7 +95,7 @@ async def run(options: argparse.Namespace) -> int:
     :raises SettingsError: DATABASE_URL is not the address of a database
     """
     verb, account_id = Verb(options.verb), options.account
-    async with _open_database(options.database) as (database, is_alone):
+    async with _open_database(options.database, options.env_file) as (database, is_alone):
         written = await _write(database, verb, account_id, options.reason)
         _print_written(written)
         if verb is Verb.RESUME and not written.lifted:
@@ -113,9 +115,9 @@ async def run(options: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def _open_database(name: str | None) -> AsyncIterator[tuple[Database, bool]]:
+async def _open_database(name: str | None, env_file: Path) -> AsyncIterator[tuple[Database, bool]]:
     """Open the database of the service, and yield it with whether it is certain that no service runs on it."""
-    url = read_database_url(os.environ, Path(".env"))
+    url = read_database_url(os.environ, env_file)
     if url is not None:
         async with open_database(url) as database:
             yield database, False

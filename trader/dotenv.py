@@ -1,15 +1,33 @@
-"""Parser of the `.env` file: lines of `NAME=value`, read strictly, so that a slip is reported instead of guessed at."""
+"""Parser of the file of settings (`.env`): lines of `NAME=value`, read strictly, so that a slip is reported instead of
+guessed at.
+"""
 
+import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
 SINGLE_QUOTED = re.compile(r"'([^']*)'\s*(?:#.*)?")
 DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(?:#.*)?')
 COMMENT = re.compile(r"(?:^|\s+)#.*")
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+DEFAULT_FILE: Final = Path(".env")
+
+
+def add_env_file_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the file of settings; a file that is named must exist."""
+    meaning = "file of settings, NAME=value in each line; default: .env in the working folder, if there is one"
+    parser.add_argument("--env-file", metavar="FILE", type=_existing_file, default=DEFAULT_FILE, help=meaning)
+
+
+def _existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"expected a file, got {text!r}")
+    return Path(text)
 
 
 class DotEnv(NamedTuple):
@@ -26,13 +44,13 @@ def read_dotenv(path: Path | None) -> DotEnv:
     except FileNotFoundError:
         return DotEnv({}, ())
     except UnicodeDecodeError as error:
-        return DotEnv({}, (f".env: expected UTF-8 text, found another byte at position {error.start}",))
+        return DotEnv({}, (f"{path}: expected UTF-8 text, found another byte at position {error.start}",))
     except OSError as error:
-        return DotEnv({}, (f".env: cannot be read ({error.strerror})",))
-    return parse_dotenv(text)
+        return DotEnv({}, (f"{path}: cannot be read ({error.strerror})",))
+    return parse_dotenv(text, str(path))
 
 
-def parse_dotenv(text: str) -> DotEnv:
+def parse_dotenv(text: str, name: str = ".env") -> DotEnv:
     """Parse `[export ]NAME=value`: bare up to ` #`, 'literal', or "with \\n \\t \\" \\\\ escapes"; the last one wins.
 
     No problem quotes its line, which may hold a secret.
@@ -45,9 +63,9 @@ def parse_dotenv(text: str) -> DotEnv:
             continue
         assignment = ASSIGNMENT.fullmatch(content)
         if assignment is None:
-            problems.append(f".env line {number}: expected NAME=value")
+            problems.append(f"{name} line {number}: expected NAME=value")
         elif (value := _value(assignment.group(2))) is None:
-            problems.append(f".env line {number}: expected one value in closed quotes for {assignment.group(1)}")
+            problems.append(f"{name} line {number}: expected one value in closed quotes for {assignment.group(1)}")
         else:
             values[assignment.group(1)] = value
     return DotEnv(values, tuple(problems))

@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
-from trader.errors import StartError
 from trader.gateways.lighter.account import LighterAccounts
 from trader.gateways.market.source import MarketSource
 from trader.gateways.sources import make_source
@@ -54,15 +53,10 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
 async def _open_venue(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:
     """Return the accounts at a real venue; None on paper. Nothing but this and `app.py` knows the mode.
 
-    :raises StartError: live trading is not confirmed, or the venue's SDK is missing or cannot sign
+    :raises StartError: the venue's SDK is missing or cannot sign
     """
     if settings.trading_mode != "live":
         return None
-    if settings.live_confirm != settings.venue_account_index:
-        raise StartError(
-            "TRADING_MODE=live trades real money. To confirm it set LIVE_CONFIRM to the account that is traded: "
-            f"LIVE_CONFIRM={settings.venue_account_index}"
-        )
     accounts = LighterAccounts(settings)
     stack.push_async_callback(accounts.close)
     accounts.prove()

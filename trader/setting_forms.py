@@ -181,6 +181,9 @@ DATABASE_ADDRESS: Final = Form(
     "postgresql://user:password@host:port/database, special characters of the password percent-encoded, "
     "the database named", r"\S+", Secret, _is_database_address, is_secret=True,
 )  # fmt: skip
+VENUE_KEY: Final = SECRET._replace(
+    expected="the private key of an API key, 80 hexadecimal digits", pattern="(?:0x)?[0-9a-fA-F]{80}"
+)
 MARKET_SOURCE: Final = Form("venue, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str)
 MARKET_SYMBOLS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)
 CURRENCY: Final = Form("the short name of a currency, such as USDT", "[A-Za-z0-9]{2,10}", str.upper)

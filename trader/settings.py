@@ -6,6 +6,7 @@ Each field of `Settings` carries its `Variable`: name, default, form of the text
 
 import difflib
 import re
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -155,7 +156,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "VENUE_ACCOUNT_INDEX", "", forms.whole_number(0, 2**48 - 1),
         "Index of the venue account of every model whose row names no other (live).")]
     venue_api_key: Annotated[Secret | None, Variable(
-        "VENUE_API_KEY", "", forms.SECRET,
+        "VENUE_API_KEY", "", forms.VENUE_KEY,
         "Private key of that API key; its public key is registered for every account that is traded (live).")]
     live_confirm: Annotated[int | None, Variable(
         "LIVE_CONFIRM", "", forms.whole_number(0, 2**48 - 1),
@@ -205,7 +206,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         file = read_dotenv(dotenv)
         texts = _merged_texts(environ, file.values)
-        problems = [*file.problems, *_misspelled(file.values)]
+        problems = [*file.problems, *_misspelled((*file.values, *environ))]
         is_live = texts.get("TRADING_MODE") == "live"
         values: dict[str, Any] = {}
         for field, variable in VARIABLES.items():
@@ -231,7 +232,31 @@ VARIABLES: Final[Mapping[str, Variable]] = {
 PROVIDERS: Final = ("openrouter", "nim", "mistral", "openai")
 KEY_NAMES: Final = tuple(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
 BASE_URL_NAMES: Final = tuple(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
+_OWN_PREFIXES: Final = ("SIM_", "VENUE_", "REPLAY_", "MARKET_", "TRADING_")
+"""Names that begin so are taken for settings of this service, in the environment too."""
+
 _KEY_NAME: Final = re.compile(rf"({'|'.join(PROVIDERS).upper()})_API_KEY(?:_?([0-9]{{1,3}}))?")
+
+
+TOKEN_CHARACTERS: Final = 16
+"""An API_TOKEN below this length can be guessed."""
+
+
+def find_risks(settings: Settings, dotenv: Path) -> list[str]:
+    """Return what an operator should know about settings that are valid: whoever else could trade or read secrets."""
+    risks = []
+    token = settings.api_token
+    if token is not None and len(token.reveal()) < TOKEN_CHARACTERS:
+        risks.append(f"API_TOKEN is short: it should have at least {TOKEN_CHARACTERS} random characters")
+    is_local = settings.host in ("localhost", "127.0.0.1", "::1")
+    if not is_local and token is None and settings.public == "off":
+        risks.append(f"HOST={settings.host} without API_TOKEN: whoever reaches port {settings.port} can place orders")
+    secrets = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
+    in_file = read_dotenv(dotenv).values
+    has_secrets = any(name in secrets or _KEY_NAME.fullmatch(name) for name in in_file)
+    if has_secrets and dotenv.stat().st_mode & stat.S_IROTH:
+        risks.append(f"{dotenv} holds secrets and every user of this machine can read it: chmod 600 {dotenv}")
+    return risks
 
 
 def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | None:
@@ -292,6 +317,9 @@ def _contradictions(values: Mapping[str, Any], problems: list[str], *, demo: boo
         )
     if values["trading_mode"] == "live":
         found += _live_contradictions(values, problems, demo=demo)
+    kind, _, place = (values["market_source"] or "").partition(":")
+    if kind == "replay" and not Path(place).expanduser().exists():
+        found.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
     start, end = values["replay_start"], values["replay_end"]
     if start and end and start >= end:
         found.append("REPLAY_END: expected a time after REPLAY_START")
@@ -306,20 +334,29 @@ def _live_contradictions(values: Mapping[str, Any], problems: list[str], *, demo
         for name in ("VENUE_ACCOUNT_INDEX", "VENUE_API_KEY")
         if values[name.lower()] is None and not any(problem.startswith(f"{name}:") for problem in problems)
     ]
+    account = values["venue_account_index"]
+    if account is not None and values["live_confirm"] != account:
+        found.append(
+            "LIVE_CONFIRM: TRADING_MODE=live trades real money; to confirm it, expected the account that is traded: "
+            f"LIVE_CONFIRM={account}"
+        )
     if values["market_source"] not in ("venue", None):
         found.append("MARKET_SOURCE: expected venue, which TRADING_MODE=live needs")
     return found
 
 
 def _misspelled(names: Iterable[str]) -> list[str]:
-    """Report names in the file that nearly are a setting's. Other unknown names are left alone: it may be shared."""
+    """Report names that nearly are a setting's, or begin like one. All others may belong to other programs."""
     known = (*(variable.name for variable in VARIABLES.values()), *KEY_NAMES, *BASE_URL_NAMES)
     found = []
-    for name in names:
+    for name in dict.fromkeys(names):
         if name in known or _KEY_NAME.fullmatch(name):
             continue
-        if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.9):
+        cutoff = 0.7 if name.upper().startswith(_OWN_PREFIXES) else 0.9
+        if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff):
             found.append(f"{name}: expected the name of a setting; did you mean {close[0]}?")
+        elif cutoff < 0.9:
+            found.append(f"{name}: expected the name of a setting; --help lists them")
     return found
 
 

@@ -27,7 +27,7 @@ SECRETS = {
     **{f"OPENAI_API_KEY_{number}": key for number, key in enumerate(KEYS, 1)},
     "NIM_API_KEY": "nvapi-e2e-secret-1a2b3c4d",
     "TAAPI_API_KEY": "taapi-e2e-secret-5e6f7a8b",
-    "VENUE_API_KEY": "0xe2e5ec7e7" + "ab" * 30,
+    "VENUE_API_KEY": "0xe2e5ec7e" + "ab" * 36,
     "API_TOKEN": "token-e2e-secret-9c0d1e2f",
 }
 READS = (

@@ -95,7 +95,7 @@ async def test_a_live_model_gets_its_venue_account_and_no_paper_capital(
     seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
-        "TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "7", "VENUE_API_KEY": "ab" * 40,
+        "TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "7", "LIVE_CONFIRM": "7", "VENUE_API_KEY": "ab" * 40,
         "OPENAI_BASE_URL": "http://127.0.0.1:9",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)

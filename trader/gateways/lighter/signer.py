@@ -6,7 +6,6 @@ pinned, and before anything is sent a signer verifies that what it signs is what
 
 import importlib
 import json
-import re
 from importlib import metadata
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -21,8 +20,6 @@ _NO_EXPIRY, _EXPIRY_28_DAYS = 0, -1
 _AUTHORIZED_S: Final = 600
 TRANSACTION_EXPIRES_S: Final = 600.0
 """The venue accepts a transaction signed by the SDK for ten minutes less a second, and never after."""
-
-_KEY: Final = re.compile("(0x)?[0-9a-fA-F]{80}")
 
 
 class Signed(NamedTuple):
@@ -64,11 +61,9 @@ class LighterSigner:
     """The signer of one account with one of its API keys. Needs a running loop; `close` ends its connections."""
 
     def __init__(self, base_url: str, account_index: int, key_index: int, key: Secret) -> None:
-        """Raise `StartError` when the SDK is missing, is another version, or does not accept the key."""
+        """Raise `StartError` when the SDK is missing or is another version."""
         self.account_index = account_index
         self.key_index = key_index
-        if not _KEY.fullmatch(key.reveal()):
-            raise StartError("VENUE_API_KEY: expected the private key of an API key, 80 hexadecimal digits")
         self._client: Any = _load_sdk("signer_client").SignerClient(
             url=base_url, account_index=account_index, api_private_keys={key_index: key.reveal()}
         )
