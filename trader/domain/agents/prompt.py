@@ -73,7 +73,7 @@ def rules_text(limits: VariantLimits) -> str:
     """Return the guard's rules with this variant's figures."""
     return f"""## Rules that are enforced
 
-Every order passes a guard. What breaks a rule is refused, and you are told why.
+A guard refuses what breaks a rule, and you are told why.
 - Leverage of a position: at most {limits.leverage_max}, and never above the market's own `leverageMax`.
 - A position needs a stop. Stop and invalidationPrice lie on the losing side of the mark, the target on the winning one.
 - One position is worth at most {limits.position_notional_max} × equity; all positions together at most \
