@@ -263,6 +263,7 @@ def build_app(service: Service) -> web.Application:
         running=leadership.running_schedulers,
         troubles=lambda: context.exchange.troubles,
         models_running=context.agents.running,
+        models_waiting=context.agents.waiting,
         write_trouble=lambda: service.database.write_trouble,
         halts=lambda: halts.in_force,
     )
@@ -279,6 +280,8 @@ def build_app(service: Service) -> web.Application:
                 cache=dispatcher.cache,
                 large_answers=dispatcher.large_answers,
                 models_running=context.agents.running,
+                models_waiting=context.agents.waiting,
+                cycles_skipped=lambda: context.agents.skipped,
                 health=health_sources,
                 write_failures=lambda: service.database.write_failures,
                 equity=context.portfolio.equity,

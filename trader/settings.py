@@ -115,7 +115,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "API_TOKEN", "", forms.SECRET,
         "When set, procedures that change something need `Authorization: Bearer <token>`.")]
     max_parallel_models: Annotated[int, Variable(
-        "MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256), "How many models may be invoked at the same time.")]
+        "MAX_PARALLEL_MODELS", "8", forms.whole_number(1, 256),
+        "How many models of one provider may be invoked at the same time.")]
     run_tokens_max: Annotated[int, Variable(
         "RUN_TOKENS_MAX", "60000", forms.whole_number(1_000, 100_000_000),
         "Tokens that one invocation of a model may spend, prompts and answers together.")]

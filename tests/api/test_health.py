@@ -141,6 +141,8 @@ async def test_the_detailed_report(path: str) -> None:
             "streams": {"positions": {"subscribers": 1, "capacity": 50}},
             "modelsRunning": [{"modelId": "apex", "runningForSeconds": 2.5}],
         }
+        house.models_waiting = {"ada": START}
+        assert (await get(client, path))[1]["modelsWaiting"] == [{"modelId": "ada", "waitingForSeconds": 1.0}]
         house.market.last_update_at = START
         market = (await get(client, path))[1]["market"]
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}

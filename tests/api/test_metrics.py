@@ -84,6 +84,8 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
             cache=dispatcher.cache,
             large_answers=dispatcher.large_answers,
             models_running=lambda: {"m": 1},
+            models_waiting=lambda: {"n": 1, "o": 2},
+            cycles_skipped=lambda: {"running": 3, "waiting": 4},
             health=parts.house.sources(),
             write_failures=lambda: 2,
             equity=lambda: {"apex-1": 10500.25},
@@ -173,6 +175,8 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
         ("trader_provider_key_rests_total", ("openai", "out_of_credit")): 1,
         ("trader_provider_unmetered_attempts_total", ("openai",)): 2,
         ("trader_models_running", ()): 1,
+        ("trader_models_waiting", ()): 2,
+        ("trader_model_cycles_skipped_total", ("waiting",)): 4,
     }
     assert {key: seen.get(key) for key in expected} == expected
     assert parts.hub.dropped == 1

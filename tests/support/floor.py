@@ -1,7 +1,7 @@
 """A trading floor: agents on a real database and a real exchange, with a market and providers that the test scripts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -57,10 +57,10 @@ def opening(**changes: Any) -> tuple[str, Any]:
 class ScriptedProvider:
     """Answers by the script of the model; each step is an answer, a function of the turn, or an error."""
 
-    name = "fake"
     is_remote = True
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "fake") -> None:
+        self.name = name
         self.scripts: dict[str, list[Script | ModelAnswer | Exception]] = {}
         self.turns: list[Turn] = []
         self.refused_fields: dict[str, list[str]] = {}
@@ -105,6 +105,7 @@ class Floor:
         exchange_type: type[PaperExchange] = PaperExchange,
         limit_s: float = 20,
         provider: Provider | None = None,
+        also: Sequence[Provider] = (),
         supplier: Callable[[ManualClock], Taapi] | None = None,
         **settings: str,
     ) -> None:
@@ -120,7 +121,7 @@ class Floor:
         accounts = Accounts(database, LedgerWriter(database), bus)
         self.exchange = exchange_type(database, self.market, self.clock, self.settings, accounts, self.halts)
         self.provider = ScriptedProvider()
-        self.providers = Providers(self.provider if provider is None else provider)
+        self.providers = Providers(self.provider if provider is None else provider, *also)
         self.agents = Agents(
             database,
             self.exchange,

@@ -49,6 +49,7 @@ class House:
         self.market = FakeMarket()
         self.error: Exception | None = None
         self.models_running: dict[str, datetime] = {}
+        self.models_waiting: dict[str, datetime] = {}
         self.troubles: dict[str, str] = {}
         self.write_trouble: str | None = None
         self.hub = Broadcaster("positions")
@@ -71,6 +72,7 @@ class House:
             running=lambda: {name: status.running for name, status in self.schedulers.status().items()},
             role=lambda: "leader",
             models_running=lambda: self.models_running,
+            models_waiting=lambda: self.models_waiting,
             troubles=lambda: self.troubles,
             write_trouble=lambda: self.write_trouble,
         )

@@ -24,6 +24,7 @@ from trader.api.schemas.health import (
     LiveReport,
     MarketHealth,
     ModelRunning,
+    ModelWaiting,
     SchedulerHealth,
     SchedulersReport,
     StreamHealth,
@@ -147,6 +148,7 @@ class HealthSources:
     running: Callable[[], Mapping[str, bool]]
     role: Callable[[], Literal["leader", "standby"]]
     models_running: Callable[[], Mapping[str, datetime]]
+    models_waiting: Callable[[], Mapping[str, datetime]]
     write_trouble: Callable[[], str | None] = lambda: None
     troubles: Callable[[], Mapping[str, str]] = dict
     halts: Callable[[], Sequence[Halt]] = tuple
@@ -277,6 +279,11 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
             ModelRunning(model_id=model_id, running_for_seconds=(now - since).total_seconds())
             for model_id, since in sources.models_running().items()
         ],
+        models_waiting=[
+            ModelWaiting(model_id=model_id, waiting_for_seconds=(now - since).total_seconds())
+            for model_id, since in sources.models_waiting().items()
+        ]
+        or UNSET,
         halts=halts_in_force(sources.halts()),
     )
 

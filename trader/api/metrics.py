@@ -62,6 +62,8 @@ class MetricsSources:
     cache: ResponseCache
     large_answers: LargeAnswers
     models_running: Callable[[], Mapping[str, object]]
+    models_waiting: Callable[[], Mapping[str, object]]
+    cycles_skipped: Callable[[], Mapping[str, int]]
     health: HealthSources
     write_failures: Callable[[], int]
     equity: Callable[[], Mapping[str, float]]
@@ -115,6 +117,10 @@ class _Figures(Collector):
         large = self._sources.large_answers.counts
         yield _counters("trader_large_answers", "Answers over 1 MB before compression.", "procedure", large)
         yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(self._sources.models_running()))
+        waiting = len(self._sources.models_waiting())
+        yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot of their provider.", waiting)
+        skipped = self._sources.cycles_skipped()
+        yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", skipped)
 
 
 def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from uuid import NAMESPACE_URL, uuid5
 
 import pytest
-from support.floor import Floor, calling, hold, open_floor, opening, results_seen, run_one
+from support.floor import Floor, ScriptedProvider, calling, hold, open_floor, opening, results_seen, run_one
 from support.scripted import START
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
@@ -230,7 +230,8 @@ async def test_at_most_max_parallel_models_run_at_once(database: Database) -> No
             await asyncio.sleep(0)
         assert sorted(floor.agents.running()) == names[:3]
         await floor.start_batch()
-        assert floor.agents.skipped == 8, "running and queued models are skipped"
+        assert floor.agents.skipped == {"running": 3, "waiting": 5}
+        assert sorted(floor.agents.waiting()) == names[3:]
         release.set()
         await floor.idle()
         assert floor.provider.active_max == 3
@@ -238,6 +239,29 @@ async def test_at_most_max_parallel_models_run_at_once(database: Database) -> No
         assert sorted(record.model.id for record in records) == names
         batches = [event for event in floor.progress() if event.type == "batch:complete"]
         assert [batch.details for batch in batches] == [{"modelIds": names}]
+
+
+async def test_a_provider_that_hangs_delays_no_other(database: Database) -> None:
+    release = asyncio.Event()
+
+    async def hang(_: Turn) -> ModelAnswer:
+        await release.wait()
+        return hold()
+
+    other = ScriptedProvider("other")
+    async with open_floor(database, also=[other], MAX_PARALLEL_MODELS="2") as floor:
+        await floor.add("h1", "h2", "h3")
+        await floor.add("o1", "o2", "o3", provider="other")
+        floor.provider.scripts = {name: [hang] for name in ("h1", "h2", "h3")}
+        await floor.start_batch()
+        while floor.provider.active < 2 or len(floor.agents.running()) > 2:
+            await asyncio.sleep(0.001)
+        assert {turn.model.id for turn in other.turns} == {"o1", "o2", "o3"}
+        assert sorted(floor.agents.running()) == ["h1", "h2"]
+        assert list(floor.agents.waiting()) == ["h3"]
+        release.set()
+        await floor.idle()
+        assert not floor.agents.waiting()
 
 
 async def test_inactive_models_are_not_invoked_and_new_ones_are(floor: Floor) -> None:

@@ -91,8 +91,16 @@ class ModelRunning(Wire):
     running_for_seconds: float
 
 
+class ModelWaiting(Wire):
+    model_id: str
+    waiting_for_seconds: float
+
+
 class SchedulersReport(Wire):
-    """`GET /health/schedulers`. Of several processes on one database one leads and trades, the others stand by."""
+    """`GET /health/schedulers`. Of several processes on one database one leads and trades, the others stand by.
+
+    `modelsWaiting` are the models that wait for a slot of their provider (`MAX_PARALLEL_MODELS`); absent without any.
+    """
 
     timestamp: Timestamp
     started_at: Timestamp
@@ -104,4 +112,5 @@ class SchedulersReport(Wire):
     streams: dict[str, StreamHealth]
     schedulers: dict[str, SchedulerHealth]
     models_running: list[ModelRunning]
+    models_waiting: list[ModelWaiting] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET

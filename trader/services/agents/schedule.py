@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -86,8 +86,19 @@ class _Batch:
         self.left = len(model_ids)
 
 
+class _Queued(NamedTuple):
+    """A model that waits for a slot of its provider."""
+
+    model: Model
+    batch: _Batch
+    since: datetime
+
+
 class Agents:
-    """Owns every invocation. `skipped` counts the models that were still running when their next cycle came."""
+    """Owns every invocation. At most so many models of one provider run at once; the others of it wait for a slot.
+
+    `skipped` counts the cycles that passed over models which were still running, or still waiting.
+    """
 
     def __init__(
         self,
@@ -117,10 +128,11 @@ class Agents:
         """Grows when the models change."""
 
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
-        self._queue: deque[tuple[Model, _Batch]] = deque()
+        self._slots_taken: Counter[str] = Counter()
+        self._queues: dict[str, deque[_Queued]] = {}
         self._unsaved: deque[InvocationRecorder] = deque(maxlen=UNSAVED_MAX)
         self._is_closing = False
-        self.skipped = 0
+        self.skipped: Counter[str] = Counter()
 
     # --- start and end ------------------------------------------------------------------------------------------------
 
@@ -149,7 +161,7 @@ class Agents:
     async def close(self) -> None:
         """Cancel the invocations and let them write their records."""
         self._is_closing = True
-        self._queue.clear()
+        self._queues.clear()
         tasks = [task for task, _ in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -206,6 +218,10 @@ class Agents:
     def running(self) -> Mapping[str, datetime]:
         """Return the models that run now, and since when."""
         return {model_id: since for model_id, (_, since) in self._running.items()}
+
+    def waiting(self) -> Mapping[str, datetime]:
+        """Return the models that wait for a slot of their provider, and since when."""
+        return {queued.model.id: queued.since for queue in self._queues.values() for queued in queue}
 
     async def invocations(
         self,
@@ -277,38 +293,47 @@ class Agents:
         await self._save_unsaved()
         if self._is_closing:
             return
-        waiting = {model.id for model, _ in self._queue}
+        waiting = self.waiting()
         active = [model for model in self._models.values() if model.active]
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
-        if late := [model for model in active if model not in due]:
-            self.skipped += len(late)
-            names = ", ".join(model.id for model in late)
-            _log.warning("cycle %s skipped for models that are still running: %s", iso(now), names)
+        late = [model for model in active if model.id in self._running or model.id in waiting]
+        self._count_skipped("running", [model.id for model in late if model.id in self._running], now)
+        self._count_skipped("waiting", [model.id for model in late if model.id in waiting], now)
         if due:
             batch = _Batch(tuple(model.id for model in due))
-            self._queue.extend((model, batch) for model in due)
-            self._fill_slots()
+            for model in due:
+                self._queues.setdefault(model.provider, deque()).append(_Queued(model, batch, now))
+            for provider in {model.provider: None for model in due}:
+                self._fill_slots(provider)
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
         if late:
             await self._entrants.count_missed(late, now)
 
-    def _fill_slots(self) -> None:
-        """Start queued invocations while there is room.
+    def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
+        if model_ids:
+            self.skipped[state] += len(model_ids)
+            _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(model_ids))
+
+    def _fill_slots(self, provider: str) -> None:
+        """Start queued invocations of a provider's models while it has room.
 
         An invocation that ends calls this while it is still busy, so that a clock in lockstep cannot advance between.
         """
-        while self._queue and not self._is_closing and len(self._running) < self._settings.max_parallel_models:
-            queued, batch = self._queue.popleft()
+        queue = self._queues.get(provider)
+        while queue and not self._is_closing and self._slots_taken[provider] < self._settings.max_parallel_models:
+            queued, batch, _ = queue.popleft()
             model = self._models.get(queued.id)  # it may have changed while it was queued
             if model is None or not model.active:
                 self._ended(batch)
                 continue
             started_at = cut_to_ms(self._clock.now())
-            task = asyncio.create_task(self._invoke(model, batch, started_at), name=f"invocation of {model.id}")
+            invocation = self._invoke(model, batch, started_at, provider)
+            task = asyncio.create_task(invocation, name=f"invocation of {model.id}")
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
+            self._slots_taken[provider] += 1
 
-    async def _invoke(self, model: Model, batch: _Batch, started_at: datetime) -> None:
+    async def _invoke(self, model: Model, batch: _Batch, started_at: datetime, slot_of: str) -> None:
         async with self._clock.busy():
             record = InvocationRecorder(self._database, self._events, self._packer, self._entrants, model, started_at)
             workflow = Workflow(
@@ -328,8 +353,9 @@ class Agents:
                 if record.is_unsaved:
                     self._unsaved.append(record)
                 del self._running[model.id]
+                self._slots_taken[slot_of] -= 1
                 self._ended(batch)
-                self._fill_slots()
+                self._fill_slots(slot_of)
 
     def _ended(self, batch: _Batch) -> None:
         batch.left -= 1
