@@ -35,7 +35,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 
 HERE = Path(__file__).parent
-LONG = ("e2e", "scripts", "api/client", "api/openapi/test_schemathesis.py", "api/test_stream_load.py")
+LONG = ("e2e", "scripts", "api/client", "api/browser", "api/openapi/test_schemathesis.py", "api/test_stream_load.py")
 """The tests that wait for other processes for seconds."""
 
 

@@ -222,3 +222,19 @@ async def test_callers_that_accept_gzip_get_blocks_that_all_of_them_share(path: 
                         text += unpacker.decompress(await response.content.readany())
                     received.append(text)
         assert all(b"data: [" in text for text in received)
+
+
+async def test_patches_follow_the_state_and_a_client_that_missed_one_gets_the_whole() -> None:
+    async with serving() as service, reading(service, "?streams=trades&patches=true") as reader:
+        assert await reader.event() == ("trades", [1])
+        service.hubs.trades.changed()
+        assert await reader.event() == ("trades", [2])  # what it has came to it alone
+        service.hubs.trades.changed()
+        assert await reader.event() == ("trades:patch", [3])
+        async with reading(service, "?streams=trades") as other:
+            assert await other.event() == ("trades", [4])
+            service.hubs.trades.changed()
+            assert await other.event() == ("trades", [5])
+        assert await reader.event() == ("trades:patch", [5])
+    async with serving() as service, reading(service, "?patches=yes") as reader:
+        assert reader.response.status == 400

@@ -62,10 +62,42 @@ async def browsing(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subpr
 class Tab:
     """One page in a browser, driven over its debugging protocol. `problems` holds the messages of its console."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(
+        self, socket: aiohttp.ClientWebSocketResponse, http: aiohttp.ClientSession, browser: str, target: str
+    ) -> None:
         self._socket = socket
+        self._http = http
+        self._browser = browser
+        self._target = target
         self._number = 0
         self.problems: list[Any] = []
+
+    @classmethod
+    async def attach(cls, http: aiohttp.ClientSession, browser: str, target: dict[str, Any], address: str) -> "Tab":
+        """Drive a page of the browser at this address, and load one in it."""
+        socket = await http.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0)
+        tab = cls(socket, http, browser, target["id"])
+        for domain in ("Page", "Runtime", "Log"):
+            await tab.command(f"{domain}.enable")
+        await tab.command("Page.navigate", url=address)
+        loaded = "document.readyState === 'complete' && location.href !== 'about:blank'"
+        await tab.until(loaded)
+        return tab
+
+    async def open_another(self, address: str) -> "Tab":
+        """Open another page in the same browser."""
+        async with self._http.put(f"{self._browser}/json/new?about:blank") as response:
+            return await self.attach(self._http, self._browser, await response.json(), address)
+
+    async def close(self) -> None:
+        async with self._http.get(f"{self._browser}/json/close/{self._target}"):
+            await self._socket.close()
+
+    async def until(self, expression: str) -> None:
+        """Wait until an expression of JavaScript is true in the page."""
+        async with asyncio.timeout(_START_S):
+            while not await self.evaluate(expression):
+                await asyncio.sleep(0.05)
 
     async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -94,15 +126,11 @@ async def open_tab(folder: Path, address: str) -> AsyncIterator[Tab]:
         async with asyncio.timeout(_START_S):
             while (found := _LISTENING.search(await browser.stderr.readline())) is None:
                 pass
-        async with http.get(f"http://{found[1].decode()}/json") as response:
+        address_of_browser = f"http://{found[1].decode()}"
+        async with http.get(f"{address_of_browser}/json") as response:
             (page,) = [target for target in await response.json() if target["type"] == "page"]
-        async with http.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-            tab = Tab(socket)
-            for domain in ("Page", "Runtime", "Log"):
-                await tab.command(f"{domain}.enable")
-            await tab.command("Page.navigate", url=address)
-            loaded = "document.readyState === 'complete' && location.href !== 'about:blank'"
-            async with asyncio.timeout(_START_S):
-                while not await tab.evaluate(loaded):
-                    await asyncio.sleep(0.05)
+        tab = await Tab.attach(http, address_of_browser, page, address)
+        try:
             yield tab
+        finally:
+            await tab.close()

@@ -15,6 +15,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
+from trader.api.state_patches import encode_patch
 from trader.api.stream_events import EventRing
 from trader.api.stream_messages import PLAIN, EventsMessage, Form, Message, StateMessage
 from trader.errors import TraderError, Unavailable
@@ -48,12 +49,24 @@ class Subscriber:
     for the reader, during such a wait.
     """
 
-    __slots__ = ("_backlog_bytes", "_backlog_bytes_max", "_waiting", "_woken", "cut", "ended", "error", "form", "push")
+    __slots__ = (
+        "_backlog_bytes",
+        "_backlog_bytes_max",
+        "_versions",
+        "_waiting",
+        "_woken",
+        "cut",
+        "ended",
+        "error",
+        "form",
+        "push",
+    )
 
     def __init__(self, form: Form = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
         self.form = form
         self._backlog_bytes = 0
         self._backlog_bytes_max = backlog_bytes_max
+        self._versions: dict[str, int | None] = {}
         self._waiting: dict[object, bytes] = {}
         self._woken = asyncio.Event()
         self.ended = False
@@ -69,6 +82,8 @@ class Subscriber:
         """Write or keep a message. Return False when the backlog is full; an empty one has room for any message."""
         if self.ended:
             return True
+        if self.form.patched and isinstance(message, StateMessage):
+            message = self._patch_or_whole(message)
         text = message.encoded(self.form)
         # What waits goes first, so nothing is pushed past it.
         if not self._waiting and self.push is not None and self.push(text):
@@ -83,6 +98,15 @@ class Subscriber:
             self._backlog_bytes += len(text)
         self._woken.set()
         return True
+
+    def _patch_or_whole(self, message: StateMessage) -> StateMessage:
+        """Return the patch when everything before it was written, else the whole state."""
+        stream, version = message.state, message.version
+        assert stream is not None
+        known, self._versions[stream] = self._versions.get(stream), version
+        if message.patch is None or version is None or known != version - 1 or stream in self._waiting:
+            return message
+        return message.patch
 
     def has(self, states: Iterable[str]) -> bool:
         """Return whether a message of each of these states waits."""
@@ -233,6 +257,8 @@ class StateBroadcaster(Broadcaster):
         self._newcomers: dict[Subscriber, None] = {}
         self._everyone_due_s = self._newcomers_due_s = 0.0  # of the event loop's time: when each may be loaded for
         self._task: asyncio.Task[None] | None = None
+        self._last_state: bytes | None = None  # what everyone got last
+        self._version = 0
         self.loads = 0
         self.failures = 0
 
@@ -296,14 +322,32 @@ class StateBroadcaster(Broadcaster):
             for subscriber in newcomers:
                 subscriber.end(state)
             return
-        message = StateMessage(self.name, state)
-        if any(subscriber.form.compressed for subscriber in self._subscribers):
-            await message.compress()
-        message.event_id = self._last_id()  # only now: events may have been sent during the compression
+        message = await self._make_message(state, everyone)
         # Who subscribed after the load began waits for the next one: this state may be older than its subscription.
         for subscriber in self._subscribers if everyone else newcomers:
             if subscriber not in self._newcomers:
                 self._offer(subscriber, message)
+
+    async def _make_message(self, state: bytes, everyone: bool) -> StateMessage:
+        """Return the message of a state, with what its subscribers need: compressed, and as a patch."""
+        message, last_state = StateMessage(self.name, state), self._last_state
+        if everyone:
+            self._version += 1
+            self._last_state = state
+        if everyone or state == last_state:
+            message.version = self._version
+        if everyone and last_state is not None and any(one.form.patched for one in self._subscribers):
+            patch = await asyncio.to_thread(encode_patch, last_state, state)
+            message.patch = StateMessage(self.name, patch, name=f"{self.name}:patch")
+        forms = {one.form for one in self._subscribers}
+        if message.patch is not None and any(form.compressed and form.patched for form in forms):
+            await message.patch.compress()
+        if any(form.compressed and not (form.patched and message.patch is not None) for form in forms):
+            await message.compress()
+        message.event_id = self._last_id()  # only now: events may have been sent during the compression
+        if message.patch is not None:
+            message.patch.event_id = message.event_id
+        return message
 
     async def _loaded(self) -> bytes | BaseException:
         """Return the encoded state, or the failure as a value: none may end the task that loads."""

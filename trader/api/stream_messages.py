@@ -16,10 +16,15 @@ GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 
 class Form(NamedTuple):
-    """How a subscriber reads its messages. `numbered`: all have the name of their stream or event, and an id."""
+    """How a subscriber reads its messages.
+
+    `numbered`: all have the name of their stream or event, and an id. `patched`: a state that the subscriber has is
+    followed by patches of it.
+    """
 
     numbered: bool = False
     compressed: bool = False
+    patched: bool = False
 
 
 PLAIN: Final = Form()
@@ -63,13 +68,19 @@ class Message:
 
 
 class StateMessage(Message):
-    """The state of one stream. `event_id` is set when it is sent."""
+    """The state of a stream, or a patch of the state before it. `event_id` is set when it is sent.
 
-    __slots__ = ("_block", "_text", "event_id")
+    `version` is that of a state that everyone gets, and `patch` makes it of the version before.
+    """
 
-    def __init__(self, stream: str, data: bytes, event_id: str = "") -> None:
+    __slots__ = ("_block", "_name", "_text", "event_id", "patch", "version")
+
+    def __init__(self, stream: str, data: bytes, *, name: str | None = None) -> None:
         super().__init__(stream)
-        self.event_id = event_id
+        self.event_id = ""
+        self.version: int | None = None
+        self.patch: StateMessage | None = None
+        self._name = name or stream
         self._text = frame(data)
         self._block: bytes | None = None
 
@@ -80,7 +91,7 @@ class StateMessage(Message):
             self._block = await asyncio.to_thread(deflated, self._text) if is_long else deflated(self._text)
 
     def _make(self, form: Form) -> bytes:
-        head = f"id: {self.event_id}\nevent: {self.state}\n".encode() if form.numbered else b""
+        head = f"id: {self.event_id}\nevent: {self._name}\n".encode() if form.numbered else b""
         if not form.compressed:
             return head + self._text
         if self._block is None:

@@ -45,9 +45,6 @@ log = logging.getLogger(__name__)
 
 PING = b"event: ping\ndata:\n\n"
 
-RETRY = b"retry: 2000\n\n"
-"""The first line of the one stream: after how many milliseconds a browser connects again."""
-
 PATH: Final = "/api/events"
 PREFIX: Final = f"{PATH}/"
 
@@ -121,6 +118,7 @@ ONE_STREAM: Final = Route(
     },
     {
         "streams": f"Which streams, separated by commas: any of {', '.join(ROUTES)}. Without it, all of them.",
+        "patches": "With `true`, events `<stream>:patch` with what changed follow the first state of a stream.",
         "lastEventId": "The id of the last message, for clients that cannot send the header.",
     },
     StreamEvents,
@@ -130,11 +128,15 @@ ONE_STREAM: Final = Route(
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of real time: between pings, for one write, between two checks that the client is connected."""
+    """Real time: between pings, for one write, between two checks that the client is connected, and until it returns.
+
+    `retry_ms` is the first line of the one stream: how long a browser waits before it connects again.
+    """
 
     ping_s: float = 15.0
     write_s: float = 10.0
     watch_s: float = 1.0
+    retry_ms: float = 2000
 
 
 class Hubs:
@@ -220,6 +222,7 @@ class _Wanted:
     streams: Sequence[str]
     numbered: bool = False
     last_id: str | None = None
+    patched: bool = False
 
 
 def _only(name: str) -> Callable[[web.Request], _Wanted]:
@@ -243,7 +246,10 @@ def _chosen(request: web.Request) -> _Wanted:
         raise InvalidInput(
             Issue(("lastEventId",), f"{last_id[:40]!r} is not the id of a message, such as 5f0c77d1-42; leave it out")
         )
-    return _Wanted(tuple(streams or ROUTES), True, last_id)
+    patches = request.query.get("patches", "false")
+    if patches not in {"true", "false"}:
+        raise InvalidInput(Issue(("patches",), f"patches is true or false, not {patches[:40]!r}"))
+    return _Wanted(tuple(streams or ROUTES), True, last_id, patches == "true")
 
 
 def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timing) -> Handler:
@@ -254,7 +260,7 @@ def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timin
             return refusal(400, "; ".join(issue.message for issue in error.issues))
         followed = [hubs.all[name] for name in wanted.streams]
         states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
-        subscriber = Subscriber(Form(wanted.numbered, accepts_gzip(request)))
+        subscriber = Subscriber(Form(wanted.numbered, accepts_gzip(request), wanted.patched))
         try:
             for hub in followed:
                 hub.add(subscriber, wanted.last_id)
@@ -295,7 +301,7 @@ async def _serve(
         tune(request)
         writer = StreamWriter(request, response, payload, subscriber, timing.write_s)
         ping_at = loop.time() + timing.ping_s
-        alive = await writer.begin(_head(form) + subscriber.take())
+        alive = await writer.begin(_head(form, timing) + subscriber.take())
         while alive and not subscriber.ended and is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             if not (alive := await writer.caught_up()):
@@ -314,9 +320,10 @@ async def _serve(
     return response
 
 
-def _head(form: Form) -> bytes:
+def _head(form: Form, timing: Timing) -> bytes:
     """Return what comes before the first message."""
-    return (GZIP_HEADER if form.compressed else b"") + (packed(RETRY, form) if form.numbered else b"")
+    retry = b"retry: %d\n\n" % timing.retry_ms if form.numbered else b""
+    return (GZIP_HEADER if form.compressed else b"") + packed(retry, form)
 
 
 def _refusal(error: BaseException) -> web.Response:

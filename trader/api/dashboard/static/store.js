@@ -1,6 +1,6 @@
 // Live state: what the streams of the service last said, and when.
 import { invalidate } from './answers.js'
-import { openStream } from './stream.js'
+import { openStream } from './events.js'
 import { useEffect, useState } from './lib.js'
 
 const QUIET_MS = 200

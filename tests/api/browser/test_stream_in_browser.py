@@ -1,0 +1,174 @@
+"""The one stream in a real browser: its EventSource over a connection that breaks, and the tabs of one origin."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from random import Random
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.chromium import open_tab
+from support.manual_clock import ManualClock
+from support.records import START
+
+from trader.api import streams
+from trader.services.events import EventBus, WorkflowProgress
+
+HERE = Path(__file__).parent
+MODULE = Path(str(resources.files("trader.api.dashboard") / "static"))
+CUTS = 1000
+PATIENCE_S = 60
+
+
+class Service:
+    """A page, the streams, and something to call."""
+
+    def __init__(self) -> None:
+        self.positions = 0
+        self.steps = 0
+        self.events = EventBus()
+        loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), self._load)
+        self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
+        app = web.Application()
+        streams.setup(app, self.hubs, streams.Timing(watch_s=0.05, retry_ms=1))
+        app.router.add_get("/page", self._page)
+        app.router.add_get("/empty", self._empty)
+        app.router.add_post("/call", self._call)
+        app.router.add_static("/module", MODULE)
+        app.router.add_static("/here", HERE)
+        self.server = TestServer(app, host="127.0.0.1")
+
+    async def _load(self) -> bytes:
+        return b'[{"modelId":"a","pnl":%d},{"modelId":"b","pnl":"%b"}]' % (self.positions, b"7" * 300)
+
+    async def _page(self, _: web.Request) -> web.Response:
+        text = '<!doctype html><link rel="icon" href="data:,"><script type="module" src="/here/stream.mjs"></script>'
+        return web.Response(text=text, content_type="text/html")
+
+    async def _empty(self, _: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html>", content_type="text/html")
+
+    async def _call(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+    def step(self) -> None:
+        self.steps += 1
+        self.events.publish(WorkflowProgress("workflow:step", START, {"step": self.steps}))
+
+    def move(self) -> None:
+        self.positions += 1
+        self.hubs.positions.changed()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Service]:
+    service = Service()
+    await service.hubs.start()
+    async with service.server:
+        try:
+            yield service
+        finally:
+            await service.hubs.close()
+
+
+class Scissors:
+    """A proxy that, once it is `cutting`, ends each connection after a random number of bytes of the response."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._random = Random(1)
+        self.cutting = False
+        self.cuts = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            theirs, ours = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            return
+        requests = asyncio.create_task(self._pass(reader, ours))
+        try:
+            with suppress(OSError):
+                await self._pass_some(theirs, writer)
+        finally:
+            requests.cancel()
+            ours.transport.abort()
+            writer.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+
+    async def _pass_some(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not within the head of the response: a browser takes a part of it for a whole one, and that is no stream.
+        allowance = self._random.randrange(450, 1200)
+        while data := await reader.read(allowance if self.cutting else 65536):
+            writer.write(data)
+            await writer.drain()
+            allowance = max(1, allowance - len(data))
+            if self.cutting and allowance == 1:
+                self.cuts += 1
+                return
+
+
+async def test_a_thousand_cuts_neither_lose_nor_double_an_event(tmp_path: Path) -> None:
+    async with serving() as service:
+        scissors = Scissors(service.server.port or 0)
+        proxy = await asyncio.start_server(scissors.serve, "127.0.0.1", 0)
+        address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/page"
+        async with proxy, open_tab(tmp_path, address) as tab:
+            await tab.evaluate("plain('/api/events?streams=positions,workflow'); 0")
+            await tab.until("tab.states.includes('open') && seen.opened")
+            scissors.cutting = True
+            async with asyncio.timeout(PATIENCE_S * 2):
+                while scissors.cuts < CUTS:
+                    service.step()
+                    if not service.steps % 7:
+                        service.move()
+                    await asyncio.sleep(0.001)
+            scissors.cutting = False
+            service.step()
+            service.move()
+            for seen in ("seen", "tab"):
+                await tab.until(f"{seen}.steps.at(-1) === {service.steps}")
+                assert await tab.evaluate(f"[{seen}.resets, {seen}.steps.length]") == [0, service.steps]
+                assert await tab.evaluate(f"{seen}.steps.every((step, index) => step === index + 1)")
+            await tab.until(f"tab.positions[0].pnl === {service.positions}")
+
+
+async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_path: Path) -> None:
+    async with serving() as service, open_tab(tmp_path, str(service.server.make_url("/page"))) as first:
+        address = str(service.server.make_url("/page"))
+        others = [await first.open_another(address) for _ in range(4)]
+        for tab in (first, *others):
+            await tab.until("tab.positions !== null && tab.states.includes('open')")
+        assert len(service.hubs.positions) == len(service.hubs.workflow) == 1
+        call = "fetch('/call', { method: 'POST' }).then(answer => answer.status)"
+        assert await asyncio.gather(*(tab.evaluate(call) for tab in (first, *others))) == [200] * 5
+
+        # The tab with the connection is closed; the next one goes on where it ended.
+        for _ in range(3):
+            service.step()
+        await others[-1].until("tab.steps.length === 3")
+        await first.command("Page.navigate", url="about:blank")
+        for _ in range(3):
+            service.step()
+        service.move()
+        for tab in others:
+            await tab.until(f"tab.steps.length === 6 && tab.positions[0].pnl === {service.positions}")
+            assert await tab.evaluate("[tab.steps.join(), tab.resets]") == ["1,2,3,4,5,6", 0]
+        assert len(service.hubs.positions) == 1
+
+
+async def test_five_tabs_of_other_pages_leave_a_connection_for_procedures(tmp_path: Path) -> None:
+    async with serving() as service, open_tab(tmp_path, str(service.server.make_url("/empty"))) as first:
+        others = [await first.open_another(str(service.server.make_url("/empty"))) for _ in range(4)]
+        for tab in (first, *others):
+            await tab.evaluate("globalThis.source = new EventSource('/api/events'); 0")
+        for tab in (first, *others):
+            await tab.until("source.readyState === 1")
+        assert len(service.hubs.workflow) == 5
+        call = "fetch('/call', { method: 'POST' }).then(answer => answer.status)"
+        assert [await tab.evaluate(call) for tab in (first, *others)] == [200] * 5

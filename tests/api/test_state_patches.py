@@ -1,0 +1,56 @@
+"""A patch makes the new state of the old one, whatever has changed."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trader.api.state_patches import encode_patch
+
+figures = st.none() | st.integers(-3, 3) | st.sampled_from(["0.1", "0.2"])
+positions = st.fixed_dictionaries(
+    {"id": st.sampled_from("abcd"), "stop": figures}, optional={"leverage": figures, "tools": st.lists(figures)}
+)
+entries = st.fixed_dictionaries(
+    {"modelId": st.sampled_from("mnop"), "plan": st.none() | st.just({"stop": 1}) | st.just({"stop": 2, "target": 1})},
+    optional={"positions": st.lists(positions, max_size=4)},
+)
+states = st.lists(entries, max_size=4) | st.fixed_dictionaries(
+    {"at": figures, "snapshots": st.lists(entries, max_size=4)}
+)
+
+
+def applied(state: Any, patch: Any) -> Any:
+    """What `applyPatch` of `events.js` does."""
+    if not isinstance(patch, dict):
+        return patch
+    for key in patch.pop("-", []):
+        del state[key]
+    for index, item in patch.pop("+", []):
+        state.insert(index, item)
+    for key, change in patch.items():
+        place: Any = int(key) if isinstance(state, list) else key
+        old = state[place] if isinstance(state, list) else state.get(place)
+        state[place] = applied(old, change) if isinstance(change, dict) and isinstance(old, dict | list) else change
+    return state
+
+
+@given(states, states)
+def test_a_patch_makes_the_new_state_of_the_old_one(old: Any, new: Any) -> None:
+    if isinstance(old, dict) is not isinstance(new, dict):
+        return
+    before, after = msgspec.json.encode(old), msgspec.json.encode(new)
+    patch = msgspec.json.decode(encode_patch(before, after))
+    assert applied(msgspec.json.decode(before), patch) == msgspec.json.decode(after)
+    if before == after:
+        assert patch == {}
+
+
+def test_a_patch_holds_only_what_has_changed() -> None:
+    old = [{"modelId": "a", "cash": 1, "positions": [{"id": "p", "pnl": "1", "entry": "9"}, {"id": "q", "pnl": "2"}]}]
+    new = [{"modelId": "a", "cash": 1, "positions": [{"id": "o", "pnl": "0"}, {"id": "p", "pnl": "3", "entry": "9"}]}]
+    patch = encode_patch(msgspec.json.encode(old), msgspec.json.encode(new))
+    assert msgspec.json.decode(patch) == {
+        "0": {"positions": {"-": [1], "+": [[0, {"id": "o", "pnl": "0"}]], "1": {"pnl": "3"}}}
+    }

@@ -1,0 +1,119 @@
+// The live data of a page: one connection to `GET /api/events`, shared by all tabs of an origin.
+//
+// One tab holds a lock and the connection, and passes on what it hears; when it is closed, the next one goes on after
+// the last message. Without Web Locks (plain http from another machine) each tab has a connection of its own.
+const STATES = ['positions', 'trades', 'conversations', 'portfolio']
+const UNNUMBERED = [...STATES, 'connected', 'reset', 'ping']
+const SILENT_MS = 40_000
+const AGAIN_MS = 2_000
+
+/** Apply a patch of the service to a state. Return the new state; the old one is used up. */
+export function applyPatch(state, patch) {
+  if (!isObject(patch)) return patch
+  const { '-': gone = [], '+': added = [], ...changes } = patch
+  for (const key of gone) Array.isArray(state) ? state.splice(key, 1) : delete state[key]
+  for (const [index, item] of added) state.splice(index, 0, item)
+  for (const [key, change] of Object.entries(changes)) {
+    const isPatch = isObject(change) && typeof state[key] === 'object' && state[key] !== null
+    state[key] = isPatch ? applyPatch(state[key], change) : change
+  }
+  return state
+}
+
+const isObject = value => typeof value === 'object' && value !== null && !Array.isArray(value)
+
+/**
+ * Listen to the named events. Return a function that ends it.
+ *
+ * `on` has message(name, data), heard() for every sign of life, and state('open' | 'lost'). A state stream always has
+ * its whole state as `data`; a workflow event comes once, and after `reset` some were lost.
+ */
+export function openStream(names, on, { base = '', streams = [...STATES, 'workflow'] } = {}) {
+  const key = `trader ${base}/api/events ${streams} ${names}`
+  const states = new Map()
+  const ending = new AbortController()
+  let lastId = ''
+  let source = null
+  let channel = null
+  let watch = null
+  let again = null
+
+  function alive() {
+    clearTimeout(watch)
+    watch = setTimeout(lost, SILENT_MS)
+    on.heard?.()
+  }
+
+  function deliver({ name, data, id }) {
+    const [sequence, number] = id.split('-')
+    const [ours, last] = lastId.split('-')
+    const isOld = sequence === ours && Number(number) <= Number(last)
+    if (isOld && !UNNUMBERED.includes(name)) return // another tab has passed it on already
+    if (id && !isOld) lastId = id
+    if (STATES.includes(name)) states.set(name, data)
+    if (names.includes(name)) on.message(name, data)
+    alive()
+  }
+
+  function pass(message) {
+    channel?.postMessage({ message })
+    deliver(message)
+  }
+
+  function show(state) {
+    channel?.postMessage({ state })
+    on.state?.(state)
+  }
+
+  function lost() {
+    if (source === null) return on.state?.('lost')
+    source.close()
+    clearTimeout(watch)
+    clearTimeout(again)
+    again = setTimeout(connect, AGAIN_MS)
+    show('lost')
+  }
+
+  function connect() {
+    const query = new URLSearchParams({ streams, patches: true, ...(lastId && { lastEventId: lastId }) })
+    source = new EventSource(`${base}/api/events?${query}`)
+    source.onopen = () => { show('open'); alive() }
+    source.onerror = () => (source.readyState === EventSource.CLOSED ? lost() : show('lost')) // no browser retries a 503
+    for (const name of new Set([...names, ...STATES, 'connected', 'ping'])) {
+      source.addEventListener(name, event => pass({ name, data: event.data && JSON.parse(event.data), id: event.lastEventId }))
+    }
+    for (const name of STATES) {
+      source.addEventListener(`${name}:patch`, event => {
+        pass({ name, data: applyPatch(states.get(name), JSON.parse(event.data)), id: event.lastEventId })
+      })
+    }
+  }
+
+  function listen({ data: { hello, welcome, message, state } }) {
+    if (hello && source !== null) {
+      const known = [...states].map(([name, data]) => ({ name, data, id: lastId }))
+      channel.postMessage({ welcome: known, state: source.readyState === EventSource.OPEN ? 'open' : 'lost' })
+    }
+    if (welcome && states.size === 0) welcome.forEach(deliver)
+    if (message) deliver(message)
+    if (state) on.state?.(state)
+  }
+
+  if (globalThis.navigator?.locks && globalThis.BroadcastChannel) {
+    channel = new BroadcastChannel(key)
+    channel.onmessage = listen
+    channel.postMessage({ hello: true })
+    const held = () => { connect(); return new Promise(release => ending.signal.addEventListener('abort', release)) }
+    navigator.locks.request(key, { signal: ending.signal }, held).catch(() => {})
+  } else {
+    connect()
+  }
+
+  return () => {
+    ending.abort()
+    for (const timer of [watch, again]) clearTimeout(timer)
+    source?.close()
+    channel?.close()
+    source = channel = null
+  }
+}

@@ -1,0 +1,70 @@
+"""Patches: what has changed between two states of a stream, as a JSON object that a client applies to the older one.
+
+A patch of an object has the new value of each member that has changed; a patch of a list the same by index. A value
+that is an object is itself a patch where the client has an object or a list, else the new value. Two keys are special,
+and are applied before the others: `-` lists members to delete, or indices in descending order; `+` lists pairs of an
+index and a new item, in ascending order. Items of a list are the same when they have the same `id`, else `modelId`.
+"""
+
+from typing import Any
+
+import msgspec
+
+_UNCHANGED: Any = object()
+
+
+def encode_patch(old: bytes, new: bytes) -> bytes:
+    """Return the patch that makes the new state of the old one; both are the JSON text of an object or a list."""
+    before, after = msgspec.json.decode(old), msgspec.json.decode(new)
+    patch = _change(before, after)
+    return msgspec.json.encode({} if patch is _UNCHANGED else patch)
+
+
+def _change(old: Any, new: Any) -> Any:
+    """Return the patch between two values, or the new value where a patch cannot say it."""
+    if old == new:
+        return _UNCHANGED
+    if isinstance(old, dict) and isinstance(new, dict):
+        return _change_of_objects(old, new)
+    if isinstance(old, list) and isinstance(new, list):
+        return _change_of_lists(old, new)
+    return new
+
+
+def _change_of_objects(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = {}
+    if gone := [key for key in old if key not in new]:
+        patch["-"] = gone
+    for key, value in new.items():
+        change = _change(old[key], value) if key in old else value
+        if change is not _UNCHANGED:
+            patch[key] = change
+    return patch
+
+
+def _change_of_lists(old: list[Any], new: list[Any]) -> Any:
+    items_before, items_after = _by_identity(old), _by_identity(new)
+    if items_before is None or items_after is None:
+        return new
+    if [key for key in items_before if key in items_after] != [key for key in items_after if key in items_before]:
+        return new  # their order has changed
+    patch: dict[str, Any] = {}
+    if gone := [index for index, key in enumerate(items_before) if key not in items_after]:
+        patch["-"] = gone[::-1]
+    if added := [[index, item] for index, (key, item) in enumerate(items_after.items()) if key not in items_before]:
+        patch["+"] = added
+    for index, (key, item) in enumerate(items_after.items()):
+        if key in items_before and (change := _change(items_before[key], item)) is not _UNCHANGED:
+            patch[str(index)] = change
+    return patch
+
+
+def _by_identity(items: list[Any]) -> dict[str, Any] | None:
+    """Return the items by their identity; None when some have none, or the same."""
+    found: dict[str, Any] = {}
+    for item in items:
+        key = item.get("id", item.get("modelId")) if isinstance(item, dict) else None
+        if not isinstance(key, str) or key in found:
+            return None
+        found[key] = item
+    return found
