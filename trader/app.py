@@ -40,6 +40,7 @@ from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.baselines import Baselines
 from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
@@ -209,7 +210,8 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     supplier = make_supplier(settings, clock)
     if supplier is not None:
         stack.push_async_callback(supplier.close)
-    runs = CurrentRuns(database)
+    runs, luck = CurrentRuns(database), LuckTable(market, settings)
+    stack.push_async_callback(luck.close)
     context = Context(
         settings=settings,
         clock=clock,
@@ -217,7 +219,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
         exchange=exchange,
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, runs),
-        evidence=Evidence(database, runs, clock),
+        evidence=Evidence(database, runs, luck, clock),
         agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),
     )
     baselines = Baselines(database, exchange, market, clock, settings)

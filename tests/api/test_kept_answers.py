@@ -28,6 +28,7 @@ from trader.services.events import EventBus
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.agents import invocations as agents_store
@@ -73,7 +74,9 @@ class PaperBench:
             exchange=context.exchange,
             portfolio=Portfolio(database, context.exchange, context.clock, context.settings),
             analytics=Analytics(database, context.exchange, context.clock, CurrentRuns(database)),
-            evidence=Evidence(database, CurrentRuns(database), context.clock),
+            evidence=Evidence(
+                database, CurrentRuns(database), LuckTable(context.market, context.settings), context.clock
+            ),
             agents=context.agents,
         )
         target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
@@ -142,7 +145,7 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
         exchange=exchange,
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-        evidence=Evidence(database, CurrentRuns(database), clock),
+        evidence=Evidence(database, CurrentRuns(database), LuckTable(market, settings), clock),
         agents=agents,
     )
     app = web.Application()

@@ -28,6 +28,7 @@ from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.agents.invocations import upsert_model
@@ -69,7 +70,7 @@ async def house(database: Database) -> AsyncIterator[House]:
             exchange=exchange,
             portfolio=Portfolio(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-            evidence=Evidence(database, CurrentRuns(database), clock),
+            evidence=Evidence(database, CurrentRuns(database), LuckTable(venue.market, settings), clock),
             agents=agents,
         )
         yield House(venue, context)

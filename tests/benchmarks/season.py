@@ -46,6 +46,7 @@ from trader.services.exchange.audit import audit
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
@@ -232,7 +233,7 @@ class Season:
             exchange=exchange,
             portfolio=Portfolio(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock, runs),
-            evidence=Evidence(database, runs, clock),
+            evidence=Evidence(database, runs, LuckTable(market, settings), clock),
             agents=Agents(database, exchange, market, clock, events, settings, Providers()),
         )
         await context.agents.follow()

@@ -365,6 +365,14 @@ OUTPUTS: Mapping[str, Shape] = {
                         "reason": (text, None),
                     }
                 ],
+                "luck": (
+                    {
+                        **dict.fromkeys(("traders", "tradesCount"), count),
+                        **dict.fromkeys(("returnPercent", "quantile", "pValue", "low", "median", "high"), number),
+                    },
+                    None,
+                ),
+                "luckReason": (text, None),
                 "replicates?": {
                     "modelIds": [text],
                     "hours": count,

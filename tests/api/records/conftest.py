@@ -28,8 +28,11 @@ from trader.api import rpc
 from trader.api.envelope import Style
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
@@ -61,12 +64,13 @@ async def context(database: Database) -> RecordsContext:
     exchange: Any = FakeExchange(marks={"BTC": "50000"})
     clock, settings = ManualClock(START), make_settings()
     await clock.advance(NOW - START)
+    luck = LuckTable(MarketFeed(SyntheticSource(0, ("BTC",)), clock), settings)
     return RecordsContext(
         settings=settings,
         clock=clock,
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-        evidence=Evidence(database, CurrentRuns(database), clock),
+        evidence=Evidence(database, CurrentRuns(database), luck, clock),
         exchange=exchange,
     )
 

@@ -348,5 +348,5 @@ def test_no_trades_have_no_figures() -> None:
 
 
 def test_a_win_and_nothing_lost_is_unbounded() -> None:
-    trade = trades_store.RunTrade(id_of(1), Decimal(5), Decimal(100), True, None, START, START + HOUR)
+    trade = trades_store.RunTrade(id_of(1), Decimal(5), Decimal(100), True, None, START, START + HOUR, "BTC")
     assert figures_of_trades([trade]).profit_factor == math.inf

@@ -9,6 +9,7 @@ from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, Varian
 from trader.api.schemas.positions import ModelId
 from trader.domain.portfolio.board import Comparison, Reference
 from trader.domain.portfolio.evidence import Word
+from trader.domain.portfolio.luck import TRADERS, Luck
 from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport, EvidenceWindow
 
@@ -87,14 +88,47 @@ class Replicates(Wire, kw_only=True):
         )
 
 
+class LuckRow(Wire, kw_only=True):
+    """An entrant against random traders who make its trades at random moments of the same period.
+
+    Each makes as many trades, on the same sides, as large in parts of its equity and held as long, by the rules of the
+    exchange on the candles that it saw. `returnPercent` is the model's own by its `tradesCount` completed trades;
+    `quantile` the part of the random traders that made less, in percent, `pValue` the chance that one of them makes as
+    much (for one look). `low`, `median` and `high` are quantiles of their returns: 2.5, 50 and 97.5 %.
+    """
+
+    traders: int
+    trades_count: int
+    return_percent: Percent
+    quantile: Percent
+    p_value: float
+    low: Percent
+    median: Percent
+    high: Percent
+
+    @classmethod
+    def of(cls, found: Luck) -> "LuckRow":
+        return cls(
+            traders=TRADERS,
+            trades_count=found.trades,
+            return_percent=found.return_percent,
+            quantile=found.quantile_percent,
+            p_value=found.p_value,
+            low=found.low_percent,
+            median=found.median_percent,
+            high=found.high_percent,
+        )
+
+
 class EntrantRow(Wire, kw_only=True):
     """An entrant: a model as it was configured, in its part of the current run. `entrant` 0 is one that is not known.
 
     `hours`, `returnPercent`, its 95 % `interval`, `tradesCount` and `losingTradesCount` are of the whole hours of the
     window; `reason` says why there is no interval. Gains without a loss among few trades say little: no interval sees
     a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
-    not `ranked`. `amongBest` says whether it cannot be told from the best entrant. `replicates` is there when several
-    models are one configuration.
+    not `ranked`. `amongBest` says whether it cannot be told from the best entrant. `luck` is computed
+    after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
+    configuration.
     """
 
     model_id: str
@@ -114,6 +148,8 @@ class EntrantRow(Wire, kw_only=True):
     reason: str | None
     among_best: bool
     differences: list[Difference]
+    luck: LuckRow | None
+    luck_reason: str | None
     replicates: Replicates | UnsetType = UNSET
 
     @classmethod
@@ -136,6 +172,8 @@ class EntrantRow(Wire, kw_only=True):
             reason=found.statement.reason,
             among_best=found.is_among_best,
             differences=[Difference.of(each) for each in found.comparisons],
+            luck=None if isinstance(found.luck, str) else LuckRow.of(found.luck),
+            luck_reason=found.luck if isinstance(found.luck, str) else None,
             replicates=UNSET if found.replicates is None else Replicates.of(found.replicates),
         )
 

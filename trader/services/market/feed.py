@@ -298,6 +298,13 @@ class MarketFeed:
             first = bisect_left(series.candles, end - count * span, key=attrgetter("open_time"))
             return series.candles[first:]
 
+    async def past_candles(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        """Return the closed candles within [start, end], ascending. Raise `MarketUnavailable` when the source fails."""
+        try:
+            return await self._source.candles(symbol, interval, start, end)
+        except _FEED_ERRORS as error:
+            raise MarketUnavailable(f"No candles of {symbol}: {error}") from error
+
     async def _refresh(self, series: _Series, symbol: str, interval: Interval, end: datetime) -> None:
         """Extend a series up to `end` by the candles that have closed since, or load it whole."""
         span = INTERVALS[interval]

@@ -11,10 +11,13 @@ from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
 from trader.domain.portfolio.evidence import ReturnSeries, Statement, state_return
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, minute_end
+from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
+from trader.services.portfolio.luck import LuckRequest, LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
+from trader.store.exchange.trades import RunTrade
 from trader.store.portfolio import analytics as store
 from trader.store.portfolio.analytics import RunEntrant
 
@@ -26,7 +29,8 @@ _HOUR: Final = RESOLUTIONS["1h"]
 class EntrantEvidence(NamedTuple):
     """An entrant in its part of the current run of its model. `ended_at` is None of the present entrant.
 
-    `statement`, `trades` and `losing_trades` are of the window. `comparisons` have the verdicts on all hours.
+    `statement`, `trades` and `losing_trades` are of the window. `comparisons` have the verdicts on all hours, and
+    `luck` is of all completed trades.
     """
 
     model: Model
@@ -39,6 +43,7 @@ class EntrantEvidence(NamedTuple):
     losing_trades: int
     comparisons: Sequence[Comparison]
     is_among_best: bool
+    luck: Luck | str
     replicates: ReplicateNoise | None
 
 
@@ -66,13 +71,25 @@ class _Stint(NamedTuple):
     def started_at(self) -> datetime:
         return max(self.run.run.started_at, self.entrant.record.began_at or self.run.run.started_at)
 
+    def trades_after(self, since: datetime | None) -> list[RunTrade]:
+        """Return the trades that the entrant completed from a moment on, or all."""
+        count = self.run.trades_after(max(since or self.started_at, self.started_at))
+        end = self.entrant.ended_at
+        trades = self.run.trades[len(self.run.trades) - count :]
+        return trades if end is None else [trade for trade in trades if trade.closed_at < end]
+
+    def trades_until(self, until: datetime) -> LuckRequest:
+        """Return what is compared with luck: all trades, in the period up to a whole hour."""
+        return LuckRequest(self.run, self.trades_after(None), self.started_at, self.entrant.ended_at or until)
+
 
 class Evidence:
     """Makes the evidence of entrants from the statistics of the current runs."""
 
-    def __init__(self, database: Database, runs: CurrentRuns, clock: Clock) -> None:
+    def __init__(self, database: Database, runs: CurrentRuns, luck: LuckTable, clock: Clock) -> None:
         self._database = database
         self._runs = runs
+        self._luck = luck
         self._clock = clock
 
     async def report(
@@ -96,7 +113,11 @@ class Evidence:
         ]
         baselines = {key: run.returns(until) for key, run in self._runs.baselines.items()}
         board, noise = await asyncio.to_thread(_judge, stints, baselines, since)
-        shown = [_evidence(stint, board, noise, since) for stint in stints if model_id in {None, stint.model.id}]
+        shown = [
+            _evidence(stint, board, noise, since, self._luck.result(stint.key, stint.trades_until(until)))
+            for stint in stints
+            if model_id in {None, stint.model.id}
+        ]
         shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
         return EvidenceReport(until, None if board.best is None else board.best.rpartition("#")[0], shown)
 
@@ -115,9 +136,7 @@ def _judge(
     stints: Sequence[_Stint], baselines: Mapping[str, ReturnSeries | None], since: datetime | None
 ) -> tuple[Board, Mapping[str, ReplicateNoise]]:
     """Judge the board: a hundred models of a season take tenths of a second."""
-    contenders = [
-        Contender(one.key, one.model.variant, one.series, len(_closed_nets(one, one.started_at))) for one in stints
-    ]
+    contenders = [Contender(one.key, one.model.variant, one.series, len(one.trades_after(None))) for one in stints]
     groups: dict[str, dict[str, ReturnSeries]] = {}
     for one in stints:
         group = one.model.configuration.replicate_of
@@ -127,31 +146,25 @@ def _judge(
     return judge_board(contenders, baselines, since), {group: found for group, found in noise.items() if found}
 
 
-def _closed_nets(stint: _Stint, since: datetime) -> list[float]:
-    """Return the net pnl of the trades that an entrant completed from a moment on."""
-    start, end = max(since, stint.started_at), stint.entrant.ended_at
-    trades = stint.run.trades[-stint.run.trades_after(start) :] if stint.run.trades_after(start) else []
-    return [float(trade.net_pnl) for trade in trades if end is None or trade.closed_at < end]
-
-
 def _evidence(
-    stint: _Stint, board: Board, noise: Mapping[str, ReplicateNoise], since: datetime | None
+    stint: _Stint, board: Board, noise: Mapping[str, ReplicateNoise], since: datetime | None, luck: Luck | str
 ) -> EntrantEvidence:
     series = stint.series
     if series is not None and since is not None:
         series = series.within(since, series.end)
-    nets = _closed_nets(stint, stint.started_at if since is None else since)
+    trades = stint.trades_after(since)
     group = stint.model.configuration.replicate_of
     return EntrantEvidence(
         model=stint.model,
         record=stint.entrant.record,
         started_at=stint.started_at,
         ended_at=stint.entrant.ended_at,
-        statement=state_return(series, len(nets)),
+        statement=state_return(series, len(trades)),
         return_percent=None if series is None else series.percent,
-        trades=len(nets),
-        losing_trades=sum(net <= 0 for net in nets),
+        trades=len(trades),
+        losing_trades=sum(trade.net_pnl <= 0 for trade in trades),
         comparisons=board.comparisons[stint.key],
         is_among_best=stint.key in board.among_best,
+        luck=luck,
         replicates=None if group is None or stint.entrant.ended_at is not None else noise.get(group),
     )

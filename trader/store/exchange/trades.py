@@ -64,11 +64,13 @@ class RunTrade(msgspec.Struct, frozen=True, gc=False):
     confidence: Decimal | None
     opened_at: datetime
     closed_at: datetime
+    symbol: str
 
 
 # OFFSET 0 makes the planner use one index scan per run; as a plain join it would read every trade.
 SELECT_RUN_TRADES = """
-SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG', o.confidence, o.opened_at, o.closed_at
+SELECT o.account_id, o.id, o.net_pnl, o.entry_notional, o.side = 'LONG', o.confidence, o.opened_at, o.closed_at,
+       o.symbol
 FROM (
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::timestamptz[]) AS w (account_id, run_id, since) ORDER BY account_id
 ) w

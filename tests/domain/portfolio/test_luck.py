@@ -1,0 +1,128 @@
+"""Luck: random traders make the model's trades at other moments, by the rules of the exchange."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from support.books import RULES, make_quote, moment_of, open_account
+
+from trader.domain.exchange import account as figures
+from trader.domain.exchange import rules as exchange
+from trader.domain.exchange.orders import Order, OrderSide, OrderStatus
+from trader.domain.exchange.tick_rules import apply_tick
+from trader.domain.market.markets import Candle
+from trader.domain.portfolio.luck import HALF_SPREAD, TRADERS, Costs, Drawn, OwnTrade, Prices, draw, gains_of, try_luck
+
+START = datetime(2025, 1, 1, tzinfo=UTC)
+STEP = timedelta(minutes=5)
+COSTS = Costs(float(RULES.taker_rate), float(RULES.markets["ETH"].maintenance_rate), float(RULES.liquidation_rate))
+RATE = 0.0000125
+
+
+def walk(seed: int, count: int, volatility: float = 0.002) -> list[Candle]:
+    rng = np.random.default_rng(seed)
+    opens = np.round(2000 * np.exp(np.cumsum(rng.normal(0, volatility, count + 1))), 2)
+    return [
+        Candle(START + number * STEP, price, max(price, after) * 1.0005, min(price, after) * 0.9995, after, 1.0)
+        for number, (price, after) in enumerate(pairwise(opens))
+    ]
+
+
+def prices(candles: list[Candle]) -> Prices:
+    return Prices(candles, STEP, [RATE] * (len(candles) // 12 + 1))
+
+
+def trade(size: float = 1.0, steps: int = 6, *, is_long: bool = True, gain: float = 0.0) -> OwnTrade:
+    return OwnTrade("ETH", is_long, size, gain, steps * STEP)
+
+
+def test_a_random_trader_makes_each_trade_once_and_holds_it_as_long() -> None:
+    own = [trade(steps=steps) for steps in (1, 3, 5, 40)]
+    order, entries, exits = draw(own, 500, STEP, 300, np.random.default_rng(1))
+    assert np.array_equal(np.sort(order, axis=1), np.tile(np.arange(4), (300, 1)))
+    assert np.array_equal(exits - entries, np.array([1, 3, 5, 40])[order])
+    assert (entries[:, 1:] >= exits[:, :-1]).all(), "one position at a time"
+    assert entries.min() >= 0
+    assert exits.max() <= 499
+    assert len(np.unique(entries[:, 0])) > 100
+
+
+def test_trades_that_fill_their_period_still_fit() -> None:
+    _, entries, exits = draw([trade(steps=30)] * 4, 100, STEP, 20, np.random.default_rng(1))
+    assert exits.max() <= 99
+    assert (exits > entries).all()
+
+
+@pytest.mark.parametrize("size", [0.5, 3.0])
+@pytest.mark.parametrize("is_long", [True, False])
+def test_gains_are_those_of_the_exchange(size: float, *, is_long: bool) -> None:
+    """One trade of each kind, order by order through the rules that the models' accounts obey."""
+    candles = walk(3, 200)
+    drawn = Drawn(np.array([[0]]), np.array([[17]]), np.array([[95]]))
+    (gain,) = gains_of([trade(size, 78, is_long=is_long)], drawn, prices(candles), COSTS)[0]
+    account = open_account(10_000, at=START)
+    sides = (OrderSide.BUY, OrderSide.SELL) if is_long else (OrderSide.SELL, OrderSide.BUY)
+    quantity = Decimal(str(round(10_000 * size / candles[17].open, 4)))
+    for number in range(17, 96):
+        mid = Decimal(str(candles[number].open))
+        half = mid * Decimal(str(HALF_SPREAD))
+        quote = make_quote("ETH", ((mid - half, "1000"),), ((mid + half, "1000"),), at=candles[number].open_time)
+        moment = moment_of(quote, at=candles[number].open_time)
+        posting = apply_tick(account, moment, RULES, lambda _, __: Decimal(str(RATE)))
+        account = account if posting is None else posting.account
+        if number in {17, 95}:
+            order = Order(
+                account_id=account.id, symbol="ETH", side=sides[number == 95], quantity=quantity,
+                leverage=Decimal(10), reduce_only=number == 95,
+            )  # fmt: skip
+            found = exchange.place(account, order, moment, RULES, lambda _, __: Decimal(str(RATE)))
+            assert found.answer is not None
+            assert found.answer.status is OrderStatus.FILLED
+            account = found.account
+    expected = float(figures.equity(account, {})) / 10_000 - 1
+    assert gain == pytest.approx(expected, abs=2e-5 * size)
+
+
+def test_a_trade_beyond_its_margin_is_liquidated() -> None:
+    falling = [Candle(START + n * STEP, 2000.0 - n, 2000.0 - n, 1999.0 - n, 1999.0 - n, 1.0) for n in range(300)]
+    drawn = Drawn(np.array([[0]]), np.array([[0]]), np.array([[299]]))
+    (gain,) = gains_of([trade(10.0, 299)], drawn, prices(falling), COSTS)[0]
+    assert -1 <= gain < -0.85
+    (gain,) = gains_of([trade(10.0, 299, is_long=False)], drawn, prices(falling), COSTS)[0]
+    assert gain > 1
+    (gain,) = gains_of([trade(1.0, 299)], drawn, prices(falling), COSTS)[0]
+    assert gain == pytest.approx(-0.15, abs=0.01)
+
+
+def test_who_trades_at_random_is_anywhere_among_the_random_traders() -> None:
+    candles, quantiles = walk(5, 2000), []
+    for seed in range(60):
+        own = [trade(1.0, 10, is_long=number % 2 == 0) for number in range(40)]
+        drawn = draw(own, len(candles), STEP, 1, np.random.default_rng(1000 + seed))
+        gains = gains_of(own, drawn, prices(candles), COSTS)[0]
+        lived = [own[place]._replace(gain=float(gain)) for place, gain in zip(drawn.order[0], gains, strict=True)]
+        found = try_luck(lived, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, seed)
+        assert not isinstance(found, str)
+        quantiles.append(found.quantile_percent / 100)
+    places = np.sort(quantiles)
+    distance = np.max(np.abs(places - (np.arange(60) + 0.5) / 60))
+    assert distance < 0.25, "Kolmogorov and Smirnov's, at one in a thousand"
+
+
+def test_foresight_is_no_luck_and_the_same_seed_is_the_same_result() -> None:
+    candles = walk(6, 2000)
+    own = [trade(1.0, 10, gain=0.01) for _ in range(40)]
+    found = try_luck(own, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, 7)
+    assert not isinstance(found, str)
+    assert found.quantile_percent == 100
+    assert found.p_value == 1 / (TRADERS + 1)
+    assert found.low_percent < found.median_percent < found.high_percent < found.return_percent
+    assert found == try_luck(own, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, 7)
+
+
+def test_too_few_trades_say_so() -> None:
+    assert try_luck([trade()] * 9, {"ETH": prices(walk(1, 100))}, {"ETH": COSTS}, STEP, 1) == (
+        "9 completed trades; a comparison with luck needs 10"
+    )

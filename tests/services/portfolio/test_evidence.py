@@ -1,0 +1,155 @@
+"""Evidence over real rows: entrants of the current runs, their baselines, replicates, and luck once it is computed."""
+
+import math
+from datetime import timedelta
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from support.manual_clock import ManualClock
+from support.records import HOUR, MINUTE, START, add_model, add_trade, make_run, make_snapshot
+from support.scripted import make_settings
+
+from trader.domain.agents.entrants import Entrant
+from trader.domain.exchange.ledger import unopened_account
+from trader.domain.models import VariantId
+from trader.domain.portfolio.baselines import BUY_AND_HOLD, BaselineState
+from trader.domain.portfolio.luck import Luck
+from trader.gateways.market.synthetic import SyntheticSource
+from trader.services.market.feed import MarketFeed
+from trader.services.portfolio.evidence import EntrantEvidence, Evidence
+from trader.services.portfolio.luck import COMPUTING, LuckRequest, LuckTable, own_trades
+from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.store.agents.entrants import insert_entrant
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.portfolio import baselines as baselines_store
+from trader.store.portfolio import snapshots as portfolio_store
+
+HOURS = 200
+
+
+class Bench:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.clock = ManualClock(START)
+        self.settings = make_settings()
+        self.runs = CurrentRuns(database)
+        self.luck = LuckTable(MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock), self.settings)
+        self.evidence = Evidence(database, self.runs, self.luck, self.clock)
+
+    async def curve(self, account_id: str, returns: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
+        values = 10_000 * np.exp(np.cumsum(returns))
+        rows = [
+            make_snapshot(account_id, START + hour * HOUR + 59 * MINUTE, Decimal(str(round(float(value), 8))))
+            for hour, value in enumerate(values)
+        ]
+        async with self.database.connection() as conn:
+            await ensure_partitions(conn, START, rows[-1].created_at)
+            await portfolio_store.insert_snapshots(conn, rows)
+
+    async def model(self, model_id: str, seed: int, drift: float, trades: int = 12) -> None:
+        async with self.database.connection() as conn:
+            await add_model(conn, model_id)
+            for number in range(trades):
+                await add_trade(conn, model_id, START + (number + 1) * 10 * HOUR, label=number)
+        await self.curve(model_id, np.random.default_rng(seed).normal(drift, 0.004, HOURS))
+
+    async def report(self, **asked: object) -> dict[str, EntrantEvidence]:
+        window = asked.pop("window", "run")
+        report = await self.evidence.report(window, **asked)  # type: ignore[arg-type]
+        return {f"{one.model.id}#{one.record.number}": one for one in report.entrants}
+
+
+@pytest.fixture
+async def bench(database: Database) -> Bench:
+    made = Bench(database)
+    await made.model("good", 1, 0.006)
+    await made.model("plain", 2, 0.0)
+    await made.clock.advance(HOURS * HOUR + 10 * MINUTE)
+    return made
+
+
+async def test_entrants_are_told_apart_from_what_anybody_could_have_had(bench: Bench) -> None:
+    account = unopened_account(BUY_AND_HOLD.id, Decimal(10_000), "USDT", START)
+    account = type(account)(id=account.id, run=make_run(BUY_AND_HOLD.id), sequence=0, changed_at=START)
+    async with bench.database.connection() as conn:
+        saved = baselines_store.SavedBaseline(BUY_AND_HOLD, BaselineState(account=account), START)
+        await baselines_store.upsert_baselines(conn, [saved])
+    await bench.curve(BUY_AND_HOLD.id, np.random.default_rng(9).normal(0, 0.004, HOURS))
+    found = await bench.report()
+    good, plain = found["good#0"], found["plain#0"]
+    words = {each.reference: each.verdict.word for each in good.comparisons}
+    assert words["holdNothing"] == words["buyAndHold"] == "better"
+    assert words["ruleAgent"] == "not distinguishable yet"
+    assert {each.reference: each.verdict.word for each in plain.comparisons}["bestOther"] == "worse"
+    assert (good.is_among_best, plain.is_among_best) == (True, False)
+    assert good.statement.hours == HOURS
+    assert good.return_percent == pytest.approx(
+        100 * math.expm1(float(np.random.default_rng(1).normal(0.006, 0.004, HOURS).sum()))
+    )
+    assert good.statement.interval_percent is not None
+    week = (await bench.report(window="7d"))["good#0"]
+    assert (week.statement.hours, week.trades) == (168, 9)
+    assert week.statement.reason == "9 completed trades; a statement about a model needs 10"
+    (nothing,) = (each for each in week.comparisons if each.reference == "holdNothing")
+    assert (nothing.window.hours, nothing.verdict.statement.hours) == (168, HOURS)
+
+
+async def test_a_change_of_configuration_begins_an_entrant_with_hours_of_its_own(bench: Bench) -> None:
+    changed_at = START + 100 * HOUR + 20 * MINUTE
+    async with bench.database.connection() as conn:
+        for number, began_at in ((1, START), (2, changed_at)):
+            await insert_entrant(
+                conn,
+                Entrant(
+                    model_id="good", number=number, fingerprint=f"{number}" * 64, configuration="{}", answered_by=None,
+                    began_at=began_at,
+                ),
+            )  # fmt: skip
+    found = await bench.report(model_id="good")
+    assert list(found) == ["good#2", "good#1"]
+    first, second = found["good#1"], found["good#2"]
+    assert (first.statement.hours, first.trades, first.ended_at) == (100, 10, changed_at)
+    assert (second.statement.hours, second.trades, second.ended_at) == (99, 2, None)
+    assert second.statement.reason == "2 completed trades; a statement about a model needs 10"
+
+
+async def test_the_family_is_the_board_whatever_is_shown(bench: Bench) -> None:
+    alone, whole = (await bench.report(model_id="good"))["good#0"], (await bench.report())["good#0"]
+    assert alone.comparisons == whole.comparisons
+    assert await bench.report(model_id="nobody") == {}
+    assert await bench.report(variant=VariantId.SOVEREIGN) == {}
+
+
+async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) -> None:
+    assert (await bench.report())["good#0"].luck == COMPUTING
+    task = bench.luck._task
+    assert task is not None
+    await task
+    found = (await bench.report())["good#0"].luck
+    assert isinstance(found, Luck)
+    assert found.trades == 12
+    assert 0 <= found.quantile_percent <= 100
+    assert found.low_percent < found.median_percent < found.high_percent
+    assert (await bench.report())["good#0"].luck is found
+    again = LuckTable(MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), bench.clock), bench.settings)
+    bench.evidence = Evidence(bench.database, bench.runs, again, bench.clock)
+    await bench.report()
+    task = again._task
+    assert task is not None
+    await task
+    assert (await bench.report())["good#0"].luck == found, "the same seed, the same result"
+    await again.close()
+
+
+async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await add_model(conn, "parts")
+        for number, held in ((1, 1), (2, 3)):
+            closed_at = START + (5 + held) * HOUR
+            await add_trade(conn, "parts", closed_at, held=held * HOUR, notional="1000", label=number)
+    run = (await bench.runs.refresh())["parts"]
+    (trade,) = own_trades(LuckRequest(run, run.trades, START, START + 10 * HOUR))
+    assert trade.held == timedelta(hours=2)
+    assert trade.size == pytest.approx(0.2)
