@@ -68,7 +68,7 @@ async def test_the_executor_keeps_its_interval_and_a_shutdown_is_prompt(database
             await floor.start_batch()
             assert monotonic() - began_s < 2, "the executor does not wait for its models"
             assert len(floor.agents.running()) == MODELS
-            assert floor.agents.skipped == cycle * MODELS
+            assert floor.agents.skipped["running"] == cycle * MODELS
         await asyncio.sleep(0.5)  # their requests go out; which of them did makes no difference
         began_s = monotonic()
         await floor.agents.close()
