@@ -101,6 +101,17 @@ def entry_of(values: Mapping[str, Any]) -> Entry:
     return _entry(values)
 
 
+def request_fields(request: Any) -> Mapping[str, Any]:
+    """Return the fields that a model adds to its requests, given as a table or as JSON text.
+
+    :raises SettingsError: with every mistake in them
+    """
+    if issues := list(_request_issues(request)):
+        raise SettingsError([f"{_name(path)}: {message}" for path, message in issues])
+    fields: Mapping[str, Any] = _decoded(request)
+    return fields
+
+
 def _entry(values: Mapping[str, Any]) -> Entry:
     request = values.get("request", {})
     return msgspec.convert({**values, "request": _decoded(request)}, Entry)

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Run one invocation of one model on the current market and print everything. No order is placed.
+"""Run one invocation of one model on the current market and print everything. Nothing of it stays.
 
   scripts/try_model.py --provider openrouter --model deepseek/deepseek-chat --variant Apex
+  scripts/try_model.py --provider openai --model gpt-5.6 --variant Apex --request '{"reasoning_effort": "none"}'
   scripts/try_model.py --provider rules --model rules/apex --variant Apex --demo
 
 Keys and the market source are read like those of the service, from the environment and .env; --demo uses the synthetic
-market. The model sees a new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow and the real guard, on a
-temporary database; orders that the guard approves are printed instead of placed.
+market. The model sees a new account with SIM_INITIAL_CAPITAL. Its calls pass the real workflow, the real guard and the
+paper exchange, whatever TRADING_MODE says: its orders are filled on the current books, in a temporary database that is
+gone afterwards, so the model is shown the answers that it would have had.
 """
 
 import argparse
@@ -29,11 +31,11 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
 import orjson
+from models_file import request_fields
 
 from trader.clock import Clock, LockstepClock
 from trader.domain.agents.invocations import Invocation
-from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer, OrderStatus
-from trader.domain.models import Model, VariantId
+from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.domain.money import format_decimal
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EmbeddedPostgres
@@ -58,30 +60,6 @@ from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
 
 QUOTES_WAIT_S = 15.0
-NOT_PLACED = "a dry run: the guard let it through, and nothing was placed"
-
-
-class DryExchange(PaperExchange):
-    """A paper exchange that prints orders and exit plans instead of carrying them out."""
-
-    async def place_order(self, order: Order) -> OrderAnswer:
-        leverage = "" if order.leverage is None else f" at {format_decimal(order.leverage)}x"
-        print(f"    would place: {order.side.value} {format_decimal(order.quantity)} {order.symbol}{leverage}")
-        return OrderAnswer(
-            id=self.account(order.account_id).run.id,
-            account_id=order.account_id,
-            symbol=order.symbol,
-            side=order.side,
-            type=order.type,
-            status=OrderStatus.REJECTED,
-            requested_quantity=order.quantity,
-            at=self.account(order.account_id).changed_at,
-            reason=NOT_PLACED,
-        )
-
-    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
-        print(f"    would set the exit plan of {account_id} in {symbol}: {plan}")
-        return NOT_PLACED
 
 
 def main() -> int:
@@ -90,10 +68,12 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="the provider's name for it")
     parser.add_argument("--variant", required=True, choices=list(VariantId))
     parser.add_argument("--demo", action="store_true", help="the synthetic market instead of the configured one")
+    parser.add_argument("--request", metavar="JSON", help="fields of every request, as in the models file")
     add_env_file_option(parser)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
+        options.request = request_fields(options.request or {})
         settings = Settings.load(os.environ, options.env_file, demo=options.demo or options.provider == "rules")
         with tempfile.TemporaryDirectory(prefix="trader-try-") as folder:
             Path(folder).chmod(0o755)  # as root the server runs as `nobody`, which must have access
@@ -115,7 +95,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         clock, events = source.clock(None), EventBus()
         market = MarketFeed(source, clock)
         accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
-        exchange = DryExchange(database, market, clock, settings, accounts, halts)
+        exchange = PaperExchange(database, market, clock, settings, accounts, halts)
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
         feed = asyncio.create_task(market.run(exchange.on_tick, clock.now()), name="market feed")
@@ -136,13 +116,15 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
             provider=options.provider,
             router_model_name=options.model,
             created_at=clock.now(),
+            configuration=ModelConfiguration(request=options.request),
         )
         async with database.connection() as conn:
             await ensure_partitions(conn, clock.now())
             await upsert_model(conn, model)
         record = InvocationRecorder(database, events, Packer(), Entrants(database, settings), model, clock.now())
         limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
-        await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
+        async with clock.busy():
+            await Workflow(record, providers, exchange, observer, clock, events, limits).execute()
         await _print(database, record.invocation)
         return 0 if record.invocation.status == "completed" else 1
 

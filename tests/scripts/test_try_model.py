@@ -1,4 +1,4 @@
-"""One dry run of one model, as an operator starts it: everything is shown, nothing is placed."""
+"""One trial of one model, as an operator starts it: everything is shown, and nothing of it stays."""
 
 import asyncio
 import os
@@ -83,13 +83,12 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
     for part in (
         "=== system\n# Apex",
         '=== user\n{"markets":{"BTC":{"tick":0.1,',
-        "would place: buy 0.5 SOL at 2x",
-        "=== call 1: createPosition → rejected",
-        "a dry run: the guard let it through, and nothing was placed",
+        "=== call 1: createPosition → ok",
+        '"status":"filled"',
+        '"filledQuantity":"0.5"',
         "=== call 2: createPosition → rejected",
         "Leverage 11 is above the 10 that your variant allows.",
-        "=== call 3: closePosition → rejected",
-        "You hold no position in SOL.",
+        "=== call 3: closePosition → ok",
         "=== call 4: holding → ok",
         "=== completed",
         "step 1: lab/one-2026 with key 1, 8123 + 77 tokens, ",
@@ -99,8 +98,9 @@ async def test_messages_calls_verdicts_tokens_and_cost_are_shown(tmp_path: Path,
         assert part in said, part
     assert KEY not in said + complained
     results = [orjson.loads(m["content"]) for m in provider.bodies[1]["messages"] if m["role"] == "tool"]
-    assert results[0]["account"]["positions"] == [], "nothing is held"
-    assert results[0]["account"]["equity"] == results[1]["account"]["equity"] == "10000"
+    assert results[0]["account"]["positions"] == [{"symbol": "SOL", "side": "LONG", "quantity": "0.5"}]
+    assert results[2]["account"]["positions"] == [], "it sees what its orders would have come to"
+    assert float(results[2]["account"]["equity"]) < 10_000, "less fees and spread"
     assert list(tmp_path.iterdir()) == [], "nothing stays behind"
 
 
