@@ -123,6 +123,43 @@ CREATE INDEX IF NOT EXISTS invocations_failed_by_model ON invocations (model_id,
     WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0);
 CREATE INDEX IF NOT EXISTS invocations_running ON invocations (model_id) WHERE status = 'running';
 
+-- The chain of decisions, append-only: a link for each invocation, written in the transaction that finishes it. `digest` is
+-- the SHA-256 of the digest before it (of the first: 32 zero bytes) and of `record_digest`, which is the SHA-256 of the
+-- invocation's canonical record. What an agent was shown and what its provider answered are kept for a limited time; their
+-- digests stay here.
+CREATE TABLE IF NOT EXISTS chain_links (
+    position       bigint PRIMARY KEY CHECK (position >= 1),
+    invocation_id  uuid NOT NULL UNIQUE REFERENCES invocations,
+    view_digest    bytea CHECK (length(view_digest) = 32),
+    answers_digest bytea CHECK (length(answers_digest) = 32),
+    record_digest  bytea NOT NULL CHECK (length(record_digest) = 32),
+    digest         bytea NOT NULL CHECK (length(digest) = 32)
+);
+
+-- Appends one link after the other, whoever commits: the lock ("chain" in ASCII) is held until the end of the transaction,
+-- and a later statement sees what was committed before it.
+CREATE OR REPLACE FUNCTION append_chain_link() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    last record;
+BEGIN
+    PERFORM pg_advisory_xact_lock(x'636861696e'::bigint);
+    SELECT position, digest INTO last FROM chain_links ORDER BY position DESC LIMIT 1;
+    NEW.position := coalesce(last.position, 0) + 1;
+    NEW.digest := sha256(coalesce(last.digest, decode(repeat('00', 32), 'hex')) || NEW.record_digest);
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER chain_links_appended BEFORE INSERT ON chain_links
+    FOR EACH ROW EXECUTE FUNCTION append_chain_link();
+
+-- Heads of the chain, recorded once an hour; those that a sink outside has taken were sent at `sent_at`.
+CREATE TABLE IF NOT EXISTS anchors (
+    position    bigint PRIMARY KEY CHECK (position >= 1),
+    digest      bytea NOT NULL CHECK (length(digest) = 32),
+    anchored_at timestamptz NOT NULL DEFAULT now(),
+    sent_at     timestamptz
+);
+CREATE INDEX IF NOT EXISTS anchors_unsent ON anchors (position) WHERE sent_at IS NULL;
+
 -- The messages and raw answers of an invocation (zlib-compressed JSON), apart from its record so that they can be
 -- dropped by partition.
 CREATE TABLE IF NOT EXISTS invocation_payloads (

@@ -157,7 +157,7 @@ SECRET_NAMES = [variable.name for variable in VARIABLES.values() if variable.for
 
 
 def test_every_secret_is_marked() -> None:
-    assert set(SECRET_NAMES) == {"DATABASE_URL", "API_TOKEN", "VENUE_API_KEY", "TAAPI_API_KEY"}
+    assert set(SECRET_NAMES) == {"DATABASE_URL", "API_TOKEN", "VENUE_API_KEY", "TAAPI_API_KEY", "ANCHOR_URL"}
 
 
 def test_no_secret_shows() -> None:

@@ -21,7 +21,7 @@ EXIT_NO_START = 1
 EXIT_WRONG_SETTINGS = 2
 log = logging.getLogger("trader")
 
-VERBS = ("halt", "resume", "flatten")
+VERBS = ("halt", "resume", "flatten", "verify")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trader",
         description="AI models trade crypto perpetuals on behalf of named strategy variants, on paper or live.\n"
-        "halt, resume and flatten stop and resume the trading of a running service, or close its positions.",
+        "halt, resume and flatten stop and resume the trading of a running service, or close its positions; verify "
+        "checks the chain of its decisions.",
         epilog=settings_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -90,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_env_file_option(parser)
     parser.usage = (
-        "trader [--demo] [--check] [--env-file FILE] [--version] [--help]\n       trader halt|resume|flatten [--help]"
+        "trader [--demo] [--check] [--env-file FILE] [--version] [--help]\n"
+        "       trader halt|resume|flatten|verify [--help]"
     )
     parser.add_argument(
         "--check", action="store_true", help="check the settings, connect to the database, apply its schema, and exit"

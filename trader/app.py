@@ -21,10 +21,12 @@ from trader.clock import iso
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.external import ExternalSystems, open_external
+from trader.gateways.agents.anchor_sinks import make_sink
 from trader.gateways.agents.providers import Provider, make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.leadership import Leadership, TradingControls
 from trader.schedulers import Schedulers, jobs
+from trader.services.agents.anchors import Anchors
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts
@@ -72,6 +74,7 @@ class Service:
     schedulers: Schedulers
     controls: TradingControls
     leadership: Leadership
+    anchors: Anchors
     started_at: datetime
 
 
@@ -137,6 +140,7 @@ def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[as
         asyncio.create_task(service.leadership.follow_market(), name="market feed"),
         asyncio.create_task(service.leadership.keep_role(), name="role"),
         asyncio.create_task(service.controls.operations.run(), name="operators"),
+        asyncio.create_task(service.anchors.run(), name="anchors of the chain"),
     ]
     if server is not None:
         tasks.append(asyncio.create_task(_fail_with(server), name="embedded PostgreSQL"))
@@ -230,7 +234,11 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
     lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
     leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines)
-    return Service(context, database, accounts, providers, hubs, schedulers, controls, leadership, clock.now())
+    sink = make_sink(settings.anchor_url)
+    if sink is not None:
+        stack.push_async_callback(sink.close)
+    anchors = Anchors(database, sink, lambda: leadership.role == "leader")
+    return Service(context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, clock.now())
 
 
 def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -> Schedulers:

@@ -1,7 +1,8 @@
-"""Operator commands of the command line: halt, resume and flatten.
+"""Commands of the command line beside the service: halt, resume and flatten for operators, and verify.
 
 A command is written into the database: a halt is in force from that moment, over restarts, until it is lifted. The
 running service reads it within a second, carries it out and writes the outcome, which the command waits for and prints.
+`verify` only reads: the chain of decisions, and the rows that it covers.
 """
 
 import argparse
@@ -17,11 +18,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
+import msgspec
+
+from trader.domain.agents.chain import Anchor
 from trader.domain.exchange.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
 from trader.domain.money import format_decimal
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError, Unavailable
+from trader.gateways.agents.anchor_sinks import AnchorLine
+from trader.services.agents.chain import verify
 from trader.settings import read_database_url
 from trader.store.database.pool import Database
 from trader.store.database.schema import open_database
@@ -40,6 +46,7 @@ _LIMIT_S: Final = 120.0
 
 _LINES_MAX: Final = 200
 _REASON_MAX: Final = 500
+VERIFY: Final = "verify"
 _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 
 
@@ -52,11 +59,11 @@ class Written(NamedTuple):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the three commands."""
+    """Return the parser of the commands."""
     found = argparse.ArgumentParser(
         prog="trader",
-        description="Stop a service from opening positions, let it trade again, or have it close all positions. "
-        "Works beside the running service; a halt stays in force until it is lifted, over restarts too.",
+        description="Stop a service from opening positions, let it trade again, or have it close all positions; or "
+        "verify its record. Works beside the running service; a halt stays in force until it is lifted.",
     )
     verbs = found.add_subparsers(dest="verb", required=True)
     for verb, meaning in (
@@ -68,6 +75,10 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--account", metavar="ID", help="one account; default: all")
         reason = "reason for the record and for rejected orders"
         one.add_argument("--reason", type=_reason, default="asked by an operator", help=reason)
+    meaning = "check whether decisions were changed, inserted, removed or cut off since they were recorded"
+    one = verbs.add_parser(VERIFY, help=meaning, description=meaning)
+    one.add_argument("--anchors", type=Path, metavar="FILE", help="anchors that were kept outside, as lines of JSON")
+    for one in verbs.choices.values():
         add_env_file_option(one)
         one.add_argument("--database", metavar="NAME", help="database of the embedded PostgreSQL, if it has several")
     return found
@@ -94,6 +105,8 @@ async def run(options: argparse.Namespace) -> int:
     :raises StartError: there is no such account, or the database cannot be used
     :raises SettingsError: DATABASE_URL is not the address of a database
     """
+    if options.verb == VERIFY:
+        return await _verify(options)
     verb, account_id = Verb(options.verb), options.account
     async with _open_database(options.database, options.env_file) as (database, is_alone):
         written = await _write(database, verb, account_id, options.reason)
@@ -112,6 +125,48 @@ async def run(options: argparse.Namespace) -> int:
             done = _print_outcome(outcome, verb)
         await _print_halts(database)
         return 0 if done else 1
+
+
+async def _verify(options: argparse.Namespace) -> int:
+    """Check the chain and print what was found. Return 0 when it is intact, else 1."""
+    outside = [] if options.anchors is None else _read_anchors(options.anchors)
+    async with _open_database(options.database, options.env_file) as (database, _):
+        found = await verify(database, outside)
+    print(
+        f"{found.links} invocations of the chain were checked, {found.payloads} of them with their payloads, against "
+        f"{found.anchors} anchors, {len(outside)} of them from outside."
+    )
+    if found.before_chain:
+        print(f"{found.before_chain} invocations are from before the chain began: nothing can be said about them.")
+    for finding in found.findings[:_LINES_MAX]:
+        where = "" if finding.position is None else f" at position {finding.position}"
+        print(f"  {finding.kind}{where}: {finding.text}")
+    if len(found.findings) > _LINES_MAX:
+        print(f"  and {len(found.findings) - _LINES_MAX} more")
+    if not outside:
+        print("Without anchors from outside (--anchors) nobody can tell whether the whole chain was made anew.")
+    print("NOT intact." if found.findings else "Intact.")
+    return 1 if found.findings else 0
+
+
+def _read_anchors(file: Path) -> list[Anchor]:
+    """Return the anchors of a file.
+
+    :raises StartError: it cannot be read, or a line is no anchor
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise StartError(f"{file}: {error.strerror}.") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(msgspec.json.decode(line, type=AnchorLine).anchor(f"{file.name}, line {number}"))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise StartError(f"{file}, line {number}: expected an anchor as the service sends it: {error}.") from None
+    return found
 
 
 @asynccontextmanager

@@ -74,6 +74,10 @@ class ProviderTimeout(ProviderError):
     """An AI provider did not answer in time; what it was asked about has changed since."""
 
 
+class SinkUnavailable(TraderError):
+    """A sink outside did not take what was sent to it; the message has no part of its address."""
+
+
 class RequestError(TraderError):
     """A caller's request cannot be served."""
 

@@ -136,6 +136,14 @@ def _is_database_host(text: str) -> bool:
     return found is not None and 0 < int(found.group(1) or 5432) < 65536
 
 
+def _is_anchor_address(address: Secret) -> bool:
+    """Whether this is a web address, whose path and query may have a secret, or the absolute path of a file."""
+    parts = urlsplit(address.reveal())
+    if parts.scheme == "file":
+        return not parts.netloc and len(parts.path) > 1 and not parts.query and not parts.fragment
+    return "@" not in _split(address.reveal()).netloc
+
+
 def _symbols(text: str) -> tuple[str, ...]:
     """Split markets, in any spelling that orders may use too."""
     symbols = [symbol.strip() for symbol in text.upper().split(",")]
@@ -184,6 +192,10 @@ DATABASE_ADDRESS: Final = Form(
 VENUE_KEY: Final = SECRET._replace(
     expected="the private key of an API key, 80 hexadecimal digits", pattern="(?:0x)?[0-9a-fA-F]{80}"
 )
+ANCHOR_ADDRESS: Final = Form(
+    "the address of a webhook such as https://example.org/anchors?key=1, or of a file such as file:///srv/anchors.jsonl",
+    r"\S+", Secret, _is_anchor_address, is_secret=True,
+)  # fmt: skip
 MARKET_SOURCE: Final = Form("venue, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str)
 MARKET_SYMBOLS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)
 CURRENCY: Final = Form("the short name of a currency, such as USDT", "[A-Za-z0-9]{2,10}", str.upper)

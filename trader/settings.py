@@ -164,6 +164,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "VENUE_ACCOUNT_INDEX again, to confirm trading with real money; TRADING_MODE=live does not start without it.")]
     taapi_api_key: Annotated[Secret | None, Variable(
         "TAAPI_API_KEY", "", forms.SECRET, "Key of taapi.io, for supplementary indicators (optional).")]
+    anchor_url: Annotated[Secret | None, Variable(
+        "ANCHOR_URL", "", forms.ANCHOR_ADDRESS,
+        "Where the head of the chain of decisions is sent once an hour: a webhook (`https://…`), or a file that is "
+        "appended to (`file:///…`), out of reach of whoever could change the database.")]
     snapshot_retention_days: Annotated[int, Variable(
         "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
         "How long raw portfolio snapshots are kept, in days; hourly averages stay.")]

@@ -11,6 +11,7 @@ import pytest
 from support.floor import Floor, ScriptedProvider, calling, hold, open_floor, opening, results_seen, run_one
 from support.scripted import START
 
+from trader.domain.agents.chain import Evidence
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
@@ -18,7 +19,7 @@ from trader.errors import OrderUndecided, Unavailable
 from trader.gateways.agents.providers import RuleProvider
 from trader.services.agents import recorder
 from trader.services.exchange.paper import PaperExchange
-from trader.store.agents.invocations import update_invocation
+from trader.store.agents.chain import update_invocation_closed
 from trader.store.database.pool import Connection, Database
 
 # --- starts and ends --------------------------------------------------------------------------------------------------
@@ -68,13 +69,14 @@ async def test_cancelled_while_recording_its_end_it_keeps_its_status(
 ) -> None:
     writing = asyncio.Event()
 
-    async def write_slowly(conn: Connection, invocation: Invocation) -> None:
-        await update_invocation(conn, invocation)
-        if invocation.status != "running" and not writing.is_set():
+    async def write_slowly(conn: Connection, invocation: Invocation, evidence: Evidence, digest: bytes) -> bool:
+        is_open = await update_invocation_closed(conn, invocation, evidence, digest)
+        if not writing.is_set():
             writing.set()
             await asyncio.sleep(30)
+        return is_open
 
-    monkeypatch.setattr(recorder, "update_invocation", write_slowly)
+    monkeypatch.setattr(recorder, "update_invocation_closed", write_slowly)
     async with open_floor(database) as floor:
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening()), hold("in")]

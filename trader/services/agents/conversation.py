@@ -55,6 +55,8 @@ class Conversation:
                 raise MarketUnavailable("no market has a price now")
             self._messages += self._opening()
             self._record.note_messages(self._messages)
+        else:
+            self._record.note_view(self.view)
 
     async def ask(self, number: int, answer_tokens_max: int) -> ModelAnswer:
         """Return the provider's answer to step `number`. After a time-out it is asked once more, with a new view.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from trader.domain.agents.chain import ChainRecord, Evidence, answers_digest, record_digest, shown_digest
 from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, storable
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import (
@@ -26,6 +28,7 @@ from trader.domain.agents.invocations import (
 from trader.domain.agents.messages import decision_json, order_outcome
 from trader.domain.agents.reproduction import CallInputs, FundingRate, RecordedQuote, RecordedUpdate
 from trader.domain.agents.tools import Decision, call_type, raw_of
+from trader.domain.agents.view import View
 from trader.domain.exchange.account import hours_crossed
 from trader.domain.market.markets import Quote
 from trader.domain.models import Model
@@ -33,6 +36,7 @@ from trader.errors import ProviderError, Unavailable
 from trader.services.agents.entrants import Entrants
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
+from trader.store.agents.chain import update_invocation_closed
 from trader.store.agents.invocations import (
     UnrecordedOrder,
     insert_invocation,
@@ -52,6 +56,10 @@ RESPONSE_MAX = 20_000
 """Characters of the response kept in the row; the payload has all of it."""
 
 _log = logging.getLogger("trader.agents")
+
+
+class _AlreadyClosed(Exception):
+    """The rows say that the invocation has ended: nothing may be added to it."""
 
 
 class Payload(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +150,8 @@ class InvocationRecorder:
         self._answered_by: str | None = None  # by which model the first step was
         self._steps: list[Step] = []
         self._calls: list[ToolCall] = []
+        self._written = 0, 0  # how many of the steps and of the calls
+        self._view_digest: bytes | None = None  # of a rule agent
         self._pending: PendingOrder | None = None
         self._answers: list[str] = []
         self._messages: list[Message] = []
@@ -187,6 +197,10 @@ class InvocationRecorder:
     def note_messages(self, messages: list[Message]) -> None:
         """Keep the conversation for the payload; the list may still grow."""
         self._messages = messages
+
+    def note_view(self, view: View) -> None:
+        """Keep the digest of the view of a rule agent, which is not kept itself."""
+        self._view_digest = shown_digest(view)
 
     def add_step(self, provider: str, answer: ModelAnswer, at: datetime) -> Step:
         """Add a step that has ended."""
@@ -292,20 +306,32 @@ class InvocationRecorder:
         if self._entrant is not None and self._answered_by is not None:
             started_at = self.invocation.started_at
             self._set_entrant(await self._entrants.answered(self._entrant, self._answered_by, started_at))
-        async with self._database.transaction() as conn:
-            if self._pending is not None and self.is_closed:
-                await self._settle_pending(conn, self._pending)
-            for step in self._steps:
-                await insert_step(conn, step)
-            for call in self._calls:
-                await insert_tool_call(conn, call)
-            await update_invocation(conn, self.invocation)
-        self._steps.clear()
-        self._calls.clear()
+        with suppress(_AlreadyClosed):  # the last time it was written, but not confirmed; or another process did
+            async with self._database.transaction() as conn:
+                await self._write(conn)
+        self._written = len(self._steps), len(self._calls)
         if self.is_closed:
             self._is_saved = True
             self._events.publish(ConversationsChanged(at=self._ended_at(), model_id=self.model.id))
             await self._save_payload()
+
+    async def _write(self, conn: Connection) -> None:
+        """Write what is new, and when the invocation has ended also its link of the chain, last: it locks the chain."""
+        if self._pending is not None and self.is_closed:
+            await self._settle_pending(conn, self._pending)
+        steps, calls = self._written
+        for step in self._steps[steps:]:
+            await insert_step(conn, step)
+        for call in self._calls[calls:]:
+            await insert_tool_call(conn, call)
+        if not self.is_closed:
+            await update_invocation(conn, self.invocation)
+            return
+        shown = shown_digest(self._messages) if self._messages else self._view_digest
+        evidence = Evidence(shown, answers_digest(self._answers))
+        record = ChainRecord(self.invocation, self._entrant, self._steps, self._calls)
+        if not await update_invocation_closed(conn, self.invocation, evidence, record_digest(record, evidence)):
+            raise _AlreadyClosed
 
     async def _settle_pending(self, conn: Connection, pending: PendingOrder) -> None:
         """Record the outcome of an order that was under way when the invocation broke off, as the books hold it."""

@@ -19,6 +19,7 @@ from trader.errors import NotFound, Unavailable
 from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
+from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
 from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call, unpacked
@@ -177,6 +178,7 @@ class Agents:
                 orders = await select_unrecorded_orders(conn, invocation_id, model_id)
                 for order in orders:
                     await insert_tool_call(conn, recovered_call(invocation_id, order))
+                await append_interrupted(conn, invocation_id)
                 _log.warning(
                     "%s: invocation %s was interrupted by the end of its process; %d calls recovered from their orders",
                     model_id,

@@ -107,9 +107,13 @@ WHERE id = $1 AND status = 'running'
 
 
 async def update_invocation(conn: Connection, invocation: Invocation) -> None:
-    """Update the record of a running invocation, or close it; a closed one never changes again."""
-    await conn.execute(
-        UPDATE_INVOCATION,
+    """Update the record of a running invocation; a closed one never changes."""
+    await conn.execute(UPDATE_INVOCATION, *invocation_values(invocation))
+
+
+def invocation_values(invocation: Invocation) -> tuple[object, ...]:
+    """Return what an update writes, in the order of its parameters."""
+    return (
         invocation.id,
         invocation.status,
         invocation.failure_reason,

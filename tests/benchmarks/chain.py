@@ -1,0 +1,158 @@
+"""Price of the chain of decisions on the write path of invocations, and the speed of its verification.
+
+    scripts/benchmark chain [--rounds 60] [--invocations 24]
+
+Each invocation is written as the service writes it, to a durable embedded PostgreSQL: opened, two steps with a call
+each, its end, and its payload; as many at once as the service runs. The reference is the same without the link: short
+rounds with and without it alternate, in a changing order, and the ratio of their medians is judged.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import median
+from unittest.mock import patch
+
+from benchmarks.figures import Figures, temporary_folder
+from support.records import make_model
+from support.scripted import START, make_settings
+
+from trader.domain.agents.conversation import ModelAnswer, ToolRequest
+from trader.domain.agents.invocations import Invocation
+from trader.domain.agents.tools import Holding
+from trader.embedded.server import EmbeddedPostgres
+from trader.services.agents import recorder
+from trader.services.agents.chain import verify
+from trader.services.agents.entrants import Entrants
+from trader.services.agents.recorder import InvocationRecorder, Packer
+from trader.services.events import EventBus
+from trader.store.agents.invocations import update_invocation, upsert_model
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Connection, Database
+from trader.store.database.schema import apply_schema
+
+PARALLEL = 8
+PRICE_PERCENT_MAX = 3.0
+REASON = "BTC: range with ADX 18.6, 1.9 deviations from VWAP 87407.4, RSI 70.4; no entry without a confirmed turn."
+
+
+class Writer:
+    """Writes invocations of one model after the other, as the workflow does."""
+
+    def __init__(self, database: Database, models: int) -> None:
+        self._database = database
+        self._entrants = Entrants(database, make_settings())
+        self._events, self._packer = EventBus(), Packer()
+        self._models = [make_model(f"model-{number}") for number in range(models)]
+        self._written = 0
+
+    async def prepare(self) -> None:
+        async with self._database.connection() as conn:
+            await ensure_partitions(conn, START)
+            for model in self._models:
+                await upsert_model(conn, model)
+
+    async def write(self, count: int) -> None:
+        """Write so many invocations, `PARALLEL` at a time."""
+        numbers = iter(range(self._written, self._written + count))
+        self._written += count
+
+        async def work() -> None:
+            for number in numbers:
+                await self._write_one(number)
+
+        await asyncio.gather(*(work() for _ in range(PARALLEL)))
+
+    async def _write_one(self, number: int) -> None:
+        at = START + timedelta(seconds=number // len(self._models))
+        model = self._models[number % len(self._models)]
+        record = InvocationRecorder(self._database, self._events, self._packer, self._entrants, model, at)
+        assert await record.open()
+        record.note_messages([{"role": "user", "content": REASON * 100}])
+        for step in range(2):
+            self._add_step(record, f"call {step}", at)
+            await record.save()
+        record.close("completed", None, REASON, at + timedelta(seconds=2))
+        await record.save()
+
+    def _add_step(self, record: InvocationRecorder, name: str, at: datetime) -> None:
+        request = ToolRequest(name, "holding", f'{{"reason": "{REASON}"}}')
+        answer = ModelAnswer(
+            text=None, calls=(request,), message={}, model="lab/one", raw=REASON * 10, input_tokens=6000
+        )
+        record.add_step("lab", answer, at)
+        record.add_call(record.next_call(), request, Holding(reason=REASON), "ok", {"holding": True}, at)
+
+
+async def _close(conn: Connection, invocation: Invocation, *_: object) -> bool:
+    """Close an invocation without a link: the reference."""
+    await update_invocation(conn, invocation)
+    return True
+
+
+def without_chain() -> object:
+    return patch.multiple(
+        recorder, update_invocation_closed=_close, record_digest=lambda *_: b"", shown_digest=lambda _: None,
+        answers_digest=lambda _: None,
+    )  # fmt: skip
+
+
+async def _timed(write: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    await write()  # type: ignore[misc]
+    return time.perf_counter() - began_s
+
+
+@asynccontextmanager
+async def _database(folder: Path) -> AsyncIterator[Database]:
+    async with EmbeddedPostgres(folder / "postgres") as server:
+        database = await Database.connect(await server.ensure_database("trader_benchmark"))
+        try:
+            await apply_schema(database)
+            yield database
+        finally:
+            await database.close()
+
+
+async def measure(folder: Path, rounds: int, count: int) -> int:
+    figures = Figures()
+    async with _database(folder) as database:
+        writer = Writer(database, models=20)
+        await writer.prepare()
+        await writer.write(count)  # the first ones pay for empty caches
+        with_s: list[float] = []
+        without_s: list[float] = []
+        for number in range(rounds):
+            for is_linked in (number % 2 == 0, number % 2 == 1):
+                if is_linked:
+                    with_s.append(await _timed(lambda: writer.write(count)))
+                else:
+                    with without_chain():  # type: ignore[attr-defined]
+                        without_s.append(await _timed(lambda: writer.write(count)))
+        each_ms, plain_ms = (1000 * median(times) / count for times in (with_s, without_s))
+        figures.show(f"an invocation, {PARALLEL} at once", each_ms, "ms", reference=("no chain", plain_ms))
+        figures.show("price of the chain", 100 * (each_ms / plain_ms - 1), "%", at_most=PRICE_PERCENT_MAX)
+        began_s = time.perf_counter()
+        found = await verify(database, [])
+        kinds = {finding.kind for finding in found.findings}
+        assert kinds <= {"inserted"}, "only the reference's invocations are not in the chain"
+        figures.show("verification", found.links / (time.perf_counter() - began_s), "/s")
+    return figures.exit_code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--invocations", type=int, default=24)
+    options = parser.parse_args()
+    with temporary_folder() as folder:
+        return asyncio.run(measure(folder, options.rounds, options.invocations))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""The chain of decisions: whatever is done to the record of finished invocations is found, and where."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from uuid import UUID, uuid4
+
+import pytest
+from support.floor import Floor, calling, hold, open_floor, opening
+from support.scripted import START
+
+from trader.domain.agents.chain import Anchor, ChainRecord, Evidence, link_digest, record_digest
+from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.errors import ProviderError
+from trader.services.agents.chain import verify
+from trader.store.agents import chain as store
+from trader.store.agents.invocations import select_steps, select_tool_calls
+from trader.store.database.pool import Connection, Database
+
+LINKS = 8
+
+Attack = Callable[[Connection], Awaitable[object]]
+
+
+@pytest.fixture
+async def chain(database: Database) -> AsyncIterator[Database]:
+    """A database with eight linked invocations: an order, failures, an interruption, and quiet ones."""
+    async with open_floor(database) as floor:
+        await floor.add("ada", "bob")
+        floor.provider.scripts["ada"] = [calling(opening()), hold("in")]
+        floor.provider.scripts["bob"] = [calling(opening(quantity=10_000)), hold("too much")]
+        await floor.cycle()
+        floor.provider.scripts = {"ada": [hold()], "bob": [ProviderError("no answer")]}
+        for _ in range(3):
+            await floor.cycle()
+        yield database
+
+
+async def _anchors(database: Database) -> list[Anchor]:
+    """The heads of the chain as somebody outside kept them: after links 3 and 6, and the last."""
+    async with database.connection() as conn:
+        links = await store.select_links(conn, 0, 100)
+    return [Anchor(link.position, link.digest, START, "outside") for link in links if link.position in (3, 6, LINKS)]
+
+
+async def _found(database: Database, outside: list[Anchor] | None = None) -> list[tuple[str, int | None]]:
+    return [(finding.kind, finding.position) for finding in (await verify(database, outside or [])).findings]
+
+
+async def _id_at(conn: Connection, position: int) -> UUID:
+    found: UUID = await conn.fetchval("SELECT invocation_id FROM chain_links WHERE position = $1", position)
+    return found
+
+
+async def _delete_invocation(conn: Connection, position: int) -> None:
+    invocation_id = await _id_at(conn, position)
+    await conn.execute("UPDATE orders SET invocation_id = NULL WHERE invocation_id = $1", invocation_id)
+    await conn.execute("DELETE FROM chain_links WHERE invocation_id = $1", invocation_id)
+    for table in ("invocation_steps", "tool_calls"):
+        await conn.execute(f"DELETE FROM {table} WHERE invocation_id = $1", invocation_id)
+    await conn.execute("DELETE FROM invocations WHERE id = $1", invocation_id)
+
+
+async def _rebuild(conn: Connection, first: int) -> None:
+    """Make every digest anew from a position on, as somebody would who can write to the database."""
+    links = await store.select_links(conn, 0, 100)
+    entrants = await store.select_entrants(conn)
+    before = links[first - 2].digest if first > 1 else bytes(32)
+    for link in links[first - 1 :]:
+        ids = [link.invocation_id]
+        done = (await store.select_linked_invocations(conn, ids))[link.invocation_id]
+        steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+        entrant = entrants[done.model_id, done.entrant or 0]
+        record = ChainRecord(done, entrant, steps.get(done.id, ()), calls.get(done.id, ()))
+        digest = record_digest(record, Evidence(link.view_digest, link.answers_digest))
+        before = link_digest(before, digest)
+        await conn.execute(
+            "UPDATE chain_links SET record_digest = $2, digest = $3 WHERE position = $1", link.position, digest, before
+        )
+
+
+async def test_every_finished_invocation_is_in_the_chain_once(chain: Database) -> None:
+    found = await verify(chain, await _anchors(chain))
+    assert (found.links, found.anchors, found.before_chain, list(found.findings)) == (LINKS, 3, 0, [])
+    assert found.payloads == LINKS
+
+
+async def test_an_interrupted_invocation_is_linked_at_the_next_start(database: Database) -> None:
+    async def think(_: Turn) -> ModelAnswer:
+        await asyncio.sleep(30)
+        raise AssertionError
+
+    async with open_floor(database) as floor:
+        await floor.add("ada")
+        floor.provider.scripts["ada"] = [calling(opening()), think]
+        await floor.start_batch()
+        while not floor.exchange.account("ada").positions:
+            await asyncio.sleep(0.001)
+        await floor.agents.start()  # as the process that comes after this one's sudden end
+        found = await verify(database, [])
+        assert (found.links, list(found.findings)) == (1, [])
+        await floor.agents.close()
+        found = await verify(database, [])
+        assert (found.links, list(found.findings)) == (1, []), "nothing is added to what is closed"
+
+
+async def test_concurrent_ends_make_one_chain(floor: Floor) -> None:
+    names = [f"model-{number}" for number in range(20)]
+    await floor.add(*names)
+    await floor.cycle()
+    found = await verify(floor.database, [])
+    assert (found.links, list(found.findings)) == (len(names), [])
+
+
+EDITS: dict[str, str] = {
+    "an answer": "UPDATE invocations SET response = 'I knew it' WHERE id = $1",
+    "a time": "UPDATE invocations SET started_at = started_at - interval '1 second' WHERE id = $1",
+    "an entrant": "UPDATE invocations SET entrant = NULL WHERE id = $1",
+    "a step": "UPDATE invocation_steps SET model = 'other' WHERE invocation_id = $1 AND number = 1",
+    "a call": "UPDATE tool_calls SET metadata = jsonb_set(metadata, '{decisions,0,reason}', '\"x\"') "
+    "WHERE invocation_id = $1",
+    "one call less": "DELETE FROM tool_calls WHERE invocation_id = $1",
+    "the digest of the view": "UPDATE chain_links SET view_digest = sha256('x') WHERE invocation_id = $1",
+}
+
+
+@pytest.mark.parametrize("statement", EDITS.values(), ids=EDITS)
+async def test_an_edit_is_found_where_it_was_made(chain: Database, statement: str) -> None:
+    async with chain.connection() as conn:
+        links = await store.select_links(conn, 0, 100)
+        done = await store.select_linked_invocations(conn, [link.invocation_id for link in links])
+        place = next(n for n in range(3, LINKS) if done[links[n - 1].invocation_id].status == "completed")
+        await conn.execute(statement, links[place - 1].invocation_id)
+    assert set(await _found(chain)) == {("changed", place)}
+
+
+async def test_an_edited_configuration_is_found(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await conn.execute("UPDATE entrants SET configuration = configuration || ' ' WHERE model_id = 'ada'")
+    assert {kind for kind, _ in await _found(chain)} == {"changed"}
+    async with chain.connection() as conn:
+        await conn.execute(
+            "UPDATE entrants SET configuration = rtrim(configuration), fingerprint = repeat('0', 64) "
+            "WHERE model_id = 'ada'"
+        )
+    assert await _found(chain) == [("changed", None)]
+
+
+async def test_an_edited_payload_is_found(chain: Database) -> None:
+    async with chain.connection() as conn:
+        ids = [await _id_at(conn, 3), await _id_at(conn, 6)]
+        await conn.execute(
+            "UPDATE invocation_payloads a SET payload = b.payload "
+            "FROM invocation_payloads b WHERE a.invocation_id = $1 AND b.invocation_id = $2",
+            *ids,
+        )
+    assert set(await _found(chain)) == {("changed", 3)}
+
+
+async def test_retention_is_no_finding(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await conn.execute("DELETE FROM invocation_payloads")
+    found = await verify(chain, [])
+    assert (found.links, found.payloads, list(found.findings)) == (LINKS, 0, [])
+
+
+async def test_an_inserted_invocation_is_found(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await conn.execute(
+            "INSERT INTO invocations (id, model_id, status, started_at, finished_at, entrant) "
+            "SELECT $1, model_id, 'completed', started_at, finished_at, entrant FROM invocations WHERE id = $2",
+            uuid4(),
+            await _id_at(conn, 5),
+        )
+    assert await _found(chain) == [("inserted", None)]
+
+
+async def test_a_removed_invocation_is_found_where_it_was(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await _delete_invocation(conn, 4)
+    assert await _found(chain) == [("removed", 4)]
+
+
+async def test_a_removed_link_that_was_closed_up_is_found_where_it_was(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await _delete_invocation(conn, 4)
+        for position in range(5, LINKS + 1):
+            await conn.execute("UPDATE chain_links SET position = position - 1 WHERE position = $1", position)
+    assert await _found(chain) == [("changed", 4)]
+    assert set(await _found(chain, await _anchors_of_full_chain(chain))) == {("changed", 4), ("cut off", LINKS)}
+
+
+async def _anchors_of_full_chain(database: Database) -> list[Anchor]:
+    async with database.connection() as conn:
+        last = (await store.select_links(conn, 0, 100))[-1]
+    return [Anchor(LINKS, last.digest, START, "outside")]
+
+
+async def test_swapped_links_are_found_at_the_first_of_them(chain: Database) -> None:
+    async with chain.connection() as conn:
+        for old, new in ((4, 99), (5, 4), (99, 5)):
+            await conn.execute("UPDATE chain_links SET position = $2 WHERE position = $1", old, new)
+    assert await _found(chain) == [("changed", 4), ("changed", 5), ("changed", 6)]
+
+
+async def test_a_chain_that_was_made_anew_is_found_by_anchors_alone(chain: Database) -> None:
+    anchors = await _anchors(chain)
+    async with chain.connection() as conn:
+        await conn.execute("UPDATE invocations SET response = 'I knew it' WHERE id = $1", await _id_at(conn, 5))
+        await _rebuild(conn, 5)
+    assert await _found(chain) == [], "by itself it is as good as the true one"
+    assert await _found(chain, anchors) == [("rebuilt", 4)], "somewhere from 4 to 6, between two anchors"
+
+
+async def test_the_anchors_of_the_database_are_compared_too(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await store.insert_anchor(conn, 3600)
+        await store.insert_anchor(conn, 3600)
+        assert [anchor.position for anchor in await store.select_anchors(conn)] == [LINKS]
+        await conn.execute("UPDATE invocations SET response = 'I knew it' WHERE id = $1", await _id_at(conn, 2))
+        await _rebuild(conn, 2)
+    assert await _found(chain) == [("rebuilt", 1)]
+
+
+async def test_a_chain_without_its_end_is_found(chain: Database) -> None:
+    anchors = await _anchors(chain)
+    async with chain.connection() as conn:
+        last = await _id_at(conn, LINKS)
+        await conn.execute("DELETE FROM chain_links WHERE position = $1", LINKS)
+    assert await _found(chain) == [("inserted", None)], "an invocation that no link covers"
+    async with chain.connection() as conn:
+        for table, key in (
+            ("invocation_steps", "invocation_id"),
+            ("tool_calls", "invocation_id"),
+            ("invocations", "id"),
+        ):
+            await conn.execute(f"DELETE FROM {table} WHERE {key} = $1", last)
+    assert await _found(chain) == [], "nothing in the database remembers it"
+    assert await _found(chain, anchors) == [("cut off", LINKS)]
+
+
+async def test_an_order_that_no_call_placed_is_found(chain: Database) -> None:
+    async with chain.connection() as conn:
+        await conn.execute(
+            "UPDATE order_requests SET client_order_id = $1 || ':1' WHERE account_id = 'ada'",
+            str(await _last_of_ada(conn)),
+        )
+    assert {kind for kind, _ in await _found(chain)} == {"removed", "inserted"}
+
+
+async def _last_of_ada(conn: Connection) -> UUID:
+    found: UUID = await conn.fetchval(
+        "SELECT c.invocation_id FROM chain_links c JOIN invocations i ON i.id = c.invocation_id "
+        "WHERE i.model_id = 'ada' ORDER BY c.position DESC LIMIT 1"
+    )
+    return found

@@ -1,0 +1,228 @@
+"""The chain of decisions: a digest for every finished invocation that also covers all digests before it.
+
+Whoever knows a digest of the chain knows whether anything before it was changed since: the record of an invocation, or
+which invocations there are, and in what order.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import iso
+from trader.domain.agents.conversation import Message
+from trader.domain.agents.entrants import Entrant, canonical_json, fingerprint
+from trader.domain.agents.invocations import Invocation, Step, ToolCall
+from trader.domain.agents.view import View
+from trader.domain.money import format_decimal
+
+GENESIS: Final = bytes(32)
+"""The digest before that of the first link."""
+
+FindingKind = Literal["changed", "removed", "inserted", "rebuilt", "cut off"]
+
+
+class Evidence(NamedTuple):
+    """Digests of what is kept for a limited time: what the agent was shown, and the raw answers of its provider."""
+
+    view_digest: bytes | None
+    answers_digest: bytes | None
+
+
+NO_EVIDENCE: Final = Evidence(None, None)
+
+
+class ChainLink(NamedTuple):
+    """A link of the chain, in the order of the table's columns."""
+
+    position: int
+    invocation_id: UUID
+    view_digest: bytes | None
+    answers_digest: bytes | None
+    record_digest: bytes
+    digest: bytes
+
+
+class Anchor(NamedTuple):
+    """The head that the chain had at some time; `source` is who says so."""
+
+    position: int
+    digest: bytes
+    anchored_at: datetime
+    source: str = "the table anchors"
+
+
+class ChainRecord(NamedTuple):
+    """Everything of an invocation that its link covers."""
+
+    invocation: Invocation
+    entrant: Entrant | None
+    steps: Sequence[Step]
+    calls: Sequence[ToolCall]
+
+
+class Finding(NamedTuple):
+    """Something that is not as the chain says. `position` is the first place in the chain that it concerns."""
+
+    kind: FindingKind
+    position: int | None
+    text: str
+
+
+def shown_digest(shown: Sequence[Message] | View) -> bytes:
+    """Return the digest of what an agent was shown: the messages of an AI model or the view of a rule agent."""
+    return hashlib.sha256(msgspec.json.encode(shown)).digest()
+
+
+def answers_digest(answers: Sequence[str]) -> bytes | None:
+    """Return the digest of a provider's raw answers, a JSON list of texts; None without any."""
+    return hashlib.sha256(msgspec.json.encode(answers)).digest() if answers else None
+
+
+def record_digest(record: ChainRecord, evidence: Evidence) -> bytes:
+    """Return the SHA-256 of the canonical record of a finished invocation."""
+    return hashlib.sha256(canonical_json(record_json(record, evidence))).digest()
+
+
+def link_digest(before: bytes, record: bytes) -> bytes:
+    """Return the digest of a link, from that of the link before it and that of its record."""
+    return hashlib.sha256(before + record).digest()
+
+
+def record_json(record: ChainRecord, evidence: Evidence) -> dict[str, Any]:
+    """Return the record that is digested, as a JSON value."""
+    done = record.invocation
+    return {
+        "id": str(done.id),
+        "model": done.model_id,
+        "entrant": done.entrant,
+        "configuration": _configuration_digest(record.entrant),
+        "view": _hex(evidence.view_digest),
+        "answers": _hex(evidence.answers_digest),
+        "status": done.status,
+        "failureReason": done.failure_reason,
+        "response": done.response,
+        "steps": [_step_json(step) for step in record.steps],
+        "calls": [_call_json(call) for call in record.calls],
+        "orders": order_ids(record.calls),
+        "startedAt": iso(done.started_at),
+        "finishedAt": None if done.finished_at is None else iso(done.finished_at),
+    }
+
+
+def order_ids(calls: Iterable[ToolCall]) -> list[str]:
+    """Return the ids of the orders that these calls placed, refused ones included."""
+    results = [result for call in calls for result in call.metadata.get("results", ())]
+    return [result["orderId"] for result in results if isinstance(result, dict) and "orderId" in result]
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    return {
+        "number": step.number,
+        "provider": step.provider,
+        "model": step.model,
+        "tools": list(step.tool_names),
+        "inputTokens": step.input_tokens,
+        "outputTokens": step.output_tokens,
+        "costUsd": None if step.cost_usd is None else format_decimal(step.cost_usd),
+        "durationMs": step.duration_ms,
+        "at": iso(step.created_at),
+    }
+
+
+def _call_json(call: ToolCall) -> dict[str, Any]:
+    return {
+        "number": call.number,
+        "type": call.type,
+        "status": call.status,
+        "metadata": msgspec.to_builtins(call.metadata),
+        "at": iso(call.created_at),
+    }
+
+
+def _configuration_digest(entrant: Entrant | None) -> str | None:
+    if entrant is None or entrant.configuration is None:
+        return None
+    return hashlib.sha256(entrant.configuration.encode()).hexdigest()
+
+
+def _hex(digest: bytes | None) -> str | None:
+    return None if digest is None else digest.hex()
+
+
+# Verification
+
+
+class ChainChecker:
+    """Follows the links of a chain from the first to the last, and collects what is not as they say."""
+
+    def __init__(self, anchors: Iterable[Anchor]) -> None:
+        self.findings: list[Finding] = []
+        self.length = 0
+        """The position of the last link."""
+
+        self._before = GENESIS
+        self._anchors = sorted(anchors, key=lambda anchor: anchor.position)
+        self._next_anchor = 0
+        self._last_matching: Anchor | None = None
+        self._is_rebuilt = False
+
+    def follow(self, link: ChainLink, record: ChainRecord | None) -> None:
+        """Check a link against the one before it, against the record made of the rows, and against the anchors."""
+        expected = self.length + 1
+        if link.position != expected:
+            places = str(expected) if link.position == expected + 1 else f"{expected} to {link.position - 1}"
+            self._find("removed", expected, f"the links at {places} are gone")
+        elif link.digest != link_digest(self._before, link.record_digest):
+            text = "the link does not follow from the one before: one was inserted, removed, moved or changed here"
+            self._find("changed", link.position, f"{text} ({link.invocation_id})")
+        evidence = Evidence(link.view_digest, link.answers_digest)
+        if record is None:
+            self._find("removed", link.position, f"invocation {link.invocation_id} is gone")
+        elif record_digest(record, evidence) != link.record_digest:
+            text = f"invocation {link.invocation_id} of {record.invocation.model_id} is not as it was recorded"
+            self._find("changed", link.position, text)
+        self.length, self._before = link.position, link.digest
+        self._compare_anchors(link)
+
+    def finish(self) -> None:
+        """Check what the anchors say of the end of the chain."""
+        beyond = self._anchors[self._next_anchor :]
+        if beyond:
+            last = beyond[-1]
+            text = f"the chain ends here, and was {last.position} links long at {iso(last.anchored_at)} ({last.source})"
+            self._find("cut off", self.length + 1, text)
+
+    def _compare_anchors(self, link: ChainLink) -> None:
+        while self._next_anchor < len(self._anchors):
+            anchor = self._anchors[self._next_anchor]
+            if anchor.position > link.position:
+                return
+            self._next_anchor += 1
+            if anchor.position == link.position and anchor.digest == link.digest:
+                self._last_matching = anchor
+                continue
+            if self._is_rebuilt:  # no later anchor can match any more
+                continue
+            self._is_rebuilt = True
+            known = 0 if self._last_matching is None else self._last_matching.position
+            text = (
+                f"the chain is not the one that was anchored at {iso(anchor.anchored_at)} ({anchor.source}): "
+                f"it was made anew somewhere from position {known + 1} to {anchor.position}"
+            )
+            self._find("rebuilt", known + 1, text)
+
+    def _find(self, kind: FindingKind, position: int | None, text: str) -> None:
+        self.findings.append(Finding(kind, position, text))
+
+
+def check_entrant(entrant: Entrant) -> Finding | None:
+    """Return what is wrong with the fingerprint of an entrant, if anything is."""
+    if entrant.configuration is None:
+        return None
+    if fingerprint(entrant.configuration, entrant.answered_by) == entrant.fingerprint:
+        return None
+    return Finding("changed", None, f"entrant {entrant.number} of {entrant.model_id} does not have its fingerprint")

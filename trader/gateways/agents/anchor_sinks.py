@@ -1,0 +1,148 @@
+"""Sinks of anchors: a webhook or an append-only file, where heads of the chain are kept outside the database."""
+
+import asyncio
+import os
+import stat
+import threading
+from contextlib import suppress
+from datetime import datetime
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+import msgspec
+
+from trader.clock import iso
+from trader.domain.agents.chain import Anchor
+from trader.errors import SinkUnavailable
+from trader.setting_forms import Secret
+
+ATTEMPT_S: Final = 10.0
+"""How long a sink may take for one anchor."""
+
+
+class AnchorLine(msgspec.Struct, rename="camel"):
+    """An anchor as it is sent, and as a line of a file. `digest` is hexadecimal."""
+
+    position: int
+    digest: str
+    anchored_at: datetime
+
+    def anchor(self, source: str) -> Anchor:
+        """Return the anchor. Raise ValueError when the digest is not one."""
+        digest = bytes.fromhex(self.digest)
+        if len(digest) != 32:
+            raise ValueError("a digest has 64 hexadecimal digits")
+        return Anchor(self.position, digest, self.anchored_at, source)
+
+
+def anchor_line(anchor: Anchor) -> bytes:
+    """Return an anchor as one line of JSON, without its end."""
+    return msgspec.json.encode(
+        {"position": anchor.position, "digest": anchor.digest.hex(), "anchoredAt": iso(anchor.anchored_at)}
+    )
+
+
+class AnchorSink(Protocol):
+    """Takes anchors, one after the other."""
+
+    async def send(self, anchor: Anchor) -> None:
+        """Hand over an anchor.
+
+        :raises SinkUnavailable: the sink did not confirm it in time
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WebhookSink:
+    """Posts each anchor as JSON; any status of success confirms it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, anchor: Anchor) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ATTEMPT_S))
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(
+                self._url, data=anchor_line(anchor), headers=headers, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise SinkUnavailable(f"the webhook does not answer ({type(error).__name__})") from None
+        if not 200 <= status < 300:
+            raise SinkUnavailable(f"the webhook answered with HTTP {status}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class FileSink:
+    """Appends each anchor to a file, as a line that is on the disk before it counts as sent."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._writing: asyncio.Future[None] | None = None
+
+    async def send(self, anchor: Anchor) -> None:
+        if self._writing is not None and not self._writing.done():
+            raise SinkUnavailable("the file system still hangs with the last anchor")
+        self._writing = writing = asyncio.get_running_loop().create_future()
+        writing.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # it may come too late for its caller
+        # A daemon, since neither a time limit nor the end of the process can end a write on a dead network disk.
+        threading.Thread(target=self._append, args=(anchor_line(anchor), writing), daemon=True).start()
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                await asyncio.shield(writing)
+        except TimeoutError:
+            raise SinkUnavailable("the file system does not answer") from None
+        except OSError as error:
+            raise SinkUnavailable(f"the file cannot be written: {error.strerror or type(error).__name__}") from None
+
+    def _append(self, line: bytes, writing: asyncio.Future[None]) -> None:
+        problem: OSError | None = None
+        try:
+            _append_line(self._path, line)
+        except OSError as error:
+            problem = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            writing.get_loop().call_soon_threadsafe(_settle, writing, problem)
+
+    async def close(self) -> None:
+        """Nothing is open between two anchors."""
+
+
+def _append_line(path: str, line: bytes) -> None:
+    # Without waiting for a reader, should this be a pipe.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(0, "it is no regular file")
+        os.write(file, line + b"\n")
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _settle(writing: asyncio.Future[None], problem: OSError | None) -> None:
+    if writing.done():
+        return
+    if problem is None:
+        writing.set_result(None)
+    else:
+        writing.set_exception(problem)
+
+
+def make_sink(address: Secret | None) -> AnchorSink | None:
+    """Return the sink at the address of ANCHOR_URL; None without one."""
+    if address is None:
+        return None
+    parts = urlsplit(address.reveal())
+    return FileSink(unquote(parts.path)) if parts.scheme == "file" else WebhookSink(address.reveal())

@@ -1,0 +1,134 @@
+"""Verification of the chain of decisions: its links against each other, against the rows, and against anchors."""
+
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.agents.chain import (
+    NO_EVIDENCE,
+    Anchor,
+    ChainChecker,
+    ChainLink,
+    ChainRecord,
+    Finding,
+    answers_digest,
+    check_entrant,
+    order_ids,
+    record_digest,
+    shown_digest,
+)
+from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.invocations import client_order_id
+from trader.services.agents.recorder import unpacked
+from trader.store.agents import chain as store
+from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
+from trader.store.database.pool import Connection, Database
+
+BATCH: Final = 500
+FINDINGS_MAX: Final = 100
+"""Invocations outside the chain that are listed."""
+
+
+class Verification(NamedTuple):
+    """The outcome: how much was checked, and every finding, in the order of the chain."""
+
+    links: int
+    payloads: int
+    anchors: int
+    before_chain: int
+    findings: Sequence[Finding]
+
+
+async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
+    """Append an invocation whose process died to the chain, as its rows are. What it was shown is not known."""
+    records = await _read_records(conn, [invocation_id], await store.select_entrants(conn))
+    await store.insert_link(conn, invocation_id, NO_EVIDENCE, record_digest(records[invocation_id], NO_EVIDENCE))
+
+
+async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
+    """Check the whole chain as of one moment, even while a service writes. `outside` are anchors kept elsewhere."""
+    async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
+        anchors = [*await store.select_anchors(conn), *outside]
+        entrants = await store.select_entrants(conn)
+        checker = ChainChecker(anchors)
+        checker.findings += filter(None, map(check_entrant, entrants.values()))
+        payloads = links = 0
+        async for batch in _batches(conn):
+            records = await _read_records(conn, [link.invocation_id for link in batch], entrants)
+            kept = await select_payloads(conn, [record.invocation for record in records.values()])
+            for link in batch:
+                checker.follow(link, records.get(link.invocation_id))
+                if link.invocation_id in kept and link.view_digest is not None:
+                    checker.findings += _payload_findings(link, kept[link.invocation_id])
+            checker.findings += await _order_findings(conn, batch, records)
+            links += len(batch)
+            payloads += len(kept)
+        checker.finish()
+        unlinked = await store.select_unlinked(conn, FINDINGS_MAX)
+        finished = await store.select_finished_count(conn)
+    checker.findings += [
+        Finding("inserted", None, f"invocation {one.id} of {one.model_id} ({one.finished_at:%Y-%m-%d %H:%M:%S} UTC) "
+                "is not in the chain")
+        for one in unlinked
+    ]  # fmt: skip
+    return Verification(links, payloads, len(anchors), max(0, finished - links - len(unlinked)), checker.findings)
+
+
+async def _batches(conn: Connection) -> AsyncIterator[list[ChainLink]]:
+    after = 0
+    while batch := await store.select_links(conn, after, BATCH):
+        yield batch
+        after = batch[-1].position
+
+
+async def _read_records(
+    conn: Connection, ids: Sequence[UUID], entrants: Mapping[tuple[str, int], Entrant]
+) -> dict[UUID, ChainRecord]:
+    invocations = await store.select_linked_invocations(conn, ids)
+    steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+    return {
+        one.id: ChainRecord(
+            one, entrants.get((one.model_id, one.entrant or 0)), steps.get(one.id, ()), calls.get(one.id, ())
+        )
+        for one in invocations.values()
+    }
+
+
+def _payload_findings(link: ChainLink, content: bytes) -> list[Finding]:
+    """Return what differs between the digests of a link and the payload, while that is kept."""
+    where = f"invocation {link.invocation_id}"
+    try:
+        payload = unpacked(content)
+    except (zlib.error, msgspec.MsgspecError):
+        return [Finding("changed", link.position, f"the payload of {where} cannot be read")]
+    findings = []
+    if answers_digest(payload.answers) != link.answers_digest:
+        findings.append(Finding("changed", link.position, f"the answers in the payload of {where} are others"))
+    if payload.messages and shown_digest(payload.messages) != link.view_digest:
+        findings.append(Finding("changed", link.position, f"the messages in the payload of {where} are others"))
+    return findings
+
+
+async def _order_findings(
+    conn: Connection, batch: Sequence[ChainLink], records: Mapping[UUID, ChainRecord]
+) -> list[Finding]:
+    """Return where the orders of the books are not those that the calls of the records placed."""
+    wanted = {
+        client_order_id(record.invocation.id, call.number): record.invocation.model_id
+        for record in records.values()
+        for call in record.calls
+    }
+    present = await store.select_request_ids(conn, [(model_id, name) for name, model_id in wanted.items()])
+    findings = []
+    for link in batch:
+        if (record := records.get(link.invocation_id)) is None:
+            continue
+        names = [client_order_id(link.invocation_id, call.number) for call in record.calls]
+        there, recorded = {str(present[name]) for name in names if name in present}, set(order_ids(record.calls))
+        for kind, ids in (("inserted", there - recorded), ("removed", recorded - there)):
+            text = f"order {', '.join(sorted(ids))} of invocation {link.invocation_id} was {kind}"
+            findings += [Finding("inserted" if kind == "inserted" else "removed", link.position, text)] if ids else []
+    return findings

@@ -1,0 +1,172 @@
+"""SQL of the chain of decisions: its links and their anchors."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from trader.domain.agents.chain import Anchor, ChainLink, Evidence
+from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.invocations import Invocation
+from trader.store.agents.invocations import UPDATE_INVOCATION, invocation_values
+from trader.store.database.pool import Connection
+
+SCAN_TIMEOUT_S: Final = 600.0
+"""Time limit of statements that read every invocation."""
+
+INSERT_LINK = """
+INSERT INTO chain_links (invocation_id, view_digest, answers_digest, record_digest) VALUES ($1, $2, $3, $4)
+"""
+
+
+async def insert_link(conn: Connection, invocation_id: UUID, evidence: Evidence, record_digest: bytes) -> None:
+    """Append a finished invocation to the chain. Until the transaction ends no other one is appended."""
+    await conn.execute(INSERT_LINK, invocation_id, *evidence, record_digest)
+
+
+UPDATE_INVOCATION_CLOSED = (
+    f"WITH closed AS ({UPDATE_INVOCATION} RETURNING id) "  # noqa: S608 - a constant of this package
+    "INSERT INTO chain_links (invocation_id, view_digest, answers_digest, record_digest) "
+    "SELECT id, $12, $13, $14 FROM closed"
+)
+
+
+async def update_invocation_closed(
+    conn: Connection, invocation: Invocation, evidence: Evidence, record_digest: bytes
+) -> bool:
+    """Close a running invocation and append it to the chain. Return False when it is closed already.
+
+    Until the transaction ends no other one is appended.
+    """
+    values = invocation_values(invocation)
+    done: str = await conn.execute(UPDATE_INVOCATION_CLOSED, *values, *evidence, record_digest)
+    return done == "INSERT 0 1"
+
+
+SELECT_LINKS = """
+SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest
+FROM chain_links
+WHERE position > $1
+ORDER BY position
+LIMIT $2
+"""
+
+
+async def select_links(conn: Connection, after: int, limit: int) -> list[ChainLink]:
+    """Return the next links after a position, in their order."""
+    return [ChainLink(*row) for row in await conn.fetch(SELECT_LINKS, after, limit)]
+
+
+SELECT_LINKED_INVOCATIONS = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at, entrant
+FROM invocations
+WHERE id = ANY($1::uuid[])
+ORDER BY id
+"""
+
+
+async def select_linked_invocations(conn: Connection, ids: Sequence[UUID]) -> dict[UUID, Invocation]:
+    """Return those of these invocations that there are."""
+    return {row["id"]: Invocation(**row) for row in await conn.fetch(SELECT_LINKED_INVOCATIONS, ids)}
+
+
+SELECT_ENTRANTS = """
+SELECT model_id, number, fingerprint, configuration, answered_by, began_at FROM entrants ORDER BY model_id, number
+"""
+
+
+async def select_entrants(conn: Connection) -> dict[tuple[str, int], Entrant]:
+    """Return every entrant by its model and number."""
+    return {(row["model_id"], row["number"]): Entrant(**row) for row in await conn.fetch(SELECT_ENTRANTS)}
+
+
+class UnlinkedInvocation(NamedTuple):
+    """A finished invocation that is not in the chain."""
+
+    id: UUID
+    model_id: str
+    finished_at: datetime
+
+
+SELECT_UNLINKED = """
+SELECT i.id, i.model_id, i.finished_at
+FROM invocations i
+WHERE i.status <> 'running' AND NOT EXISTS (SELECT FROM chain_links WHERE invocation_id = i.id)
+  AND i.finished_at >= (
+      SELECT f.finished_at FROM chain_links c JOIN invocations f ON f.id = c.invocation_id ORDER BY c.position LIMIT 1
+  )
+ORDER BY i.finished_at, i.id
+LIMIT $1
+"""
+
+
+async def select_unlinked(conn: Connection, limit: int) -> list[UnlinkedInvocation]:
+    """Return finished invocations that are not in the chain though they ended after the first one that is."""
+    return [UnlinkedInvocation(*row) for row in await conn.fetch(SELECT_UNLINKED, limit, timeout=SCAN_TIMEOUT_S)]
+
+
+SELECT_FINISHED_COUNT = "SELECT count(*) FROM invocations WHERE status <> 'running'"
+
+
+async def select_finished_count(conn: Connection) -> int:
+    """Return how many invocations have ended."""
+    count: int = await conn.fetchval(SELECT_FINISHED_COUNT, timeout=SCAN_TIMEOUT_S)
+    return count
+
+
+SELECT_REQUEST_IDS = """
+SELECT q.id, q.client_order_id
+FROM unnest($1::text[], $2::text[]) AS w (account_id, client_order_id)
+JOIN order_requests q ON q.account_id = w.account_id AND q.client_order_id = w.client_order_id
+ORDER BY q.client_order_id
+"""
+
+
+async def select_request_ids(conn: Connection, calls: Sequence[tuple[str, str]]) -> dict[str, UUID]:
+    """Return the ids of the orders with these client order ids of these accounts."""
+    rows = await conn.fetch(SELECT_REQUEST_IDS, [one[0] for one in calls], [one[1] for one in calls])
+    return {row["client_order_id"]: row["id"] for row in rows}
+
+
+# Anchors
+
+INSERT_ANCHOR = """
+INSERT INTO anchors (position, digest)
+SELECT position, digest FROM chain_links
+WHERE NOT EXISTS (SELECT FROM anchors WHERE anchored_at > now() - make_interval(secs => $1))
+ORDER BY position DESC
+LIMIT 1
+ON CONFLICT DO NOTHING
+"""
+
+
+async def insert_anchor(conn: Connection, interval_s: float) -> None:
+    """Record the head of the chain, unless it was recorded within the interval or has not moved since."""
+    await conn.execute(INSERT_ANCHOR, interval_s)
+
+
+SELECT_ANCHORS = "SELECT position, digest, anchored_at FROM anchors ORDER BY position"
+
+
+async def select_anchors(conn: Connection) -> list[Anchor]:
+    """Return every recorded head, in the order of the chain."""
+    return [Anchor(*row) for row in await conn.fetch(SELECT_ANCHORS)]
+
+
+SELECT_UNSENT_ANCHORS = """
+SELECT position, digest, anchored_at FROM anchors WHERE sent_at IS NULL ORDER BY position LIMIT $1
+"""
+
+
+async def select_unsent_anchors(conn: Connection, limit: int) -> list[Anchor]:
+    """Return the oldest heads that no sink outside has taken."""
+    return [Anchor(*row) for row in await conn.fetch(SELECT_UNSENT_ANCHORS, limit)]
+
+
+UPDATE_ANCHOR_SENT = "UPDATE anchors SET sent_at = now() WHERE position = $1"
+
+
+async def update_anchor_sent(conn: Connection, position: int) -> None:
+    """Note that the sink outside has taken a head."""
+    await conn.execute(UPDATE_ANCHOR_SENT, position)
