@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from support.floor import Floor, open_floor
 from support.orpc import installed_packages
 
 from trader.domain.models import VariantId
-from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.providers import PROVIDERS
 from trader.services.agents.schedule import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_steps
 from trader.store.database.pool import Database
 from trader.variants import VARIANTS
+
+FORMS = {"openai": "/v1", "openrouter": "/api/v1", "mistral": "/v1"}
+"""The providers whose forms the server speaks, and the path under which it does."""
 
 FOLDER = Path(__file__).parent / "mock_server"
 GOOD, REFUSED = "sk-independent-good-0001", "sk-independent-refused-0002"
@@ -33,6 +38,7 @@ class Server:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
         self.url = url
+        self.timer = Timer()
 
     async def received(self) -> list[dict[str, Any]]:
         """The bodies of all requests so far."""
@@ -67,12 +73,13 @@ async def server() -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def floor_on(database: Database, server: Server, *keys: str) -> AsyncIterator[Floor]:
-    timer = Timer()
-    row = ProviderRow("openai", f"{server.url}/v1")
-    client = ChatClient(row, [Secret(key) for key in keys], timer=timer, sleep=timer.sleep, backoff_s=0.001)
+async def floor_on(database: Database, server: Server, *keys: str, form: str = "openai") -> AsyncIterator[Floor]:
+    client = ChatClient(
+        PROVIDERS[form], [Secret(key) for key in keys], base_url=f"{server.url}{FORMS[form]}",
+        timer=server.timer, sleep=server.timer.sleep, backoff_s=0.001,
+    )  # fmt: skip
     async with open_floor(database, provider=client) as floor:
-        await floor.add("ada", variant=VariantId.CONTRARIAN, provider="openai")
+        await floor.add("ada", variant=VariantId.CONTRARIAN, provider=form)
         yield floor
     await client.close()
 
@@ -84,8 +91,11 @@ async def run(floor: Floor, model: str) -> FinishedInvocation:
     return record
 
 
-async def test_an_invocation_of_two_steps_with_a_refused_key_first(database: Database, server: Server) -> None:
-    async with floor_on(database, server, REFUSED, GOOD) as floor:
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_invocation_of_two_steps_with_a_refused_key_first(
+    database: Database, server: Server, form: str
+) -> None:
+    async with floor_on(database, server, REFUSED, GOOD, form=form) as floor:
         record = await run(floor, "lab/trader")
         async with database.connection() as conn:
             steps = (await select_steps(conn, [record.invocation.id]))[record.invocation.id]
@@ -95,9 +105,12 @@ async def test_an_invocation_of_two_steps_with_a_refused_key_first(database: Dat
         ("FETCH_INDICATORS", "ok"), ("CREATE_POSITION", "failed"), ("HOLDING", "ok"),
     ]  # fmt: skip
     assert [(step.key_number, step.model) for step in steps] == [(2, "lab/trader")] * 2
-    assert record.invocation.input_tokens > 0
-    assert record.invocation.output_tokens > 0
+    assert (record.invocation.input_tokens, record.invocation.output_tokens) == (2100, 50)
+    assert record.invocation.cost_usd == (Decimal("0.005") if form == "openrouter" else None)
     first, second = await server.received()
+    assert PROVIDERS[form].limit_field in first
+    assert ("usage" in first) == (form == "openrouter")
+    assert ("reasoning" in second["messages"][2]) == (form == "openrouter"), "a null field goes back too"
     assert first["temperature"] == VARIANTS[VariantId.CONTRARIAN].temperature
     assert [tool["function"]["name"] for tool in first["tools"]] == [
         "createPosition", "closePosition", "updateExitPlan", "fetchIndicators", "holding",
@@ -135,6 +148,45 @@ async def test_its_failures_are_retried_and_reported(
         assert record.invocation.failure_reason.startswith(reason)
         assert record.invocation.failure_reason.endswith("gave up after 4 attempts")
         await server.suffer()
+        assert (await run(floor, "lab/trader")).invocation.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("lab/poor", "key 1 is out of credit (429: Insufficient credits) and rests for 600 s"),
+        (
+            "lab/forbidden",
+            "key 1 was refused the model (403: The project has no access to the model) and rests for 30 s",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", ["openai", "openrouter"])
+async def test_its_refusals_are_told_apart(
+    database: Database, server: Server, form: str, model: str, reason: str
+) -> None:
+    async with floor_on(database, server, GOOD, form=form) as floor:
+        record = await run(floor, model)
+        assert record.invocation.failure_reason == f"{form} cannot be asked for {model} now: {reason}"
+        assert record.invocation.unmetered_attempts == 0
+        if model == "lab/forbidden":
+            assert (await run(floor, "lab/trader")).invocation.status == "completed", "the key is used for others"
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_whatever_happens_an_invocation_ends_with_a_true_reason(
+    database: Database, server: Server, form: str
+) -> None:
+    async with floor_on(database, server, GOOD, form=form) as floor:
+        await server.suffer(dropRate=0.25, malformedRate=0.15, disconnectRate=0.15, rateLimitRate=0.15)
+        for _ in range(8):
+            invocation = (await run(floor, "lab/trader")).invocation
+            reason = invocation.failure_reason or ""
+            assert invocation.status in ("completed", "failed"), reason
+            assert (invocation.status == "completed") == (reason == "")
+            assert not reason or reason.startswith((f"{form} answered", f"{form} could not", f"{form} cannot be asked"))
+        await server.suffer()
+        server.timer.now += 600
         assert (await run(floor, "lab/trader")).invocation.status == "completed"
 
 
