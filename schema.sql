@@ -111,6 +111,7 @@ CREATE TABLE IF NOT EXISTS invocations (
     failed_tool_calls integer NOT NULL DEFAULT 0 CHECK (failed_tool_calls >= 0),  -- kept by a trigger of tool_calls
     -- attempts at a provider that may have cost tokens which nobody reported; the tokens above are without them
     unmetered_attempts integer NOT NULL DEFAULT 0 CHECK (unmetered_attempts >= 0),
+    unpriced_steps integer NOT NULL DEFAULT 0 CHECK (unpriced_steps >= 0),  -- answers whose cost is not known
     entrant        integer,
     FOREIGN KEY (model_id, entrant) REFERENCES entrants (model_id, number),
     CHECK ((finished_at IS NULL) = (status = 'running'))
@@ -178,6 +179,7 @@ CREATE TABLE IF NOT EXISTS invocation_steps (
     tool_names    text[] NOT NULL,
     input_tokens  bigint CHECK (input_tokens >= 0),  -- null: not reported
     output_tokens bigint CHECK (output_tokens >= 0),
+    cached_tokens bigint CHECK (cached_tokens >= 0),  -- those of the input that came from the provider's cache
     cost_usd      amount  CHECK (cost_usd >= 0),
     duration_ms   integer NOT NULL CHECK (duration_ms >= 0),
     created_at    timestamptz NOT NULL,
@@ -221,6 +223,7 @@ CREATE TABLE IF NOT EXISTS invocation_counts (
     output_tokens bigint NOT NULL DEFAULT 0,
     cost_usd    amount,  -- null as long as no provider has reported a cost
     unmetered_attempts bigint NOT NULL DEFAULT 0,
+    unpriced_steps bigint NOT NULL DEFAULT 0,
     entrant     integer NOT NULL DEFAULT 0,
     missed      bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (model_id, run_number, entrant)
@@ -230,12 +233,12 @@ CREATE OR REPLACE FUNCTION count_invocations() RETURNS trigger LANGUAGE plpgsql 
 DECLARE
     add_counts CONSTANT text := $count$
         INSERT INTO invocation_counts AS c (model_id, run_number, entrant, finished, failed, tool_failed, input_tokens,
-                                            output_tokens, cost_usd, unmetered_attempts)
+                                            output_tokens, cost_usd, unmetered_attempts, unpriced_steps)
         SELECT i.model_id, r.number, coalesce(i.entrant, 0), $1 * count(*),
                $1 * count(*) FILTER (WHERE i.status IN ('failed', 'timeout')),
                $1 * count(*) FILTER (WHERE i.status = 'completed' AND i.failed_tool_calls > 0),
                $1 * sum(i.input_tokens), $1 * sum(i.output_tokens), $1 * sum(i.cost_usd),
-               $1 * sum(i.unmetered_attempts)
+               $1 * sum(i.unmetered_attempts), $1 * sum(i.unpriced_steps)
         FROM %I i
         CROSS JOIN LATERAL (
             SELECT coalesce(max(number), 0) AS number FROM runs
@@ -250,6 +253,7 @@ DECLARE
             input_tokens = c.input_tokens + excluded.input_tokens,
             output_tokens = c.output_tokens + excluded.output_tokens,
             unmetered_attempts = c.unmetered_attempts + excluded.unmetered_attempts,
+            unpriced_steps = c.unpriced_steps + excluded.unpriced_steps,
             cost_usd = coalesce(c.cost_usd + excluded.cost_usd, c.cost_usd, excluded.cost_usd)
     $count$;
 BEGIN

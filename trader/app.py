@@ -276,6 +276,7 @@ def build_app(service: Service) -> web.Application:
         models_waiting=context.agents.waiting,
         write_trouble=lambda: service.database.write_trouble,
         halts=lambda: halts.in_force,
+        budgets=lambda: context.agents.budgets.states(context.agents.models),
     )
     health.setup(app, health_sources)
     if context.settings.metrics == "on":

@@ -152,7 +152,7 @@ def _symbols(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(symbols))
 
 
-def _percent(text: str) -> Decimal | None:
+def _or_off(text: str) -> Decimal | None:
     return None if text == "off" else Decimal(text)
 
 
@@ -169,8 +169,12 @@ RECOVERY: Final = Form(
     lambda number: Decimal("0.1") <= number <= 60 and number == round(number, 3),
 )  # fmt: skip
 PERCENT_OR_OFF: Final = Form(
-    "a number above 0 and at most 100 (percent), or off", f"off|{DECIMAL}", _percent,
+    "a number above 0 and at most 100 (percent), or off", f"off|{DECIMAL}", _or_off,
     lambda percent: percent is None or 0 < percent <= 100,
+)  # fmt: skip
+USD_OR_OFF: Final = Form(
+    "a number above 0 and at most 1000000 (USD), or off", f"off|{DECIMAL}", _or_off,
+    lambda usd: usd is None or 0 < usd <= 1_000_000,
 )  # fmt: skip
 SPEED: Final = Form("a number from 0 to 1000000", DECIMAL, float, lambda number: 0 <= number <= 1_000_000)
 MOMENT: Final = Form("an ISO 8601 time such as 2025-01-31T12:00:00Z", ".+", _as_utc)

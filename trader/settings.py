@@ -126,6 +126,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     attempt_timeout_s: Annotated[int, Variable(
         "AI_ATTEMPT_TIMEOUT_S", "120", forms.whole_number(5, 600),
         "How long one request to an AI provider may take, in seconds; a model may have a limit of its own.")]
+    ai_budget_usd_per_day: Annotated[Decimal | None, Variable(
+        "AI_BUDGET_USD_PER_DAY", "", forms.USD_OR_OFF,
+        "What all AI models together may cost within a UTC day, in USD, or `off`; then they only manage what they "
+        "hold, or pause, as the models file says.", shown_default="off")]
     max_daily_loss_percent: Annotated[Decimal | None, Variable(
         "MAX_DAILY_LOSS_PERCENT", "", forms.PERCENT_OR_OFF,
         "Loss within a UTC day that halts an account, in percent of the day's first equity; or `off`.",

@@ -82,6 +82,12 @@ TRADE = {
     "timestamp": iso,
 }
 TOOL_CALL_TYPE = ("CREATE_POSITION", "CLOSE_POSITION", "UPDATE_EXIT_PLAN", "HOLDING", "FETCH_INDICATORS")
+BUDGET = {
+    "usdPerDay?": number,
+    "spentTodayUsd": number,
+    "isPartial?": True,
+    "state": ("open", "manage", "pause"),
+}
 INVOCATION = {
     "id": uuid,
     "modelId": text,
@@ -96,6 +102,7 @@ INVOCATION = {
     "inputTokens": (count, None),
     "outputTokens": (count, None),
     "unmeteredAttempts?": count,
+    "costIsPartial?": True,
     "costUsd?": number,
     "durationMs": count,
     "timestamp": iso,
@@ -295,6 +302,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 {
                     **_MODEL_HEAD,
                     "unmeteredAttempts?": count,
+                    "costIsPartial?": True,
                     **dict.fromkeys(_OVERALL_COUNTS, count),
                     **dict.fromkeys(_OVERALL.split(), FIGURE),
                 }
@@ -306,6 +314,7 @@ OUTPUTS: Mapping[str, Shape] = {
                     **_MODEL_HEAD,
                     "currentStreakType": ("win", "loss", "none"),
                     "unmeteredAttempts?": count,
+                    "costIsPartial?": True,
                     **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
                     **dict.fromkeys(_ADVANCED.split(), FIGURE),
                 }

@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from trader.api.broadcast import Broadcaster
 from trader.api.routes import Documented, Route, json_answer
-from trader.api.schemas.common import iso
+from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
     DatabaseHealth,
     HealthReport,
@@ -33,6 +33,7 @@ from trader.api.schemas.health import (
 from trader.clock import Clock
 from trader.domain.exchange.halts import Halt
 from trader.errors import Unavailable
+from trader.services.agents.budgets import Budget
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class HealthSources:
     write_trouble: Callable[[], str | None] = lambda: None
     troubles: Callable[[], Mapping[str, str]] = dict
     halts: Callable[[], Sequence[Halt]] = tuple
+    budgets: Callable[[], Mapping[str, Budget]] = dict
 
 
 class _DatabaseProbe:
@@ -284,6 +286,7 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
             for model_id, since in sources.models_waiting().items()
         ]
         or UNSET,
+        budgets={model_id: BudgetUse.of(budget) for model_id, budget in sources.budgets().items()} or UNSET,
         halts=halts_in_force(sources.halts()),
     )
 

@@ -25,6 +25,7 @@ from trader.api.routes import Documented, Route
 from trader.api.rpc import LargeAnswers
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import Provider
+from trader.services.agents.budgets import Budget
 from trader.services.exchange.accounts import Tally
 from trader.store.database.pool import PoolUse
 
@@ -106,6 +107,7 @@ class _Figures(Collector):
         yield from _trading_of(self._sources.tally)
         yield _gauges("trader_account_equity", "What an account is worth.", "account", self._sources.equity())
         yield from _providers_of(self._sources.providers)
+        yield from _budgets_of(self._sources.health.budgets())
         pool = self._sources.pool()
         states = {"idle": pool.idle, "used": pool.size - pool.idle}
         yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)
@@ -200,11 +202,22 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
             attempts.add_metric([name, outcome], count)
         tokens.add_metric([name, "input"], usage.input_tokens)
         tokens.add_metric([name, "output"], usage.output_tokens)
+        tokens.add_metric([name, "cached"], usage.cached_tokens)
         for reason, count in usage.rests.items():
             rests.add_metric([name, reason], count)
         unmetered.add_metric([name], usage.unmetered_attempts)
         out.add_metric([name], usage.keys_out)
     yield from (attempts, tokens, unmetered, rests, out)
+
+
+def _budgets_of(budgets: Mapping[str, Budget]) -> Iterator[Metric]:
+    label, each = "model", budgets.items()
+    own = {model_id: float(budget.usd) for model_id, budget in each if budget.usd is not None}
+    spent = {model_id: float(budget.spent) for model_id, budget in each}
+    yield _gauges("trader_model_cost_today_usd", "Known cost since 00:00 UTC of a model with a budget.", label, spent)
+    yield _gauges("trader_model_budget_usd", "What a model may cost within a UTC day.", label, own)
+    closed = {model_id: int(budget.state != "open") for model_id, budget in each}
+    yield _gauges("trader_model_budget_spent", "1 while a budget that limits it is spent.", label, closed)
 
 
 def _gauges(name: str, meaning: str, label: str, values: Mapping[str, float]) -> Metric:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -50,6 +51,16 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     output: UsdPerMillion
     cached: UsdPerMillion | None = None
 
+    def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
+        """Return the cost of an answer in USD; `cached_tokens` are a part of the input."""
+        cached = self.input if self.cached is None else self.cached
+        parts = (
+            (self.input, max(0, input_tokens - cached_tokens)),
+            (cached, min(cached_tokens, input_tokens)),
+            (self.output, output_tokens),
+        )
+        return sum((Decimal(repr(price)) * tokens for price, tokens in parts), Decimal(0)) / 1_000_000
+
 
 class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the models file sets for a model beside its identity; the file and the database have the same names.
@@ -80,11 +91,6 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
             return CYCLE
         count = int(self.every[:-1])
         return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
-
-    @property
-    def every_minutes(self) -> int:
-        """How many minutes lie between two decisions."""
-        return 1 if self.every is None else int(self.every[:-1]) * (60 if self.every.endswith("h") else 1)
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

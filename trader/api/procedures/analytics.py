@@ -23,9 +23,10 @@ from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
 async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetModelStatsOutput:
     """Return statistics of every model: the usual figures, or the advanced ones."""
     stats = await context.analytics.model_stats(chosen_variant(request.variant))
+    budget_of = context.agents.budgets.of
     if request.mode == "overall":
-        return GetModelStatsOutput(overall=[OverallStats.of(each) for each in stats])
-    return GetModelStatsOutput(advanced=[AdvancedStats.of(each) for each in stats])
+        return GetModelStatsOutput(overall=[OverallStats.of(each, budget_of(each.model)) for each in stats])
+    return GetModelStatsOutput(advanced=[AdvancedStats.of(each, budget_of(each.model)) for each in stats])
 
 
 @procedure("analytics.getLeaderboard", token=rankings_token)

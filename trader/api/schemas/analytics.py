@@ -9,6 +9,7 @@ from msgspec import Meta
 from trader.api.schemas.common import (
     ENCODER,
     UNSET,
+    BudgetUse,
     Input,
     Timestamp,
     UnsetType,
@@ -24,6 +25,7 @@ from trader.domain.models import Model
 from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import Window
 from trader.domain.portfolio.intervals import Interval
+from trader.services.agents.budgets import Budget
 from trader.services.portfolio.analytics import (
     FailureCounts,
     Failures,
@@ -53,7 +55,8 @@ class OverallStats(Wire, kw_only=True):
     """`totalPnl` is the net pnl of the completed trades of the run.
 
     The tokens and `costUsd` are what the model's providers charged in the run (`N/A`: none reported a cost);
-    `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported.
+    `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported, and
+    `costIsPartial` is true when the cost of a part is not known.
     `netAfterCost` is the account's gain, open positions included, less that cost.
     """
 
@@ -74,10 +77,12 @@ class OverallStats(Wire, kw_only=True):
     output_tokens: int
     unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Figure
+    cost_is_partial: bool | UnsetType = UNSET
+    budget: BudgetUse | UnsetType = UNSET
     net_after_cost: Figure
 
     @classmethod
-    def of(cls, stats: ModelStats) -> "OverallStats":
+    def of(cls, stats: ModelStats, budget: Budget | None) -> "OverallStats":
         trades, equity = stats.run_statistics.trade_figures, stats.run_statistics.equity_figures
         return cls(
             model_id=stats.model.id,
@@ -97,6 +102,8 @@ class OverallStats(Wire, kw_only=True):
             output_tokens=stats.run_statistics.run.output_tokens,
             unmetered_attempts=stats.run_statistics.run.unmetered_attempts or UNSET,
             cost_usd=figure(stats.cost_usd),
+            cost_is_partial=stats.is_cost_partial or UNSET,
+            budget=UNSET if budget is None else BudgetUse.of(budget),
             net_after_cost=figure(stats.net_after_cost),
         )
 
@@ -144,10 +151,12 @@ class AdvancedStats(Wire, kw_only=True):
     output_tokens: int
     unmetered_attempts: int | UnsetType = UNSET
     cost_usd: Figure
+    cost_is_partial: bool | UnsetType = UNSET
+    budget: BudgetUse | UnsetType = UNSET
     net_after_cost: Figure
 
     @classmethod
-    def of(cls, stats: ModelStats) -> "AdvancedStats":
+    def of(cls, stats: ModelStats, budget: Budget | None) -> "AdvancedStats":
         trades, equity, failures = (
             stats.run_statistics.trade_figures,
             stats.run_statistics.equity_figures,
@@ -191,6 +200,8 @@ class AdvancedStats(Wire, kw_only=True):
             output_tokens=stats.run_statistics.run.output_tokens,
             unmetered_attempts=stats.run_statistics.run.unmetered_attempts or UNSET,
             cost_usd=figure(stats.cost_usd),
+            cost_is_partial=stats.is_cost_partial or UNSET,
+            budget=UNSET if budget is None else BudgetUse.of(budget),
             net_after_cost=figure(stats.net_after_cost),
         )
 

@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from trader.clock import iso
 from trader.domain.models import VariantId
 from trader.domain.money import format_decimal
+from trader.services.agents.budgets import Budget
 
 T = TypeVar("T")
 
@@ -70,6 +71,28 @@ class Wire(msgspec.Struct, rename="camel", kw_only=True):
 
 class Input(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
     """An input: unknown fields are refused, optional ones have defaults."""
+
+
+class BudgetUse(Wire, kw_only=True):
+    """What a model has cost today (UTC) and may cost. `usdPerDay` is absent when only AI_BUDGET_USD_PER_DAY limits it.
+
+    `state` is `open` until a budget is spent; then, until 00:00 UTC, it is `manage` (the model may only reduce, once in
+    15 minutes) or `pause`. `isPartial` is true when it has cost more than is known.
+    """
+
+    usd_per_day: float | UnsetType = UNSET
+    spent_today_usd: float
+    is_partial: bool | UnsetType = UNSET
+    state: Literal["open", "manage", "pause"]
+
+    @classmethod
+    def of(cls, budget: Budget) -> "BudgetUse":
+        return cls(
+            usd_per_day=UNSET if budget.usd is None else float(budget.usd),
+            spent_today_usd=float(budget.spent),
+            is_partial=budget.is_partial or UNSET,
+            state=budget.state,
+        )
 
 
 class Empty(Input):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from trader.api.schemas.common import Timestamp, Wire, iso, or_unset
+from trader.api.schemas.common import BudgetUse, Timestamp, Wire, iso, or_unset
 from trader.domain.exchange.halts import Halt
 
 
@@ -100,6 +100,7 @@ class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes on one database one leads and trades, the others stand by.
 
     `modelsWaiting` are the models that wait for a slot of their provider (`MAX_PARALLEL_MODELS`); absent without any.
+    `budgets` are those of the models that have one, by id.
     """
 
     timestamp: Timestamp
@@ -113,4 +114,5 @@ class SchedulersReport(Wire):
     schedulers: dict[str, SchedulerHealth]
     models_running: list[ModelRunning]
     models_waiting: list[ModelWaiting] | UnsetType = UNSET
+    budgets: dict[str, BudgetUse] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET

@@ -78,7 +78,8 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
 
     `leverage_max` is each market's own. `day_opening_equity` is the equity at 00:00 UTC or at the start of the run,
     `day_lowest_equity` the lowest recorded since (None: nothing was recorded). `viewed_at` is the time of the view that
-    the decision was made from (None: it is not judged by its age).
+    the decision was made from (None: it is not judged by its age). `restriction` says why the model may only reduce,
+    such as for a budget that is spent.
     """
 
     now: datetime
@@ -90,6 +91,7 @@ class RiskContext(msgspec.Struct, frozen=True, kw_only=True):
     day_lowest_equity: Decimal | None
     last_trades: Mapping[str, LastTrade]
     viewed_at: datetime | None = None
+    restriction: str | None = None
 
     @property
     def equity(self) -> Decimal:
@@ -132,7 +134,8 @@ def judge_opening(
     """Return the order that opens, adds or reverses; a reversal closes the position and opens the quantity at once."""
     plan = _exit_plan(decision)
     refusal = (
-        _no_fresh_price(symbol, context)
+        _restriction(context)
+        or _no_fresh_price(symbol, context)
         or _day_loss(context, limits)
         or _leverage(decision, symbol, context, limits)
         or _plan(plan, decision.side, context.marks[symbol], context.now)
@@ -202,6 +205,10 @@ def _stale_decision(context: RiskContext, limits: VariantLimits) -> Refusal | No
         f"The decision came {age_s:.0f} s after the view that it was made from; the limit is "
         f"{limits.decision_age_max_s} s.",
     )
+
+
+def _restriction(context: RiskContext) -> Refusal | None:
+    return None if context.restriction is None else Refusal("budget", context.restriction)
 
 
 def _no_fresh_price(symbol: str, context: RiskContext) -> Refusal | None:

@@ -36,8 +36,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One request to the provider within an invocation and its answer. `key_number` counts the provider's keys from 1.
 
-    Tokens and cost are None when the provider did not report them.
-    The fields are in the order of the table's columns.
+    Tokens are None when the provider did not report them, the cost when neither it nor the models file has a price.
+    `cached_tokens` of the input came from the provider's cache. The fields are in the order of the table's columns.
     """
 
     invocation_id: UUID
@@ -51,13 +51,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: Decimal | None
     duration_ms: int
     created_at: datetime
+    cached_tokens: int | None = None
 
 
 class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     """One pass of a model through the trading workflow. `entrant` is the number of the model's entrant at that time.
 
     Tokens and cost are the reported ones; `unmetered_attempts` counts the attempts at a provider, failed or answered,
-    that may have cost others.
+    that may have cost others, and `unpriced_steps` the answers whose cost is not known.
     """
 
     id: UUID
@@ -72,7 +73,13 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     cost_usd: Decimal | None = None
     unmetered_attempts: int = 0
+    unpriced_steps: int = 0
     entrant: int | None = None
+
+    @property
+    def is_cost_partial(self) -> bool:
+        """Whether it has cost more than the known cost."""
+        return self.cost_usd is not None and bool(self.unmetered_attempts or self.unpriced_steps)
 
 
 def invocation_id(model: Model, started_at: datetime) -> UUID:

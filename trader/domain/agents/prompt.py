@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from trader.clock import EPOCH, floor_time, iso
 from trader.domain.agents.conversation import Message
+from trader.domain.agents.tools import TOOL_SCHEMAS
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, ObservedTrade, VariantLimits, View
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS, Candle, Interval
@@ -52,6 +53,11 @@ _AMOUNTS: Final = Context(prec=DIGITS_MAX)
 
 _ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
+CHARACTERS_PER_10_TOKENS: Final = 30
+"""o200k takes 31 characters of a prompt for ten tokens; vocabularies with a token for each digit take fewer."""
+
+_TOOLS_CHARACTERS: Final = len(msgspec.json.encode(TOOL_SCHEMAS))
+
 GLOSSARY: Final = f"""## The data
 
 JSON. Amounts are in the quote currency, quantities in base units; null: not known. `minute` counts from 1970-01-01
@@ -86,6 +92,11 @@ stop, target, time or liquidation included. A cycle is 60 seconds.
 You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
 
 
+def estimated_tokens(messages: Sequence[Message]) -> int:
+    """Return how many tokens a prompt with the tools has at most, for tokenizers that are in use, by its characters."""
+    return (len(json_text(messages)) + _TOOLS_CHARACTERS) * 10 // CHARACTERS_PER_10_TOKENS
+
+
 def cadence_text(every_minutes: int) -> str:
     """Return how often the model is asked."""
     often = "minute" if every_minutes == 1 else f"{every_minutes} minutes"
@@ -102,6 +113,7 @@ def view_text(view: View) -> str:
         **{interval: _interval_part(markets, interval, view.at) for interval in _intervals(markets)},
         "at": iso(view.at),
         "minute": minute_of(view.at),
+        **({} if view.restriction is None else {"restriction": view.restriction}),
         "session": {symbol: _session(market) for symbol, market in markets.items()},
         "now": {symbol: _now(market) for symbol, market in markets.items()},
         "account": _plain(view.account) | _shortened(_part(view.account, RATIOS)),

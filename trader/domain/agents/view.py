@@ -196,7 +196,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Everything an agent decides from, at one moment.
 
     `trades` and `reasons` are newest first, `positions` and `orders` oldest first. The agent is asked every
-    `every_minutes`.
+    `every_minutes`. `restriction` says why it may only reduce now, None when it may do more.
     """
 
     at: datetime
@@ -208,6 +208,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     orders: tuple[ObservedOrder, ...] = ()
     reasons: tuple[Reason, ...] = ()
     every_minutes: int = 1
+    restriction: str | None = None
 
     def position(self, symbol: str) -> ObservedPosition | None:
         """Return the position in a market, if there is one."""

@@ -162,6 +162,7 @@ class ChatClient:
         self.usage.attempts["answered"] += 1
         self.usage.input_tokens += answer.input_tokens or 0
         self.usage.output_tokens += answer.output_tokens or 0
+        self.usage.cached_tokens += answer.cached_tokens or 0
         unmetered = answer.unmetered_attempts + progress.unmetered
         self.usage.unmetered_attempts += unmetered
         return msgspec.structs.replace(

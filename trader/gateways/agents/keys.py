@@ -64,6 +64,7 @@ class Usage:
         self.rests: Counter[Outcome] = Counter()
         self.input_tokens = 0
         self.output_tokens = 0
+        self.cached_tokens = 0
         self.unmetered_attempts = 0
         self.keys_out = 0
 

@@ -98,6 +98,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         key_number=key_number,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
+        cached_tokens=_cached(usage),
         cost_usd=_cost(usage),
         tokens_spent=(input_tokens or 0) + (output_tokens or 0) or (asked_bytes + len(reply.raw)) // 4,
         unmetered_attempts=int(input_tokens is None and output_tokens is None),
@@ -170,6 +171,13 @@ def _valid_json(arguments: str) -> str:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12 else None
+
+
+def _cached(usage: Mapping[str, Any]) -> int | None:
+    """Return the input tokens that came from the provider's cache, in either of the two forms that are in use."""
+    details = usage.get("prompt_tokens_details")
+    named = details.get("cached_tokens") if isinstance(details, dict) else None
+    return _count(usage.get("prompt_cache_hit_tokens") if named is None else named)
 
 
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:

@@ -4,9 +4,11 @@ import asyncio
 import logging
 from typing import Final
 
+from msgspec.structs import replace
+
 from trader.clock import Clock
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
-from trader.domain.agents.prompt import opening_messages
+from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.view import View
 from trader.domain.models import Model
 from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout
@@ -28,7 +30,13 @@ class Conversation:
     """Asks the provider. The view is renewed, and the model corrected, at most once each."""
 
     def __init__(
-        self, record: InvocationRecorder, provider: Provider, observer: Observer, clock: Clock, limit_s: float
+        self,
+        record: InvocationRecorder,
+        provider: Provider,
+        observer: Observer,
+        clock: Clock,
+        limit_s: float,
+        restriction: str | None,
     ) -> None:
         self._record = record
         self._model: Model = record.model
@@ -36,6 +44,8 @@ class Conversation:
         self._provider = provider
         self._observer = observer
         self._clock = clock
+        self._restriction = restriction
+        self._tokens_by_estimate = 1.0
         self._ends_at_s = asyncio.get_running_loop().time() + limit_s
         self._waited_s = 0.0
         self._was_corrected = False
@@ -43,6 +53,8 @@ class Conversation:
         self.view: View
         self.was_renewed = False
         self.has_traded = False
+        self.is_prompt_cut = False
+        """Whether the provider counted less than half of the tokens that the first prompt has: it saw only a part."""
 
     async def open(self) -> None:
         """Take the view, and begin the messages of a provider that reads them.
@@ -82,8 +94,13 @@ class Conversation:
                 _log.info("%s: %s; asked once more with a new view", self._model.id, error)
             else:
                 self._waited_s += answer.waited_s
+                self._calibrate(answer, number)
                 return answer
             await self.renew_view()
+
+    def expected_tokens(self) -> int:
+        """Return how many tokens the next prompt will have, as the provider counts them."""
+        return round(estimated_tokens(self._messages) * self._tokens_by_estimate) if self._provider.is_remote else 0
 
     async def renew_view(self) -> None:
         """Show the model the markets and its account as they are now."""
@@ -118,8 +135,17 @@ class Conversation:
         """Add to what the model reads next: a message of its own is not accepted everywhere after those of tools."""
         self._messages[-1]["content"] += f"\n\n{note}"
 
+    def _calibrate(self, answer: ModelAnswer, number: int) -> None:
+        """Learn from an answer how many tokens its provider counts for the estimated ones."""
+        if not self._provider.is_remote or not answer.input_tokens:
+            return
+        self._tokens_by_estimate = answer.input_tokens / estimated_tokens(self._messages)
+        is_asked = answer.duration_ms is not None
+        self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
+
     async def _look(self) -> None:
-        self.view = await self._observer.view(self._model, self._variant.intervals, self._clock.now())
+        view = await self._observer.view(self._model, self._variant.intervals, self._clock.now())
+        self.view = replace(view, restriction=self._restriction)
 
     def _opening(self) -> list[Message]:
         prompt = self._model.configuration.prompt or self._variant.prompt

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 from uuid import UUID
@@ -57,6 +57,7 @@ SESSION_INTERVAL: Final[Interval] = "5m"
 
 SHOWN_CANDLES: Final = 24
 TRADES_SHOWN: Final = 5
+MINUTE: Final = timedelta(minutes=1)
 REASONS_SHOWN: Final = 3
 REASON_CHARACTERS: Final = 160
 
@@ -100,7 +101,7 @@ class Observer:
         history = await self._read_history(account_id, now)
         reasons = await self._read_reasons(account_id)
         view = await self.view_of(await self.risk_context(account_id, now), history, intervals)
-        return msgspec.structs.replace(view, reasons=reasons, every_minutes=model.configuration.every_minutes)
+        return msgspec.structs.replace(view, reasons=reasons, every_minutes=model.configuration.cadence // MINUTE)
 
     async def view_of(self, context: RiskContext, history: History, intervals: Sequence[Interval]) -> View:
         """Return the view of an account that the context holds, whose past is not necessarily in the rows."""

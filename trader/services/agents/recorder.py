@@ -117,6 +117,14 @@ def answers_of(
     return found
 
 
+def cost_of(answer: ModelAnswer, model: Model) -> Decimal | None:
+    """Return what an answer cost in USD: as its provider says, else by the price of the model; None: nobody knows."""
+    price = model.configuration.price
+    if answer.cost_usd is not None or price is None or answer.input_tokens is None or answer.output_tokens is None:
+        return answer.cost_usd
+    return price.cost(answer.input_tokens, answer.cached_tokens or 0, answer.output_tokens)
+
+
 class PendingOrder(msgspec.Struct, frozen=True):
     """An order that was sent and whose answer is not known yet."""
 
@@ -205,6 +213,7 @@ class InvocationRecorder:
     def add_step(self, provider: str, answer: ModelAnswer, at: datetime) -> Step:
         """Add a step that has ended."""
         before = self.invocation
+        step_cost = cost_of(answer, self.model)
         step = Step(
             invocation_id=self.id,
             number=before.step_count + 1,
@@ -214,14 +223,16 @@ class InvocationRecorder:
             tool_names=[call.name[:NAME_MAX] for call in answer.calls],
             input_tokens=answer.input_tokens,
             output_tokens=answer.output_tokens,
-            cost_usd=answer.cost_usd,
+            cost_usd=step_cost,
             duration_ms=answer.duration_ms or 0,
             created_at=at,
+            cached_tokens=answer.cached_tokens,
         )
         self._steps.append(step)
         self._answered_by = self._answered_by or step.model
         self.add_answer(answer.raw)
-        cost = before.cost_usd if answer.cost_usd is None else (before.cost_usd or Decimal(0)) + answer.cost_usd
+        cost = before.cost_usd if step_cost is None else (before.cost_usd or Decimal(0)) + step_cost
+        is_unpriced = step_cost is None and answer.duration_ms is not None  # a rule agent costs nothing
         self.invocation = msgspec.structs.replace(
             before,
             step_count=step.number,
@@ -229,6 +240,7 @@ class InvocationRecorder:
             output_tokens=before.output_tokens + (step.output_tokens or 0),
             cost_usd=cost,
             unmetered_attempts=before.unmetered_attempts + answer.unmetered_attempts,
+            unpriced_steps=before.unpriced_steps + is_unpriced,
         )
         return step
 

@@ -19,6 +19,7 @@ from trader.errors import NotFound, Unavailable
 from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
+from trader.services.agents.budgets import Budget, Budgets
 from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
@@ -53,6 +54,11 @@ UNSAVED_MAX: Final = 1_000
 INVOCATION_ANSWERS_BYTES_MAX: Final = 32 * 1024
 ANSWERS_BYTES_MAX: Final = 512 * 1024
 """Bytes of raw answers that are returned of one invocation, and of all invocations at once."""
+
+CUT_PROMPT: Final = (
+    "its provider counted less than half of the tokens of the prompt, so it seems to cut it; "
+    "raise the context length of the server (num_ctx of Ollama)"
+)
 
 _log = logging.getLogger("trader.agents")
 
@@ -124,6 +130,8 @@ class Agents:
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = Packer()
         self._entrants = Entrants(database, settings)
+        self.budgets = Budgets(database, settings.ai_budget_usd_per_day)
+        self._with_cut_prompts: set[str] = set()
         self._models: dict[str, Model] = {}
         self.version = 0
         """Grows when the models change."""
@@ -144,6 +152,7 @@ class Agents:
         """
         self._is_closing = False
         self._entrants.forget()
+        self.budgets.forget()
         now = self._clock.now()
         async with self._database.connection() as conn:
             await ensure_partitions(conn, now)
@@ -282,7 +291,21 @@ class Agents:
             provider = self._providers.get(model.provider)
             if provider is not None and (fields := sorted(provider.left_out(model))):
                 warnings.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
+        warnings += [f"{model.id}: {CUT_PROMPT}" for model in active if model.id in self._with_cut_prompts]
+        warnings += self._budget_warnings(active)
         return "; ".join(warnings) or None
+
+    def _budget_warnings(self, active: Sequence[Model]) -> list[str]:
+        warnings = []
+        for model in active:
+            budget = self.budgets.of(model)
+            if budget is None:
+                continue
+            if budget.state != "open":
+                warnings.append(_spent(model, budget))
+            elif budget.is_partial and not budget.spent:
+                warnings.append(f"{model.id} has a budget but no known cost: give it a price in the models file")
+        return warnings
 
     # --- invocations --------------------------------------------------------------------------------------------------
 
@@ -296,7 +319,9 @@ class Agents:
         if self._is_closing:
             return
         waiting = self.waiting()
-        active = [model for model in self._models.values() if model.active]
+        await self.budgets.begin_cycle(now)
+        active = [model for model in self._models.values() if model.active and self.budgets.is_due(model, now)]
+        self.budgets.end_cycle(now)
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
         late = [model for model in active if model.id in self._running or model.id in waiting]
         self._count_skipped("running", [model.id for model in late if model.id in self._running], now)
@@ -325,7 +350,7 @@ class Agents:
         while queue and not self._is_closing and self._slots_taken[provider] < self._settings.max_parallel_models:
             queued, batch, _ = queue.popleft()
             model = self._models.get(queued.id)  # it may have changed while it was queued
-            if model is None or not model.active:
+            if model is None or not model.active or self._is_paused(model):
                 self._ended(batch)
                 continue
             started_at = cut_to_ms(self._clock.now())
@@ -334,6 +359,11 @@ class Agents:
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
             self._slots_taken[provider] += 1
+
+    def _is_paused(self, model: Model) -> bool:
+        """Return whether a budget was spent by others while the model waited for its slot."""
+        budget = self.budgets.of(model)
+        return budget is not None and budget.state == "pause"
 
     async def _invoke(self, model: Model, batch: _Batch, started_at: datetime, slot_of: str) -> None:
         async with self._clock.busy():
@@ -346,6 +376,7 @@ class Agents:
                 self._clock,
                 self._events,
                 self._limits,
+                self.budgets.restriction(model),
             )
             try:
                 await workflow.execute()
@@ -354,10 +385,22 @@ class Agents:
             finally:
                 if record.is_unsaved:
                     self._unsaved.append(record)
+                self._note_end(record, workflow)
                 del self._running[model.id]
                 self._slots_taken[slot_of] -= 1
                 self._ended(batch)
                 self._fill_slots(slot_of)
+
+    def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
+        """Count the cost of an invocation, and report a spent budget and a cut prompt, each once."""
+        model, before = record.model, self.budgets.of(record.model)
+        self.budgets.add(record.invocation)
+        after = self.budgets.of(model)
+        if before is not None and after is not None and before.state == "open" != after.state:
+            _log.warning("%s", _spent(model, after))
+        if workflow.is_prompt_cut and model.id not in self._with_cut_prompts:
+            self._with_cut_prompts.add(model.id)
+            _log.warning("%s: %s", model.id, CUT_PROMPT)
 
     def _ended(self, batch: _Batch) -> None:
         batch.left -= 1
@@ -374,6 +417,11 @@ class Agents:
             except Unavailable:
                 self._unsaved.appendleft(record)
                 raise
+
+
+def _spent(model: Model, budget: Budget) -> str:
+    does = "only manages what it holds" if budget.state == "manage" else "pauses"
+    return f"{model.id} {does} until 00:00 UTC: a budget of the day that limits it is spent"
 
 
 def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:

@@ -46,6 +46,9 @@ from trader.services.exchange.protocol import Exchange
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
+ANSWER_TOKENS_MIN: Final = 256
+"""A model is not asked again when the tokens of its invocation leave less for the answer."""
+
 STEP_TEXT_MAX: Final = 4_000
 """Characters of a step's text that are published; the record has all of it."""
 
@@ -80,6 +83,7 @@ class Workflow:
         clock: Clock,
         events: EventBus,
         limits: InvocationLimits,
+        restriction: str | None = None,
     ) -> None:
         self._record = record
         self._model: Model = record.model
@@ -90,8 +94,10 @@ class Workflow:
         self._clock = clock
         self._events = events
         self._limits = limits
+        self._restriction = restriction
         self._conversation: Conversation
         self._is_stale = False
+        self.is_prompt_cut = False
         self._texts: list[str] = []
         self._reasons: list[str] = []
 
@@ -124,19 +130,23 @@ class Workflow:
         provider = self._provider()
         await self._exchange.open_account(self._model.id)
         talk = self._conversation = Conversation(
-            self._record, provider, self._observer, self._clock, self._limits.seconds
+            self._record, provider, self._observer, self._clock, self._limits.seconds, self._restriction
         )
         await talk.open()
         tokens_left = self._limits.tokens
         for number in range(1, STEPS_MAX + 1):
-            limit = min(self._limits.answer_tokens, tokens_left)
+            tokens_for_answer = tokens_left - talk.expected_tokens()
+            if number > 1 and tokens_for_answer < ANSWER_TOKENS_MIN:
+                return "tokens"
+            limit = min(self._limits.answer_tokens, max(ANSWER_TOKENS_MIN, tokens_for_answer))
             answer = await self._step(provider, number, limit)
             tokens_left -= answer.tokens_spent
             if tokens_left > 0 and talk.correct(answer):
                 continue
             talk.add(answer.message)
             if not answer.calls:
-                return _ended_without_calls(answer, limit, tokens_left)
+                is_last = tokens_left <= 0 or limit < self._limits.answer_tokens
+                return _ended_without_calls(answer, limit, is_last=is_last)
             if await self._execute_calls(answer):
                 return "holding"
             if tokens_left <= 0:
@@ -154,6 +164,7 @@ class Workflow:
 
     async def _step(self, provider: Provider, number: int, answer_tokens_max: int) -> ModelAnswer:
         answer = await self._conversation.ask(number, answer_tokens_max)
+        self.is_prompt_cut = self._conversation.is_prompt_cut
         if answer.text:
             self._texts.append(answer.text)
         step = self._record.add_step(provider.name, answer, self._clock.now())
@@ -248,7 +259,7 @@ class Workflow:
         """Pass a decision that changes the books through the guard to the exchange, and record its inputs."""
         limits = self._variant.limits
         context = await self._observer.risk_context(self._model.id, self._clock.now())
-        context = msgspec.structs.replace(context, viewed_at=self._conversation.view.at)
+        context = msgspec.structs.replace(context, viewed_at=self._conversation.view.at, restriction=self._restriction)
         call = self._observer.call_recorder(pending.number, limits, context)
         verdict = judge(decision, symbol, context, limits)
         if isinstance(verdict, Refusal):
@@ -305,14 +316,14 @@ class Workflow:
             _log.warning("%s: invocation %s is not recorded yet: %s", self._model.id, self._record.id, error)
 
 
-def _ended_without_calls(answer: ModelAnswer, limit: int, tokens_left: int) -> EndedBy:
-    """Return what ended an invocation whose model called no tool.
+def _ended_without_calls(answer: ModelAnswer, limit: int, *, is_last: bool) -> EndedBy:
+    """Return what ended an invocation whose model called no tool. `is_last`: there were no tokens for more than that.
 
     :raises ProviderError: the answer was cut off before it decided anything
     """
     if answer.cut_by is None:
         return "answer"
-    if answer.cut_by == "length" and tokens_left <= 0:
+    if answer.cut_by == "length" and is_last:
         return "tokens"
     if answer.cut_by == "length":
         cause = f"at its limit of {limit} tokens (ANSWER_TOKENS_MAX)"

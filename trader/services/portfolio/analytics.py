@@ -73,6 +73,12 @@ class ModelStats(NamedTuple):
         return ZERO if self.model.provider == "rules" else self.run_statistics.run.cost_usd
 
     @property
+    def is_cost_partial(self) -> bool:
+        """Whether the run has cost more than the known cost."""
+        run = self.run_statistics.run
+        return run.cost_usd is not None and bool(run.unmetered_attempts or run.unpriced_steps)
+
+    @property
     def net_after_cost(self) -> Decimal | None:
         """Return its gain in the run, open positions included, less that cost; a USD counts as one quote currency."""
         if self.account_value is None or self.cost_usd is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
@@ -101,7 +102,7 @@ async def insert_invocation(conn: Connection, invocation: Invocation) -> bool:
 UPDATE_INVOCATION = """
 UPDATE invocations
 SET status = $2, failure_reason = $3, response = $4, step_count = $5, input_tokens = $6, output_tokens = $7,
-    cost_usd = $8, finished_at = $9, entrant = $10, unmetered_attempts = $11
+    cost_usd = $8, finished_at = $9, entrant = $10, unmetered_attempts = $11, unpriced_steps = $12
 WHERE id = $1 AND status = 'running'
 """
 
@@ -125,7 +126,23 @@ def invocation_values(invocation: Invocation) -> tuple[object, ...]:
         invocation.finished_at,
         invocation.entrant,
         invocation.unmetered_attempts,
+        invocation.unpriced_steps,
     )
+
+
+SELECT_COSTS_SINCE = """
+SELECT model_id, sum(cost_usd) AS cost_usd, bool_or(unmetered_attempts > 0 OR unpriced_steps > 0) AS is_partial
+FROM invocations
+WHERE started_at >= $1
+GROUP BY model_id
+ORDER BY model_id
+"""
+
+
+async def select_costs_since(conn: Connection, since: datetime) -> list[tuple[str, Decimal | None, bool]]:
+    """Return per model what its invocations since a moment have cost, as far as it is known, and whether it is not."""
+    rows = await conn.fetch(SELECT_COSTS_SINCE, since)
+    return [(row["model_id"], row["cost_usd"], row["is_partial"]) for row in rows]
 
 
 UPDATE_INTERRUPTED = """
@@ -181,8 +198,8 @@ async def select_unrecorded_orders(conn: Connection, invocation_id: UUID, accoun
 
 INSERT_STEP = """
 INSERT INTO invocation_steps (invocation_id, number, provider, key_number, model, tool_names, input_tokens,
-                              output_tokens, cost_usd, duration_ms, created_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+                              output_tokens, cost_usd, duration_ms, created_at, cached_tokens)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT DO NOTHING
 """
 
@@ -232,7 +249,7 @@ async def select_payloads(conn: Connection, invocations: Sequence[Invocation]) -
 
 SELECT_INVOCATION = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts
+       finished_at, entrant, unmetered_attempts, unpriced_steps
 FROM invocations
 WHERE id = $1
 """
@@ -246,7 +263,7 @@ async def select_invocation(conn: Connection, invocation_id: UUID) -> Invocation
 
 SELECT_INVOCATIONS = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts
+       finished_at, entrant, unmetered_attempts, unpriced_steps
 FROM invocations
 WHERE status <> 'running'
 ORDER BY started_at DESC, model_id
@@ -262,7 +279,7 @@ async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
 # The latest of each model, then the latest of those: models without recent invocations cost no long scan.
 SELECT_CHOSEN_INVOCATIONS = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts
+       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
 FROM models m
 CROSS JOIN LATERAL (
     SELECT * FROM invocations WHERE model_id = m.id AND status <> 'running' ORDER BY started_at DESC LIMIT $3
@@ -299,7 +316,7 @@ async def select_tool_calls(conn: Connection, invocation_ids: Sequence[UUID]) ->
 
 SELECT_STEPS = """
 SELECT invocation_id, number, provider, key_number, model, tool_names, input_tokens, output_tokens, cost_usd,
-       duration_ms, created_at
+       duration_ms, created_at, cached_tokens
 FROM invocation_steps
 WHERE invocation_id = ANY($1::uuid[])
 ORDER BY invocation_id, number

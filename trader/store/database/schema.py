@@ -76,6 +76,14 @@ ALTER TABLE invocation_steps ALTER COLUMN input_tokens DROP NOT NULL, ALTER COLU
 """
 """Tells tokens that nobody reported from none."""
 
+COSTS: Final = """
+ALTER TABLE invocations
+    ADD COLUMN IF NOT EXISTS unpriced_steps integer NOT NULL DEFAULT 0 CHECK (unpriced_steps >= 0);
+ALTER TABLE invocation_counts ADD COLUMN IF NOT EXISTS unpriced_steps bigint NOT NULL DEFAULT 0;
+ALTER TABLE invocation_steps ADD COLUMN IF NOT EXISTS cached_tokens bigint CHECK (cached_tokens >= 0);
+"""
+"""Tells a cost that is only partly known from a whole one, and records tokens from the providers' caches."""
+
 ENTRANTS: Final = """
 CREATE TABLE IF NOT EXISTS entrants (
     model_id      text NOT NULL REFERENCES models,
@@ -115,7 +123,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + ENTRANTS + LIQUIDATIONS,
+    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS,
 }
 """Each step by the version that it leads to."""
 

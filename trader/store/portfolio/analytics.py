@@ -16,7 +16,7 @@ class CurrentRun(NamedTuple):
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
     `entrant` is the model's present one, with its part of the run.
-    `unmetered_attempts` may have cost tokens beyond those counted.
+    `unmetered_attempts` may have cost tokens beyond those counted, and `unpriced_steps` have a cost beyond that known.
     """
 
     model_id: str
@@ -30,13 +30,14 @@ class CurrentRun(NamedTuple):
     output_tokens: int = 0
     cost_usd: Decimal | None = None
     unmetered_attempts: int = 0
+    unpriced_steps: int = 0
     entrant: EntrantRecord = NO_RECORD
 
 
 SELECT_CURRENT_RUNS = """
 SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
-       c.output_tokens, c.cost_usd, c.unmetered_attempts, coalesce(e.number, 0), e.fingerprint, e.began_at,
-       coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0)
+       c.output_tokens, c.cost_usd, c.unmetered_attempts, c.unpriced_steps, coalesce(e.number, 0), e.fingerprint,
+       e.began_at, coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0)
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 CROSS JOIN LATERAL (
@@ -44,7 +45,8 @@ CROSS JOIN LATERAL (
            coalesce(sum(tool_failed), 0)::bigint AS tool_failed,
            coalesce(sum(input_tokens), 0)::bigint AS input_tokens,
            coalesce(sum(output_tokens), 0)::bigint AS output_tokens, sum(cost_usd) AS cost_usd,
-           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts
+           coalesce(sum(unmetered_attempts), 0)::bigint AS unmetered_attempts,
+           coalesce(sum(unpriced_steps), 0)::bigint AS unpriced_steps
     FROM invocation_counts WHERE model_id = m.id AND run_number = r.number
 ) c
 LEFT JOIN LATERAL (
@@ -59,7 +61,7 @@ ORDER BY m.id
 async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     """Return the current run of every model whose account was opened."""
     rows = await conn.fetch(SELECT_CURRENT_RUNS)
-    return {row[0]: CurrentRun(*row[:11])._replace(entrant=EntrantRecord(*row[11:])) for row in rows}
+    return {row[0]: CurrentRun(*row[:12])._replace(entrant=EntrantRecord(*row[12:])) for row in rows}
 
 
 class RunEntrant(NamedTuple):
@@ -93,7 +95,7 @@ async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
 
 SELECT_FAILURES = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
-       finished_at, entrant, unmetered_attempts
+       finished_at, entrant, unmetered_attempts, unpriced_steps
 FROM invocations
 WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0)
 ORDER BY started_at DESC, id
@@ -108,7 +110,7 @@ async def select_failures(conn: Connection, limit: int) -> list[Invocation]:
 
 SELECT_MODEL_FAILURES = """
 SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i.input_tokens, i.output_tokens,
-       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts
+       i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
 FROM unnest($1::text[]) AS m (id)
 CROSS JOIN LATERAL (
     SELECT * FROM invocations
