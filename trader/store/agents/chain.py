@@ -27,7 +27,7 @@ async def insert_link(conn: Connection, invocation_id: UUID, evidence: Evidence,
 UPDATE_INVOCATION_CLOSED = (
     f"WITH closed AS ({UPDATE_INVOCATION} RETURNING id) "  # noqa: S608 - a constant of this package
     "INSERT INTO chain_links (invocation_id, view_digest, answers_digest, record_digest) "
-    "SELECT id, $12, $13, $14 FROM closed"
+    "SELECT id, $13, $14, $15 FROM closed"
 )
 
 
