@@ -24,6 +24,16 @@ FIGURE = (number, "N/A", "Infinity")
 VERDICT = ("better", "worse", "not distinguishable yet")
 NEIGHBOUR = {"modelId": text, "verdict": VERDICT, "smallestDifference": (number, None), "reason": (text, None)}
 
+REPLICATES = {
+    "modelIds": [text],
+    "hours": count,
+    "lowestPercent": number,
+    "highestPercent": number,
+    "spreadPercent": number,
+    "noisePercent": (number, None),
+}
+CONTAMINATION = ("after cut-off", "before cut-off", "unknown")
+
 EXIT_PLAN = {
     "stop": (number, None),
     "target": (number, None),
@@ -324,7 +334,7 @@ OUTPUTS: Mapping[str, Shape] = {
     "analytics.getLeaderboard": {
         "entries": [
             {
-                "rank": count,
+                "rank": (count, None),
                 **_MODEL_HEAD,
                 "pnlPercent": (number, None),
                 "pnlAbsolute": number,
@@ -336,6 +346,17 @@ OUTPUTS: Mapping[str, Shape] = {
                 "ci95Reason": (text, None),
                 "tie": boolean,
                 "verdict": ({"above": (NEIGHBOUR, None), "below": (NEIGHBOUR, None)}, None),
+                "entrant": count,
+                "fingerprint": (text, None),
+                "coverage": (number, None),
+                "trainingCutoff": (text, None),
+                "contamination": CONTAMINATION,
+                "replicates?": {
+                    "modelIds": [text],
+                    "lowestPercent": (number, None),
+                    "highestPercent": (number, None),
+                    "noise": (REPLICATES, None),
+                },
             }
         ],
         "window": ("24h", "7d", "30d"),
@@ -352,6 +373,8 @@ OUTPUTS: Mapping[str, Shape] = {
                 "startedAt": iso,
                 "endedAt": (iso, None),
                 "coverage": (number, None),
+                "trainingCutoff": (text, None),
+                "contamination": CONTAMINATION,
                 "ranked": boolean,
                 "hours": count,
                 "tradesCount": count,
@@ -382,14 +405,7 @@ OUTPUTS: Mapping[str, Shape] = {
                     None,
                 ),
                 "luckReason": (text, None),
-                "replicates?": {
-                    "modelIds": [text],
-                    "hours": count,
-                    "lowestPercent": number,
-                    "highestPercent": number,
-                    "spreadPercent": number,
-                    "noisePercent": (number, None),
-                },
+                "replicates?": REPLICATES,
             }
         ],
     },

@@ -93,6 +93,17 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
         return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
 
 
+Contamination = Literal["after cut-off", "before cut-off", "unknown"]
+"""Whether a model may have been trained on the period that a result is of."""
+
+
+def contamination(training_cutoff: date | None, start: datetime) -> Contamination:
+    """Return whether a result that begins at `start` is of a time after the end of what its model was trained on."""
+    if training_cutoff is None:
+        return "unknown"
+    return "after cut-off" if start.date() > training_cutoff else "before cut-off"
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """An AI model or rule agent that trades one variant. Its account has the same id.
 

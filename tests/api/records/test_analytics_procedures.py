@@ -140,7 +140,7 @@ async def test_leaderboard(call: Call) -> None:
     first, second = answer["entries"]
     assert answer["window"] == "7d"
     assert first == {
-        "rank": 1,
+        "rank": None,
         "modelId": "ax",
         "modelName": "Model ax",
         "variant": "Apex",
@@ -162,9 +162,14 @@ async def test_leaderboard(call: Call) -> None:
                 "reason": first["verdict"]["below"]["reason"],
             },
         },
+        "entrant": 0,
+        "fingerprint": None,
+        "coverage": 50,
+        "trainingCutoff": None,
+        "contamination": "unknown",
     }
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
-    assert (second["rank"], second["modelId"], second["ci95"]) == (2, "so", None)
+    assert (second["rank"], second["modelId"], second["ci95"]) == (None, "so", None)
     by_drawdown = await call("analytics.getLeaderboard", sortBy="maxDrawdown", window="30d")
     drawdowns = [entry["maxDrawdown"] for entry in by_drawdown["entries"]]
     assert drawdowns == sorted(drawdowns)

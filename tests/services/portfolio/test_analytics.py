@@ -32,7 +32,8 @@ from trader.domain.models import VariantId
 from trader.domain.portfolio.intervals import estimate, percent_interval
 from trader.domain.portfolio.statistics import Drawdown
 from trader.services.exchange.paper import PaperExchange
-from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics, LeaderboardEntry
+from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics
+from trader.services.portfolio.leaderboard import LeaderboardEntry
 from trader.services.portfolio.run_statistics import CurrentRuns, figures_of_trades
 from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import ensure_partitions

@@ -33,11 +33,11 @@ async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetM
 async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> GetLeaderboardOutput:
     """Rank the models by what they made of their accounts within a window, the best first.
 
-    A model that was opened within the window counts from its opening.
+    A model that was opened within the window counts from its opening, one that was configured otherwise from then on.
     """
     entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
     has_verdict = request.sort_by != "maxDrawdown"
-    rows = [LeaderboardRow.of(rank, entry, has_verdict=has_verdict) for rank, entry in enumerate(entries, start=1)]
+    rows = [LeaderboardRow.of(entry, has_verdict=has_verdict) for entry in entries]
     return GetLeaderboardOutput(entries=rows, window=request.window)
 
 

@@ -1,6 +1,7 @@
 """Statistics of models on the wire. Percentages are percent, durations minutes, amounts in the quote currency."""
 
 import math
+from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -21,19 +22,17 @@ from trader.api.schemas.common import (
     trimmed,
 )
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
-from trader.domain.models import Model
+from trader.domain.models import Contamination, Model, contamination
 from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import Window
 from trader.domain.portfolio.intervals import Interval
+from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.agents.budgets import Budget
-from trader.services.portfolio.analytics import (
-    FailureCounts,
-    Failures,
-    LeaderboardEntry,
-    ModelStats,
-    NeighbourVerdict,
-    SortKey,
-)
+from trader.services.portfolio.analytics import FailureCounts, Failures, ModelStats
+from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, SortKey
+from trader.services.portfolio.leaderboard import Replicates as ReplicatesEntry
+
+Percent = Annotated[float, Meta(description="in percent")]
 
 Figure = float | Literal["N/A", "Infinity"]
 """A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
@@ -44,6 +43,11 @@ def figure(value: float | Decimal | None) -> Figure:
     if value is None:
         return "N/A"
     return "Infinity" if value == math.inf else float(value)
+
+
+def day(moment: date | None) -> str | None:
+    """Return a date as it is written on the wire, such as 2025-06-30."""
+    return None if moment is None else moment.isoformat()
 
 
 class GetModelStatsInput(Input, kw_only=True):
@@ -264,15 +268,67 @@ class Neighbours(Wire, kw_only=True):
     below: Neighbour | None
 
 
+class Replicates(Wire, kw_only=True):
+    """Accounts of one configuration, in the hours that all of them have.
+
+    `spreadPercent` is the standard deviation of their returns. `noisePercent` is the share of an hour's variance in
+    which they differ, which is the model's own noise; the rest is the market's. Null when nothing varied.
+    """
+
+    model_ids: list[str]
+    hours: int
+    lowest_percent: Percent
+    highest_percent: Percent
+    spread_percent: Percent
+    noise_percent: Percent | None
+
+    @classmethod
+    def of(cls, found: ReplicateNoise) -> "Replicates":
+        return cls(
+            model_ids=list(found.model_ids),
+            hours=found.hours,
+            lowest_percent=found.lowest_percent,
+            highest_percent=found.highest_percent,
+            spread_percent=found.spread_percent,
+            noise_percent=found.noise_percent,
+        )
+
+
+class ReplicatesRow(Wire, kw_only=True):
+    """The models that a row of the leaderboard is made of, and how far their returns in the window lie apart.
+
+    `noise` is over all hours that they have in common; null while there are fewer than 24.
+    """
+
+    model_ids: list[str]
+    lowest_percent: Percent | None
+    highest_percent: Percent | None
+    noise: Replicates | None
+
+    @classmethod
+    def of(cls, found: ReplicatesEntry) -> "ReplicatesRow":
+        return cls(
+            model_ids=[model.id for model in found.models],
+            lowest_percent=found.lowest_percent,
+            highest_percent=found.highest_percent,
+            noise=None if found.noise is None else Replicates.of(found.noise),
+        )
+
+
 class LeaderboardRow(Wire, kw_only=True):
-    """A model within the window, live at its end.
+    """A model's present entrant within the window, live at its end.
+
+    `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is listed without a `rank`,
+    after those that have one. Models that are replicates of one configuration are one row with their means, the sum of
+    their trades, and the first of them as `modelId`. `contamination` says whether the row begins after the end of what
+    the model was trained on (`trainingCutoff` of the models file).
 
     `ci95` is the 95 % interval of the return in the whole hours of the window, for one look. It needs 24 hours and 10
     completed trades in the window; before that it is null and `ci95Reason` says why. `tie`: a neighbour in the order
     has the same figure. `verdict` is null when ordered by maxDrawdown.
     """
 
-    rank: int
+    rank: int | None
     model_id: str
     model_name: str
     variant: VariantId
@@ -286,11 +342,17 @@ class LeaderboardRow(Wire, kw_only=True):
     ci95_reason: str | None
     tie: bool
     verdict: Neighbours | None
+    entrant: int
+    fingerprint: str | None
+    coverage: Percent | None
+    training_cutoff: str | None
+    contamination: Contamination
+    replicates: ReplicatesRow | UnsetType = UNSET
 
     @classmethod
-    def of(cls, rank: int, entry: LeaderboardEntry, *, has_verdict: bool) -> "LeaderboardRow":
+    def of(cls, entry: LeaderboardEntry, *, has_verdict: bool) -> "LeaderboardRow":
         return cls(
-            rank=rank,
+            rank=entry.rank,
             model_id=entry.model.id,
             model_name=entry.model.name,
             variant=entry.model.variant,
@@ -306,6 +368,12 @@ class LeaderboardRow(Wire, kw_only=True):
             verdict=Neighbours(above=Neighbour.of(entry.above), below=Neighbour.of(entry.below))
             if has_verdict
             else None,
+            entrant=entry.record.number,
+            fingerprint=entry.record.fingerprint,
+            coverage=entry.record.coverage_percent,
+            training_cutoff=day(entry.model.configuration.training_cutoff),
+            contamination=contamination(entry.model.configuration.training_cutoff, entry.since),
+            replicates=UNSET if entry.replicates is None else ReplicatesRow.of(entry.replicates),
         )
 
 

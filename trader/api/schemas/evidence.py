@@ -1,19 +1,13 @@
 """Evidence on the wire: what each entrant's result is worth, against what it should be compared with."""
 
-from typing import Annotated
-
-from msgspec import Meta
-
-from trader.api.schemas.analytics import IntervalPercent
+from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso
 from trader.api.schemas.positions import ModelId
+from trader.domain.models import Contamination, contamination
 from trader.domain.portfolio.board import Comparison, Reference
 from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.luck import TRADERS, Luck
-from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport, EvidenceWindow
-
-Percent = Annotated[float, Meta(description="in percent")]
 
 
 class GetEvidenceInput(Input, kw_only=True):
@@ -62,32 +56,6 @@ class Difference(Wire, kw_only=True):
         )
 
 
-class Replicates(Wire, kw_only=True):
-    """Accounts of one configuration, in the hours that all of them have.
-
-    `spreadPercent` is the standard deviation of their returns. `noisePercent` is the share of an hour's variance in
-    which they differ, which is the model's own noise; the rest is the market's. Null when nothing varied.
-    """
-
-    model_ids: list[str]
-    hours: int
-    lowest_percent: Percent
-    highest_percent: Percent
-    spread_percent: Percent
-    noise_percent: Percent | None
-
-    @classmethod
-    def of(cls, found: ReplicateNoise) -> "Replicates":
-        return cls(
-            model_ids=list(found.model_ids),
-            hours=found.hours,
-            lowest_percent=found.lowest_percent,
-            highest_percent=found.highest_percent,
-            spread_percent=found.spread_percent,
-            noise_percent=found.noise_percent,
-        )
-
-
 class LuckRow(Wire, kw_only=True):
     """An entrant against random traders who make its trades at random moments of the same period.
 
@@ -128,7 +96,8 @@ class EntrantRow(Wire, kw_only=True):
     a loss that has not come. `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is
     not `ranked`. `amongBest` says whether it cannot be told from the best entrant. `luck` is computed
     after it was first asked for; `luckReason` says why it is null. `replicates` is there when several models are one
-    configuration.
+    configuration. `contamination` says whether all of it is after the end of what the model was trained on
+    (`trainingCutoff`, from the models file).
     """
 
     model_id: str
@@ -139,6 +108,8 @@ class EntrantRow(Wire, kw_only=True):
     started_at: Timestamp
     ended_at: Timestamp | None
     coverage: Percent | None
+    training_cutoff: str | None
+    contamination: Contamination
     ranked: bool
     hours: int
     trades_count: int
@@ -163,6 +134,8 @@ class EntrantRow(Wire, kw_only=True):
             started_at=iso(found.started_at),
             ended_at=None if found.ended_at is None else iso(found.ended_at),
             coverage=found.record.coverage_percent,
+            training_cutoff=day(found.model.configuration.training_cutoff),
+            contamination=contamination(found.model.configuration.training_cutoff, found.started_at),
             ranked=found.record.is_ranked,
             hours=found.statement.hours,
             trades_count=found.trades,

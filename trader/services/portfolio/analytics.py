@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from itertools import pairwise
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -15,25 +14,16 @@ from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.evidence import (
-    Statement,
-    Verdict,
-    compare,
-    judge_family,
-    missing_trades,
-    state_return,
-)
-from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, floor_to_bucket, minute_end
+from trader.domain.portfolio.histories import Window, minute_end
 from trader.domain.portfolio.snapshots import value_account
 from trader.services.agents.recorder import answers_of
 from trader.services.exchange.protocol import Exchange
+from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, make_figures
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 from trader.store.portfolio import analytics as store
 from trader.store.portfolio.analytics import CurrentRun
-
-SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 
 RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -84,34 +74,6 @@ class ModelStats(NamedTuple):
         if self.account_value is None or self.cost_usd is None:
             return None
         return self.account_value - self.run_statistics.run.initial_capital - self.cost_usd
-
-
-class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model within the window. Values are equity; the drawdown is in percent, and positive.
-
-    `evidence` is of the whole hours of the window. `tie`: a neighbour in the order has the same figure. `above` and
-    `below` are the verdicts on this model against those neighbours, over all hours of both runs; None where there is no
-    neighbour, and in an order that is not one of returns.
-    """
-
-    model: Model
-    pnl_percent: float | None
-    pnl_absolute: Decimal
-    max_drawdown: float
-    start_value: Decimal
-    end_value: Decimal
-    trades_count: int
-    evidence: Statement
-    tie: bool = False
-    above: "NeighbourVerdict | None" = None
-    below: "NeighbourVerdict | None" = None
-
-
-class NeighbourVerdict(NamedTuple):
-    """What is known about a model against a neighbour in the order."""
-
-    neighbour: Model
-    verdict: Verdict
 
 
 class Failures(NamedTuple):
@@ -189,20 +151,14 @@ class Analytics:
     async def leaderboard(
         self, window: Window, sort_by: SortKey, variant: VariantId | None = None
     ) -> list[LeaderboardEntry]:
-        """Return every model (or those of a variant) that has a value, best first: highest pnl, smallest drawdown."""
+        """Return the present entrants (or those of a variant) that have a value, best first."""
         models, runs = await self._models(variant), await self._runs.refresh()
-        now = minute_end(self._clock.now())
-        since = now - WINDOWS[window]
-        hour = floor_to_bucket(now, RESOLUTIONS["1h"])
-        chosen = {model.id: self._run(runs, model) for model in models.values()}
-        entries = [
-            _entry(model, chosen[model.id], equity, since, _window_evidence(chosen[model.id], window, hour))
+        contestants = [
+            Contestant(model, self._run(runs, model), equity)
             for model in models.values()
             if (equity := self._equity(model)) is not None
         ]
-        entries.sort(key=lambda entry: _sort_key(entry, sort_by))
-        entries = _with_ties(entries, sort_by)
-        return entries if sort_by == "maxDrawdown" else _with_verdicts(entries, chosen, hour)
+        return make_board(contestants, window, sort_by, minute_end(self._clock.now()))
 
     async def failures(self, limit: int, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""
@@ -241,20 +197,6 @@ class Analytics:
         ]
 
 
-def _entry(model: Model, run: RunStatistics, equity: Decimal, since: datetime, evidence: Statement) -> LeaderboardEntry:
-    start = run.start_value(since)
-    return LeaderboardEntry(
-        model=model,
-        pnl_percent=statistics.return_percent(float(start), float(equity)),
-        pnl_absolute=equity - start,
-        max_drawdown=run.window_drawdown(since, equity),
-        start_value=start,
-        end_value=equity,
-        trades_count=run.trades_after(since),
-        evidence=evidence,
-    )
-
-
 def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:
     return FailureCounts(model, run.failed, run.tool_failed, run.finished) if run else FailureCounts(model, 0, 0, 0)
 
@@ -271,45 +213,3 @@ def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> Variant
         total_pnl=total,
         average_pnl=divide(total, Decimal(trades)) if trades else None,
     )
-
-
-def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decimal, Decimal, str]:
-    """Return the key that sorts best first; ties by pnl, then by id, so that the order is always the same."""
-    if sort_by == "maxDrawdown":
-        first: float | Decimal = entry.max_drawdown
-    elif sort_by == "pnlAbsolute":
-        first = -entry.pnl_absolute
-    else:
-        first = float("inf") if entry.pnl_percent is None else -entry.pnl_percent
-    return first, -entry.pnl_absolute, entry.model.id
-
-
-def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
-    """Return the ordered entries, each marked whether a neighbour has the same figure."""
-    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
-    return [
-        msgspec.structs.replace(entry, tie=figures[place] in {figures[place - 1], figures[place + 1]})
-        for place, entry in enumerate(entries, start=1)
-    ]
-
-
-def _window_evidence(run: RunStatistics, window: Window, hour: datetime) -> Statement:
-    """Return what the whole hours of a window up to this one say about the return."""
-    start, series = hour - WINDOWS[window], run.returns(hour)
-    return state_return(None if series is None else series.within(start, hour), run.trades_after(start))
-
-
-def _with_verdicts(
-    entries: Sequence[LeaderboardEntry], runs: Mapping[str, RunStatistics], hour: datetime
-) -> list[LeaderboardEntry]:
-    """Return the ordered entries with a verdict on each pair of neighbours."""
-    series = {entry.model.id: runs[entry.model.id].returns(hour) for entry in entries}
-    missing = {model_id: missing_trades(len(runs[model_id].trades)) for model_id in series}
-    pairs = [(one.model.id, other.model.id) for one, other in pairwise(entries)]
-    upper = judge_family([compare(series[a], series[b], missing[a], missing[b]) for a, b in pairs])
-    found = list(entries)
-    for place, verdict in enumerate(upper):
-        one, other = found[place], found[place + 1]
-        found[place] = msgspec.structs.replace(one, below=NeighbourVerdict(other.model, verdict))
-        found[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(one.model, verdict.reversed()))
-    return found

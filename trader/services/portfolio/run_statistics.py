@@ -75,6 +75,12 @@ class RunStatistics:
         self._equity = EquitySeries(float(run.initial_capital))
 
     @property
+    def entrant_since(self) -> datetime:
+        """When the model's present entrant began in the run."""
+        began_at = self.run.entrant.began_at
+        return self.run.started_at if began_at is None else max(began_at, self.run.started_at)
+
+    @property
     def trades_since(self) -> datetime:
         return self.trades[-1].closed_at if self.trades else self.run.started_at
 

@@ -18,9 +18,9 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
   const entries = board.data?.entries ?? []
   const [least, most] = useMemo(() => scaleOf(entries.flatMap(one => [one.pnlPercent, one.ci95?.low, one.ci95?.high])), [board.data])
   const columns = [
-    { key: 'rank', title: '#', cell: one => one.rank },
+    { key: 'rank', title: '#', cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
     { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
-      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />${one.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.replicates.modelIds.length}</span>`}` },
     !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
     { key: 'return', title: 'Return', by: one => one.pnlPercent,
       cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
@@ -29,6 +29,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
         reason=${one.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
     { key: 'verdict', title: 'Against the next', isText: true, cell: one => html`<${Verdict} found=${one.verdict?.below} known=${known} />` },
     { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
+    { key: 'coverage', title: 'Coverage', className: 'narrow-hide', by: one => one.coverage, cell: one => percent(one.coverage) },
     { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
     { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
       cell: one => number(figureOf(costs.get(one.modelId)?.costUsd)) },

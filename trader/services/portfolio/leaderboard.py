@@ -1,0 +1,239 @@
+"""Leaderboard: the present entrants by what they made of their accounts within a window, replicates as one row."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from itertools import pairwise
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from trader.clock import ceil_time
+from trader.domain.agents.entrants import EntrantRecord
+from trader.domain.models import Model
+from trader.domain.money import ZERO, divide
+from trader.domain.portfolio import statistics
+from trader.domain.portfolio.evidence import (
+    ReturnSeries,
+    Statement,
+    Verdict,
+    compare,
+    judge_family,
+    missing_trades,
+    state_return,
+)
+from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, floor_to_bucket
+from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
+from trader.services.portfolio.run_statistics import RunStatistics
+
+SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
+
+_HOUR = RESOLUTIONS["1h"]
+
+
+class Contestant(NamedTuple):
+    """A model in its current run, with the live equity of its account."""
+
+    model: Model
+    run: RunStatistics
+    equity: Decimal
+
+
+class NeighbourVerdict(NamedTuple):
+    """What is known about a model against a neighbour in the order."""
+
+    neighbour: Model
+    verdict: Verdict
+
+
+class Replicates(NamedTuple):
+    """The models of a row that is of several: the lowest and highest return, and the split of its variance.
+
+    `noise` is over the hours that all of them have; None while there are too few.
+    """
+
+    models: Sequence[Model]
+    lowest_percent: float | None
+    highest_percent: float | None
+    noise: ReplicateNoise | None
+
+
+class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's present entrant within the window. Values are equity; the drawdown is in percent, and positive.
+
+    An entry of replicates has their means, the sum of their trades, and the first of their models. `rank` is None when
+    the entrant decided too few of its cycles. `since` is where the entry begins; `series` are all hours of the entrant,
+    and `trades` all its trades.
+    `evidence` is of the whole hours of the window. `tie`: a neighbour in the order has the same figure. `above` and
+    `below` are the verdicts on this model against those neighbours, over all hours of both; None where there is no
+    neighbour, and in an order that is not one of returns.
+    """
+
+    model: Model
+    record: EntrantRecord
+    pnl_percent: float | None
+    pnl_absolute: Decimal
+    max_drawdown: float
+    start_value: Decimal
+    end_value: Decimal
+    trades_count: int
+    evidence: Statement
+    since: datetime
+    series: ReturnSeries | None
+    trades: int
+    replicates: Replicates | None = None
+    rank: int | None = None
+    tie: bool = False
+    above: NeighbourVerdict | None = None
+    below: NeighbourVerdict | None = None
+
+
+def make_board(
+    contestants: Iterable[Contestant], window: Window, sort_by: SortKey, now: datetime
+) -> list[LeaderboardEntry]:
+    """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one."""
+    hour = floor_to_bucket(now, _HOUR)
+    single = [_entry(contestant, now - WINDOWS[window], hour, window) for contestant in contestants]
+    entries = [_merged(group, window, hour) for group in _groups(single)]
+    entries.sort(key=lambda entry: (not entry.record.is_ranked, *_sort_key(entry, sort_by)))
+    ranked = [
+        msgspec.structs.replace(entry, rank=place if entry.record.is_ranked else None)
+        for place, entry in enumerate(entries, start=1)
+    ]
+    marked = _with_ties(ranked, sort_by)
+    return marked if sort_by == "maxDrawdown" else _with_verdicts(marked)
+
+
+def _entry(contestant: Contestant, since: datetime, hour: datetime, window: Window) -> LeaderboardEntry:
+    model, run, equity = contestant
+    since = max(since, run.entrant_since)
+    start, series = run.start_value(since), _entrant_returns(run, hour)
+    trades = run.trades_after(since)
+    return LeaderboardEntry(
+        model=model,
+        record=run.run.entrant,
+        pnl_percent=statistics.return_percent(float(start), float(equity)),
+        pnl_absolute=equity - start,
+        max_drawdown=run.window_drawdown(since, equity),
+        start_value=start,
+        end_value=equity,
+        trades_count=trades,
+        evidence=_window_evidence(series, window, hour, run.trades_after(max(hour - WINDOWS[window], since))),
+        since=since,
+        series=series,
+        trades=run.trades_after(run.entrant_since),
+    )
+
+
+def _entrant_returns(run: RunStatistics, hour: datetime) -> ReturnSeries | None:
+    """Return the whole hours of the present entrant; the first hour of a run counts even when it began within it."""
+    series, began_at = run.returns(hour), run.entrant_since
+    if series is None or began_at < series.start + _HOUR:
+        return series
+    return series.within(ceil_time(began_at, _HOUR), hour)
+
+
+def _window_evidence(series: ReturnSeries | None, window: Window, hour: datetime, trades: int) -> Statement:
+    """Return what the whole hours of a window up to this one say about the return."""
+    return state_return(None if series is None else series.within(hour - WINDOWS[window], hour), trades)
+
+
+# Replicates
+
+
+def _groups(entries: Sequence[LeaderboardEntry]) -> list[list[LeaderboardEntry]]:
+    """Return the entries that are one row: replicates with the same fingerprint, or a single one."""
+    groups: dict[object, list[LeaderboardEntry]] = {}
+    for entry in entries:
+        group, fingerprint = entry.model.configuration.replicate_of, entry.record.fingerprint
+        is_replicate = group is not None and fingerprint is not None
+        groups.setdefault((group, fingerprint) if is_replicate else entry.model.id, []).append(entry)
+    return list(groups.values())
+
+
+def _merged(group: list[LeaderboardEntry], window: Window, hour: datetime) -> LeaderboardEntry:
+    if len(group) == 1:
+        return group[0]
+    series = {entry.model.id: entry.series for entry in group if entry.series is not None}
+    noise = split_variance(series) if len(series) == len(group) else None
+    joint = _mean_series(list(series.values())) if len(series) == len(group) else None
+    trades_count = sum(entry.trades_count for entry in group)
+    returns = [entry.pnl_percent for entry in group if entry.pnl_percent is not None]
+    began = [entry.record.began_at for entry in group if entry.record.began_at is not None]
+    return LeaderboardEntry(
+        model=group[0].model,
+        record=EntrantRecord(
+            number=group[0].record.number,
+            fingerprint=group[0].record.fingerprint,
+            began_at=max(began, default=None),
+            cycles_decided=sum(entry.record.cycles_decided for entry in group),
+            cycles_due=sum(entry.record.cycles_due for entry in group),
+        ),
+        pnl_percent=fmean(returns) if len(returns) == len(group) else None,
+        pnl_absolute=_mean(group, lambda entry: entry.pnl_absolute),
+        max_drawdown=fmean(entry.max_drawdown for entry in group),
+        start_value=_mean(group, lambda entry: entry.start_value),
+        end_value=_mean(group, lambda entry: entry.end_value),
+        trades_count=trades_count,
+        evidence=_window_evidence(joint, window, hour, trades_count),
+        since=min(entry.since for entry in group),
+        series=joint,
+        trades=sum(entry.trades for entry in group),
+        replicates=Replicates(
+            [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise
+        ),
+    )
+
+
+def _mean(group: Sequence[LeaderboardEntry], value: Callable[[LeaderboardEntry], Decimal]) -> Decimal:
+    return divide(sum(map(value, group), ZERO), Decimal(len(group)))
+
+
+def _mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
+    """Return the mean of the log returns over the hours that all have."""
+    start, end = max(one.start for one in series), min(one.end for one in series)
+    if start >= end:
+        return None
+    return ReturnSeries(start, np.mean([one.within(start, end).values for one in series], axis=0))
+
+
+# Order and neighbours
+
+
+def _sort_key(entry: LeaderboardEntry, sort_by: SortKey) -> tuple[float | Decimal, Decimal, str]:
+    """Return the key that sorts best first; ties by pnl, then by id, so that the order is always the same."""
+    if sort_by == "maxDrawdown":
+        first: float | Decimal = entry.max_drawdown
+    elif sort_by == "pnlAbsolute":
+        first = -entry.pnl_absolute
+    else:
+        first = float("inf") if entry.pnl_percent is None else -entry.pnl_percent
+    return first, -entry.pnl_absolute, entry.model.id
+
+
+def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[LeaderboardEntry]:
+    """Return the ordered entries, each marked whether a neighbour has the same figure."""
+    figures = [None, *(_sort_key(entry, sort_by)[0] for entry in entries), None]
+    return [
+        msgspec.structs.replace(entry, tie=figures[place] in {figures[place - 1], figures[place + 1]})
+        for place, entry in enumerate(entries, start=1)
+    ]
+
+
+def _with_verdicts(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry]:
+    """Return the ordered entries with a verdict on each pair of neighbours."""
+    missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
+    upper = judge_family(
+        [
+            compare(one.series, other.series, missing[one.model.id], missing[other.model.id])
+            for one, other in pairwise(entries)
+        ]
+    )
+    found = list(entries)
+    for place, verdict in enumerate(upper):
+        one, other = found[place], found[place + 1]
+        found[place] = msgspec.structs.replace(one, below=NeighbourVerdict(other.model, verdict))
+        found[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(one.model, verdict.reversed()))
+    return found
