@@ -63,6 +63,28 @@ HISTORY_CHANGED_MS: Final = 1500.0
 HOLD_MS: Final = 50.0
 TICK_S: Final = 0.001
 
+INSERT_BASELINES: Final = """
+WITH chosen AS (
+    SELECT m.id, b.id AS baseline, b.variant
+    FROM (SELECT id, row_number() OVER (ORDER BY id) AS place FROM models) m
+    JOIN (
+        VALUES (1, 'baseline/buy-and-hold', NULL), (2, 'baseline/apex-rules', 'Apex'),
+               (3, 'baseline/trendsurfer-rules', 'Trendsurfer'), (4, 'baseline/contrarian-rules', 'Contrarian'),
+               (5, 'baseline/sovereign-rules', 'Sovereign')
+    ) b (place, id, variant) USING (place)
+), baselines AS (
+    INSERT INTO baselines (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
+    SELECT c.baseline, c.baseline, c.variant::variant_id, r.id, r.initial_capital, r.started_at, '{}', now()
+    FROM chosen c JOIN runs r ON r.account_id = c.id AND r.ended_at IS NULL
+    ON CONFLICT DO NOTHING
+)
+INSERT INTO portfolio_hourly (account_id, hour, run_id, total, count, last, last_at)
+SELECT c.baseline, h.hour, h.run_id, h.total, h.count, h.last, h.last_at
+FROM chosen c JOIN portfolio_hourly h ON h.account_id = c.id
+ON CONFLICT DO NOTHING
+"""
+"""A season is written without baselines: those of the benchmark have the hours of models."""
+
 RAW_VARIANTS: Final = """
 SELECT m.variant, date_trunc('hour', s.created_at, 'UTC') AS hour, avg(s.net_portfolio)
 FROM portfolio_snapshots s JOIN models m ON m.id = s.account_id
@@ -221,6 +243,7 @@ class Season:
         database = await Database.connect(dsn)
         stack.push_async_callback(database.close)
         async with database.connection() as conn:
+            await conn.execute(INSERT_BASELINES, timeout=STATEMENT_S)
             clock = SeasonClock(ceil_to_hour(await end_of_season(conn)))
             books = Books(await select_accounts(conn), dict(await select_last_marks(conn)))
         exchange: Any = books

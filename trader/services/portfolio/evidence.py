@@ -13,7 +13,7 @@ from trader.domain.portfolio.evidence import ReturnSeries, Statement, state_retu
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, minute_end
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
-from trader.services.portfolio.luck import LuckRequest, LuckTable
+from trader.services.portfolio.luck import COMPUTING, LuckRequest, LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
@@ -112,14 +112,13 @@ class Evidence:
             if entrant.model_id in runs and variant in {None, models[entrant.model_id].variant}
         ]
         baselines = {key: run.returns(until) for key, run in self._runs.baselines.items()}
-        board, noise = await asyncio.to_thread(_judge, stints, baselines, since)
-        shown = [
-            _evidence(stint, board, noise, since, self._luck.result(stint.key, stint.trades_until(until)))
-            for stint in stints
-            if model_id in {None, stint.model.id}
-        ]
+        best, judged = await asyncio.to_thread(_judge, stints, baselines, since, model_id)
+        shown = []
+        for stint, found in judged:
+            shown.append(found._replace(luck=self._luck.result(stint.key, stint.trades_until(until))))
+            await asyncio.sleep(0)
         shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
-        return EvidenceReport(until, None if board.best is None else board.best.rpartition("#")[0], shown)
+        return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
 
 
 def _stint(model: Model, run: RunStatistics, entrant: RunEntrant, until: datetime) -> _Stint:
@@ -133,21 +132,26 @@ def _stint(model: Model, run: RunStatistics, entrant: RunEntrant, until: datetim
 
 
 def _judge(
-    stints: Sequence[_Stint], baselines: Mapping[str, ReturnSeries | None], since: datetime | None
-) -> tuple[Board, Mapping[str, ReplicateNoise]]:
-    """Judge the board: a hundred models of a season take tenths of a second."""
+    stints: Sequence[_Stint],
+    baselines: Mapping[str, ReturnSeries | None],
+    since: datetime | None,
+    model_id: str | None,
+) -> tuple[str | None, list[tuple[_Stint, EntrantEvidence]]]:
+    """Return the best entrant, and the evidence of all or of one model: of a hundred models a tenth of a second."""
     contenders = [Contender(one.key, one.model.variant, one.series, len(one.trades_after(None))) for one in stints]
+    board = judge_board(contenders, baselines, since)
     groups: dict[str, dict[str, ReturnSeries]] = {}
     for one in stints:
         group = one.model.configuration.replicate_of
         if group is not None and one.entrant.ended_at is None and one.series is not None:
             groups.setdefault(group, {})[one.model.id] = one.series
     noise = {group: split_variance(series) for group, series in groups.items() if len(series) > 1}
-    return judge_board(contenders, baselines, since), {group: found for group, found in noise.items() if found}
+    shown = [one for one in stints if model_id in {None, one.model.id}]
+    return board.best, [(one, _evidence(one, board, noise, since)) for one in shown]
 
 
 def _evidence(
-    stint: _Stint, board: Board, noise: Mapping[str, ReplicateNoise], since: datetime | None, luck: Luck | str
+    stint: _Stint, board: Board, noise: Mapping[str, ReplicateNoise | None], since: datetime | None
 ) -> EntrantEvidence:
     series = stint.series
     if series is not None and since is not None:
@@ -165,6 +169,6 @@ def _evidence(
         losing_trades=sum(trade.net_pnl <= 0 for trade in trades),
         comparisons=board.comparisons[stint.key],
         is_among_best=stint.key in board.among_best,
-        luck=luck,
+        luck=COMPUTING,
         replicates=None if group is None or stint.entrant.ended_at is not None else noise.get(group),
     )
