@@ -47,7 +47,7 @@ def env_example() -> str:
     ]
     for variable in VARIABLES.values():
         lines += ["", *_comment(f"{variable.meaning} Default: {variable.default_text}.")]
-        lines.append(f"# {variable.name}={variable.default}")
+        lines.append(f"# {variable.name}={'' if variable.shown_default else variable.default}")
     lines += ["", *_comment("AI providers: at least one, except with --demo. More keys of one: ..._API_KEY_2 and on.")]
     for provider in PROVIDERS:
         lines += [f"# {provider.upper()}_API_KEY=", f"# {provider.upper()}_BASE_URL="]

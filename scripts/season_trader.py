@@ -7,7 +7,7 @@ Only the decisions are simulated: a signal of the variant's kind, noise, and a l
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from random import Random
@@ -21,7 +21,7 @@ from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import CLOSING_SIDE, ExitPlan, Order, OrderAnswer, OrderSide, OrderType, Side
 from trader.domain.exchange.rules import place, set_exit_plan
 from trader.domain.exchange.tick_rules import Moment, apply_tick
-from trader.domain.market.markets import PLAIN_FUNDING_RATE
+from trader.domain.market.markets import PLAIN_FUNDING_RATE, Market
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, floor_to, round_to
 from trader.domain.portfolio.snapshots import Snapshot
@@ -57,11 +57,11 @@ _INVALIDATIONS: Final = (
 class SeasonMarket:
     """The synthetic market at every full minute in [start, end]; minutes are counted from `start`."""
 
-    def __init__(self, seed: int, symbols: Sequence[str], start: datetime, end: datetime) -> None:
-        self._source = SyntheticSource(seed, symbols)
+    def __init__(self, seed: int, markets: Mapping[str, Market], start: datetime, end: datetime) -> None:
+        self._source = SyntheticSource(seed, tuple(markets), markets)
         self.markets = self._source.markets
         self.times = [start + number * MINUTE for number in range((end - start) // MINUTE + 1)]
-        self.marks: dict[str, list[Decimal]] = {symbol: [] for symbol in symbols}
+        self.marks: dict[str, list[Decimal]] = {symbol: [] for symbol in markets}
         for minute in range(len(self.times)):
             for symbol, mark in self.moment(minute).marks.items():
                 self.marks[symbol].append(mark)
@@ -186,8 +186,8 @@ class Trader:
             price, slack = float(order.limit_price), 10 * float(market.markets[order.symbol].tick)
             low, high = (price + slack, math.inf) if order.side is OrderSide.BUY else (0.0, price - slack)
             self._watches.append(Watch(market.prices[order.symbol], low, high, len(market.times)))
-        rates = self._rules.markets
-        needed = (p.entry_notional * rates[p.symbol].maintenance_rate for p in account.positions.values())
+        markets = self._rules.markets
+        needed = (markets[p.symbol].maintenance(p.entry_notional) for p in account.positions.values())
         self._alarm = 2 * sum(needed, ZERO)
 
     def _watch(self, symbol: str, side: Side, plan: ExitPlan) -> Watch:

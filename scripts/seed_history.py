@@ -12,6 +12,7 @@ from typing import Final
 
 from trader.clock import Clock, LockstepClock, epoch_second, iso
 from trader.domain.market.markets import Tick
+from trader.domain.market.presets import PRESET_MARKETS
 from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
@@ -35,7 +36,7 @@ class PastMarket(SyntheticSource):
     """The synthetic market from `start` to `end`, as fast as the service can follow. Sets `finished` at its end."""
 
     def __init__(self, settings: Settings, start: datetime, end: datetime) -> None:
-        super().__init__(settings.seed, settings.market_symbols)
+        super().__init__(settings.seed, settings.market_symbols, PRESET_MARKETS[settings.venue_preset])
         self.finished = asyncio.Event()
         self._start = start
         self._end = end

@@ -23,6 +23,7 @@ from season_trader import SeasonMarket, Trader
 from trader.clock import iso
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules
+from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.models import Model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.snapshots import Snapshot
@@ -72,7 +73,7 @@ async def write_season(
     The database must have no past, and no service may use it. `progress` is called with the time reached and the number
     of accounts.
     """
-    source = SyntheticSource(settings.seed, settings.market_symbols)
+    source = SyntheticSource(settings.seed, settings.market_symbols, PRESET_MARKETS[settings.venue_preset])
     async with database.transaction() as conn:
         accounts = await select_accounts(conn)
         models = [model for model in await select_models(conn) if model.id in accounts]
@@ -126,7 +127,7 @@ def _write_alone(plan: Plan, written_days: Any) -> None:
 
 async def _write(plan: Plan, day_is_written: Callable[[], None]) -> None:
     """Simulate the season of some models and write it, all or nothing."""
-    market = SeasonMarket(plan.seed, tuple(plan.rules.markets), plan.start, plan.end)
+    market = SeasonMarket(plan.seed, plan.rules.markets, plan.start, plan.end)
     traders = [
         Trader(model, account, market, plan.rules, plan.cycle, plan.payloads_from) for model, account in plan.accounts
     ]

@@ -16,7 +16,7 @@ from trader.domain.market.markets import MARKETS
 from trader.domain.money import format_decimal
 from trader.schedulers import jobs
 from trader.services.events import EventBus
-from trader.settings import PROVIDERS, VARIABLES
+from trader.settings import PRESETS, PROVIDERS, VARIABLES
 from trader.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +103,13 @@ def test_the_markets_are_those_of_the_exchange() -> None:
         ]
         for m in MARKETS.values()
     ]
+
+
+def test_the_presets_are_those_of_the_settings() -> None:
+    names = ("SIM_TAKER_FEE_BPS", "SIM_MAKER_FEE_BPS", "SIM_LATENCY_MS", "FUNDING_INTERVAL_H", "LIQUIDATION_FEE_BPS")
+    plain = {variable.name: variable.default for variable in VARIABLES.values()}
+    listed = [row for row in rows("docs/exchange.md", "## Venue presets") if len(row) == 6]
+    assert listed == [[preset, *((plain | figures)[name] for name in names)] for preset, figures in PRESETS.items()]
 
 
 def test_the_variants_have_their_limits() -> None:

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trader.__main__ import main, settings_help
+from trader.domain.market.presets import PRESET_MARKETS
 from trader.dotenv import parse_dotenv, read_dotenv
 from trader.errors import SettingsError
 from trader.setting_forms import Secret
-from trader.settings import PROVIDERS, VARIABLES, Settings, find_risks, read_database_url
+from trader.settings import PRESETS, PROVIDERS, VARIABLES, Settings, find_risks, read_database_url
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[1]
@@ -43,14 +44,31 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert settings.market_symbols == ("BTC", "ETH", "SOL")
     assert (settings.initial_capital, settings.quote_currency) == (Decimal(10000), "USDT")
     assert settings.refresh_interval_ms == 10000
-    assert (settings.taker_fee_bps, settings.maker_fee_bps) == (Decimal(5), Decimal(2))
-    assert (settings.latency_ms, settings.seed, settings.max_accounts) == (200, 0, 1000)
+    assert (settings.venue_preset, settings.taker_fee_bps, settings.maker_fee_bps) == (
+        "lighter-standard",
+        Decimal(0),
+        Decimal(0),
+    )
+    assert (settings.latency_ms, settings.seed, settings.max_accounts) == (300, 0, 1000)
     assert (settings.venue, settings.venue_url, settings.venue_api_key_index) == ("lighter", None, 2)
     assert (settings.snapshot_retention_days, settings.log_level) == (35, "info")
     assert settings.api_token is settings.venue_api_key is settings.taapi_api_key is None
     assert (settings.replay_speed, settings.replay_start, settings.replay_end) == (1, None, None)
     assert settings.max_parallel_models == 8
     assert not settings.demo
+
+
+def test_a_preset_gives_the_figures_that_no_setting_gives() -> None:
+    synthetic = load({"MARKET_SOURCE": "synthetic"})
+    assert (synthetic.venue_preset, synthetic.taker_fee_bps, synthetic.latency_ms) == ("default", Decimal(5), 200)
+    assert (synthetic.liquidation_fee_bps, synthetic.funding_interval_h) == (Decimal(100), 1)
+    binance = load({"VENUE_PRESET": "binance-usdm", "SIM_MAKER_FEE_BPS": "1"})
+    assert (binance.taker_fee_bps, binance.maker_fee_bps, binance.funding_interval_h) == (Decimal(5), Decimal(1), 8)
+    assert "VENUE_PRESET" in " ".join(problems({"VENUE_PRESET": "ftx"}, demo=True))
+    assert "FUNDING_INTERVAL_H" in " ".join(problems({"FUNDING_INTERVAL_H": "5"}, demo=True))
+    assert PRESETS.keys() == PRESET_MARKETS.keys()
+    names = {variable.name for variable in VARIABLES.values()}
+    assert all(figures.keys() <= names for figures in PRESETS.values())
 
 
 def test_demo_needs_nothing() -> None:

@@ -164,6 +164,9 @@ BASIS_POINTS: Final = Form(
     f"a number from 0 to 1000 (hundredths of a percent) with at most {BPS_DECIMALS_MAX} decimals", DECIMAL, Decimal,
     lambda number: 0 <= number <= 1000 and number == round(number, BPS_DECIMALS_MAX),
 )  # fmt: skip
+FUNDING_INTERVAL: Final = Form(
+    "a number of hours that divides 24", "[0-9]{1,2}", int, lambda hours: hours > 0 and 24 % hours == 0
+)
 RECOVERY: Final = Form(
     "a number from 0.1 to 60 (seconds) with at most 3 decimals", DECIMAL, Decimal,
     lambda number: Decimal("0.1") <= number <= 60 and number == round(number, 3),

@@ -42,6 +42,20 @@ class Variable(NamedTuple):
         return self.shown_default or self.default or "none"
 
 
+PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
+    "default": {},
+    "lighter-standard": {"SIM_TAKER_FEE_BPS": "0", "SIM_MAKER_FEE_BPS": "0", "SIM_LATENCY_MS": "300"},
+    "lighter-premium": {"SIM_TAKER_FEE_BPS": "2.8", "SIM_MAKER_FEE_BPS": "0.4"},
+    "hyperliquid": {
+        "SIM_TAKER_FEE_BPS": "4.5", "SIM_MAKER_FEE_BPS": "1.5", "SIM_LATENCY_MS": "884", "LIQUIDATION_FEE_BPS": "0",
+    },
+    "binance-usdm": {"LIQUIDATION_FEE_BPS": "125", "FUNDING_INTERVAL_H": "8"},
+}  # fmt: skip
+"""The settings that each VENUE_PRESET gives another default; sources and dates are in docs/exchange.md."""
+
+_BY_PRESET: Final = "that of VENUE_PRESET"
+
+
 class ProviderSettings(msgspec.Struct, frozen=True):
     """Settings of one AI provider; without `base_url` its own public address is used."""
 
@@ -91,13 +105,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     refresh_interval_ms: Annotated[int, Variable(
         "SIM_REFRESH_INTERVAL_MS", "10000", forms.whole_number(100, 3_600_000),
         "How often the order book is read from a market source that does not push, in milliseconds.")]
+    venue_preset: Annotated[str, Variable(
+        "VENUE_PRESET", "", forms.one_of(*PRESETS),
+        "Whose figures a simulated venue has: fees, latency, funding interval, margin tiers, tick, lot and minimum. "
+        "A setting of its own overrides a figure.",
+        shown_default="default; with MARKET_SOURCE=venue lighter-standard")]
     taker_fee_bps: Annotated[Decimal, Variable(
-        "SIM_TAKER_FEE_BPS", "5", forms.BASIS_POINTS, "Fee of taker fills, in basis points.")]
+        "SIM_TAKER_FEE_BPS", "5", forms.BASIS_POINTS, "Fee of taker fills, in basis points.",
+        shown_default=_BY_PRESET)]
     maker_fee_bps: Annotated[Decimal, Variable(
-        "SIM_MAKER_FEE_BPS", "2", forms.BASIS_POINTS, "Fee of maker fills, in basis points.")]
+        "SIM_MAKER_FEE_BPS", "2", forms.BASIS_POINTS, "Fee of maker fills, in basis points.",
+        shown_default=_BY_PRESET)]
+    funding_interval_h: Annotated[int, Variable(
+        "FUNDING_INTERVAL_H", "1", forms.FUNDING_INTERVAL, "Hours between two payments of funding, from 00:00 UTC on.",
+        shown_default=_BY_PRESET)]
     liquidation_fee_bps: Annotated[Decimal, Variable(
         "LIQUIDATION_FEE_BPS", "100", forms.BASIS_POINTS,
-        "Fee of each fill of a liquidation on top of the taker fee, in basis points.")]
+        "Fee of each fill of a liquidation on top of the taker fee, in basis points.",
+        shown_default=_BY_PRESET)]
     book_recovery_s: Annotated[Decimal, Variable(
         "BOOK_RECOVERY_S", "5", forms.RECOVERY,
         "Half-life with which depth that was taken comes back to a simulated book, in seconds.")]
@@ -106,7 +131,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "Whether what one account takes out of a simulated book is missing for the others, too.")]
     latency_ms: Annotated[int, Variable(
         "SIM_LATENCY_MS", "200", forms.whole_number(0, 60_000),
-        "How long an order takes to reach the simulated market, in milliseconds.")]
+        "How long an order takes to reach the simulated market, in milliseconds.",
+        shown_default=_BY_PRESET)]
     seed: Annotated[int, Variable(
         "SIM_SEED", "0", forms.whole_number(0, 2**63 - 1), "Seed of everything random.")]
     max_accounts: Annotated[int, Variable(
@@ -218,9 +244,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         problems = [*file.problems, *_misspelled((*file.values, *environ))]
         is_live = texts.get("TRADING_MODE") == "live"
         values: dict[str, Any] = {}
+        follows_venue = texts.get("MARKET_SOURCE", "synthetic" if demo else "venue") == "venue"
+        preset = texts.setdefault("VENUE_PRESET", "lighter-standard" if follows_venue else "default")
+        figures = PRESETS.get(preset, {})
         for field, variable in VARIABLES.items():
             special = variable.demo_default if demo else variable.live_default if is_live else None
-            text = texts.get(variable.name, special or variable.default)
+            text = texts.get(variable.name, special or figures.get(variable.name, variable.default))
             values[field] = _parse(variable.name, variable.form, text, problems)
         values["providers"] = _read_providers(texts, problems)
         problems += _contradictions(values, problems, demo=demo)

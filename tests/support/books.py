@@ -51,6 +51,7 @@ def moment_of(*quotes: Quote, at: datetime | None = None, before: Moment | None 
         quotes=known,
         marks={symbol: quote.mark for symbol, quote in known.items()},
         updated=frozenset(quote.symbol for quote in quotes),
+        before={} if before is None else before.marks,
     )
 
 

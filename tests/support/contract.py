@@ -174,6 +174,7 @@ ACCOUNT = {
     "totalUnrealizedPnl": number,
     "totalFees": number,
     "totalFundingPnl": number,
+    "totalInsurance": number,
     "positions": [
         {
             "symbol": SYMBOL,

@@ -24,6 +24,7 @@ class PaperBench:
     def __init__(self, capital: int = 10_000, *quotes: Quote) -> None:
         self.account: Account = open_account(capital)
         self.moment: Moment = moment_of(*(quotes or (deep_quote("ETH", 2_000),)))
+        self.rules = RULES
         self.postings: list[Posting] = []
         self.rate: Callable[[str, datetime], D] = plain_rate
 
@@ -49,7 +50,7 @@ class PaperBench:
             exit_plan=plan,
             reduce_only=reduce_only,
         )
-        posting = exchange.place(self.account, order, self.moment, RULES, self.rate)
+        posting = exchange.place(self.account, order, self.moment, self.rules, self.rate)
         self._apply(posting)
         assert posting.answer is not None
         return posting.answer
@@ -62,7 +63,7 @@ class PaperBench:
             book = quote.book
             dated.append(make_quote(book.symbol, book.bids, book.asks, at=at, mark=quote.mark))
         self.moment = moment_of(*dated, before=self.moment, at=at)
-        posting = apply_tick(self.account, self.moment, RULES, self.rate)
+        posting = apply_tick(self.account, self.moment, self.rules, self.rate)
         if posting is not None:
             self._apply(posting)
         return posting
@@ -71,14 +72,14 @@ class PaperBench:
         return self.tick(deep_quote("ETH", mid), after=after)
 
     def set_plan(self, plan: ExitPlan) -> str | None:
-        posting = exchange.set_exit_plan(self.account, "ETH", plan, self.moment, RULES)
+        posting = exchange.set_exit_plan(self.account, "ETH", plan, self.moment, self.rules)
         if isinstance(posting, str):
             return posting
         self._apply(posting)
         return None
 
     def reset(self, capital: int = 5_000) -> Posting:
-        posting = exchange.reset(self.account, D(capital), "USDT", self.moment, RULES, self.rate)
+        posting = exchange.reset(self.account, D(capital), "USDT", self.moment, self.rules, self.rate)
         self._apply(posting)
         return posting
 

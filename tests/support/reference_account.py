@@ -37,6 +37,7 @@ class ReferenceAccount:
         maker: Decimal,
         liquidation: Decimal,
         recovery: timedelta,
+        every: int = 1,
     ) -> None:
         self.capital = Fraction(capital)
         self.markets = markets
@@ -44,6 +45,7 @@ class ReferenceAccount:
         self.maker = Fraction(maker)
         self.liquidation = Fraction(liquidation)
         self.recovery = recovery
+        self.every = every
         self.liquidating = False
         self.changed_at = at
         self.ledger: list[Entry] = []
@@ -51,6 +53,7 @@ class ReferenceAccount:
         self.watches: dict[str, Watch] = {}
         self.taken: list[tuple[str, int, datetime, Fraction]] = []
         self.marks: dict[str, Fraction] = {}
+        self.seen: dict[str, list[tuple[datetime, Fraction]]] = {}
         self._acts = 0
         self._arrivals = 0
         self._books: tuple[int, Books] = (0, Books())
@@ -85,10 +88,26 @@ class ReferenceAccount:
         return sum((holding.margin for holding in self.books().holdings.values()), Fraction(0))
 
     def maintenance(self) -> Fraction:
+        held = self.books().holdings.items()
+        return sum(
+            (self._required(symbol, abs(one.quantity) * self.marks[symbol]) for symbol, one in held), Fraction(0)
+        )
+
+    def _slices(self, symbol: str) -> list[tuple[Fraction, Fraction | None, Fraction]]:
+        """From where to where a notional has which rate; the last one has no end."""
+        market = self.markets[symbol]
+        steps = [(Fraction(0), Fraction(market.maintenance_rate))]
+        steps += [(Fraction(tier.above), Fraction(tier.maintenance_rate)) for tier in market.tiers]
+        ends = [begin for begin, _ in steps[1:]]
+        return [(begin, end, rate) for (begin, rate), end in zip(steps, [*ends, None], strict=True)]
+
+    def _required(self, symbol: str, notional: Fraction) -> Fraction:
+        """Slice by slice, each at its own rate."""
         return sum(
             (
-                abs(holding.quantity) * self.marks[symbol] * Fraction(self.markets[symbol].maintenance_rate)
-                for symbol, holding in self.books().holdings.items()
+                (min(notional, end if end is not None else notional) - begin) * rate
+                for begin, end, rate in self._slices(symbol)
+                if notional > begin
             ),
             Fraction(0),
         )
@@ -112,13 +131,16 @@ class ReferenceAccount:
         return self.equity() - self.margin() - self.reserved()
 
     def liquidation_price(self, symbol: str) -> Fraction | None:
-        """Solved for the mark m: equity without this market + quantity × m − cost = maintenance without + |q| m r."""
-        holding = self.books().holdings[symbol]
-        rate = Fraction(self.markets[symbol].maintenance_rate)
-        mark = self.marks[symbol]
-        fixed = self.equity() - holding.quantity * mark - (self.maintenance() - abs(holding.quantity) * mark * rate)
-        price = -fixed / (holding.quantity - abs(holding.quantity) * rate)
-        return price if price > 0 else None
+        """Solved for the mark m, slice by slice: fixed + quantity × m = required below + (|q| m − begin) × rate."""
+        holding, mark = self.books().holdings[symbol], self.marks[symbol]
+        size = abs(holding.quantity)
+        fixed = self.equity() - holding.quantity * mark - (self.maintenance() - self._required(symbol, size * mark))
+        for begin, end, rate in self._slices(symbol):
+            below = self._required(symbol, begin)
+            price = (below - begin * rate - fixed) / (holding.quantity - size * rate)
+            if begin <= size * price and (end is None or size * price <= end) and price > 0:
+                return price
+        return None
 
     # --- what a caller does -------------------------------------------------------------------------------------------
 
@@ -224,6 +246,8 @@ class ReferenceAccount:
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
         """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
         self.see(moment)
+        for symbol in moment.updated:
+            self.seen.setdefault(symbol, []).append((moment.at, self.marks[symbol]))
         if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
             return
         at = max(moment.at, self.changed_at)
@@ -329,13 +353,17 @@ class ReferenceAccount:
         self._execute(symbol, sign, parts, at, self.taker, reason)
 
     def _fund(self, symbol: str, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
+        """For every full hour since, of those that are paid for: at the last mark seen until then."""
         watch = self.watches[symbol]
         boundary = watch.funded_until.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
         while boundary <= at:
-            self._acts += 1
-            paid = self.quantity(symbol) * self.marks[symbol] * Fraction(rate(symbol, boundary))
-            self.ledger.append(Entry(self._acts, at, symbol, amount=-paid, kind="funding"))
-            watch.funded_until = boundary
+            if boundary.hour % self.every == 0:
+                self._acts += 1
+                seen = [mark for then, mark in self.seen.get(symbol, []) if then <= boundary]
+                mark = seen[-1] if seen else self.marks[symbol]
+                paid = self.quantity(symbol) * mark * Fraction(rate(symbol, boundary)) * self.every
+                self.ledger.append(Entry(self._acts, at, symbol, amount=-paid, kind="funding"))
+                watch.funded_until = boundary
             boundary += timedelta(hours=1)
 
     def _settle_when_flat(self, at: datetime) -> None:

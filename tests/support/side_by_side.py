@@ -26,9 +26,9 @@ Rate = Callable[[str, datetime], Decimal]
 class SideBySide:
     """One account, kept twice. Each call raises `AssertionError` where the two, or the account's own rows, disagree."""
 
-    def __init__(self, capital: Decimal, rate: Rate, at: datetime) -> None:
+    def __init__(self, capital: Decimal, rate: Rate, at: datetime, *, every: int = 1) -> None:
         self.account = open_account(str(capital), at=at)
-        self.rules = replace(RULES, markets=dict(RULES.markets))
+        self.rules = replace(RULES, markets=dict(RULES.markets), funding_interval_h=every)
         self.model = ReferenceAccount(
             capital,
             self.rules.markets,
@@ -37,6 +37,7 @@ class SideBySide:
             maker=RULES.maker_rate,
             liquidation=RULES.liquidation_rate,
             recovery=RULES.book_recovery,
+            every=self.rules.funding_interval_h,
         )
         self.rate = rate
         self.numbers: dict[UUID, int] = {}

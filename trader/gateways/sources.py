@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trader.domain.market.presets import PRESET_MARKETS
 from trader.errors import StartError
 from trader.gateways.lighter.api import MAINNET_URL, LighterApi
 from trader.gateways.lighter.source import VenueSource
@@ -14,13 +15,15 @@ from trader.settings import Settings
 def make_source(settings: Settings) -> MarketSource:
     """Return the source that MARKET_SOURCE names. Raises `StartError` for an unknown one."""
     kind, _, place = settings.market_source.partition(":")
+    markets = PRESET_MARKETS[settings.venue_preset]
     match kind:
         case "synthetic":
-            return SyntheticSource(settings.seed, settings.market_symbols)
+            return SyntheticSource(settings.seed, settings.market_symbols, markets)
         case "replay":
             return ReplaySource(
                 Path(place).expanduser(),
                 settings.market_symbols,
+                markets=markets,
                 seed=settings.seed,
                 speed=settings.replay_speed,
                 start=settings.replay_start,

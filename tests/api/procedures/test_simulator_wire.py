@@ -144,6 +144,7 @@ async def test_an_account_shows_its_books(desk: PaperBench) -> None:
         "totalUnrealizedPnl": 99.99,
         "totalFees": 4.700005,
         "totalFundingPnl": 0,
+        "totalInsurance": 0,
     }
     assert position == {
         "symbol": "BTC",

@@ -3,11 +3,13 @@
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 from support.books import RULES, START, deep_quote, make_quote, moment_of
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.orders import Cause, OrderStatus
+from trader.domain.market.presets import PRESET_MARKETS
 
 # --- the account ------------------------------------------------------------------------------------------------------
 
@@ -101,6 +103,17 @@ def test_a_short_has_its_liquidation_price_above_and_an_unleveraged_long_has_non
     price = figures.liquidation_price(desk.account, "ETH", desk.moment.marks, RULES.markets)
     assert price is not None
     assert price > 2_000
+
+
+def test_each_part_of_a_notional_has_the_rate_of_its_tier() -> None:
+    market = PRESET_MARKETS["binance-usdm"]["BTC"]
+    required = [market.maintenance(D(notional)) for notional in (50_000, 600_000, 3_000_000)]
+    assert required == [D(200), D(200) + D(550_000) * D("0.005"), D(2_950) + D(2_400_000) * D("0.0065")]
+    for preset, markets in PRESET_MARKETS.items():
+        for market in markets.values():
+            rates = [market.maintenance_rate, *(tier.maintenance_rate for tier in market.tiers)]
+            assert rates == sorted(set(rates)), preset
+            assert market.maintenance_rate < D(1) / market.leverage_max, "a position can be opened at full leverage"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +212,7 @@ def test_a_liquidation_that_the_book_cannot_take_goes_on_with_the_next() -> None
     desk.order(BUY, "10", leverage=20)
     desk.tick(eth([(1890, 4)], [(1910, 9)]))
     assert desk.position.quantity == 6
-    desk.tick(eth([(1890, 9)], [(1910, 9)]))
+    desk.tick(eth([(1890, 19)], [(1910, 9)]))
     assert not desk.account.positions
 
 
@@ -229,6 +242,28 @@ def test_funding_is_paid_once_per_hour_boundary_by_longs_at_a_positive_rate() ->
     assert (payment.amount, payment.boundary) == (-2 * D(2_100) * D("0.0000125"), START + timedelta(minutes=30))
     assert desk.eth(2_100) is None
     assert desk.account.funding == desk.position.funding == payment.amount
+
+
+def test_a_boundary_in_a_gap_is_paid_at_the_last_mark_before_it() -> None:
+    desk = PaperBench()
+    desk.order(BUY, "2")
+    desk.eth(2_050, timedelta(minutes=10))
+    posting = desk.eth(2_900, timedelta(hours=2))
+    assert posting is not None
+    assert [payment.mark for payment in posting.funding] == [D(2_050)] * 2
+    assert desk.account.funding == 2 * -2 * D(2_050) * D("0.0000125")
+
+
+def test_an_interval_of_eight_hours_is_paid_at_its_end_for_all_of_it() -> None:
+    desk = PaperBench()
+    desk.rules = replace(RULES, funding_interval_h=8)
+    desk.order(BUY, "2")
+    assert desk.eth(2_000, timedelta(hours=6)) is None
+    posting = desk.eth(2_100, timedelta(minutes=30))
+    assert posting is not None
+    (payment,) = posting.funding
+    assert (payment.boundary.hour, payment.rate, payment.mark) == (8, D("0.0001"), D(2_100))
+    assert desk.eth(2_100, timedelta(hours=7)) is None
 
 
 def test_shorts_receive_a_positive_rate() -> None:

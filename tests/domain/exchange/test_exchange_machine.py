@@ -13,7 +13,7 @@ from support.side_by_side import SideBySide
 
 from trader.domain.exchange.orders import Cause, ExitPlan, Order, OrderSide, OrderType
 from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import MARKETS, Quote
+from trader.domain.market.markets import MARKETS, MarginTier, Quote
 from trader.domain.money import floor_to, round_to
 
 SYMBOLS = ("BTC", "ETH", "SOL")
@@ -93,10 +93,14 @@ class Exchange(RuleBasedStateMachine):
     both: SideBySide
     moment: Moment
 
-    @initialize(capital=st.sampled_from((1_000, 25_000, 60)), books=st.tuples(books_drawn, books_drawn, books_drawn))
-    def open(self, capital: int, books: Any) -> None:
+    @initialize(
+        capital=st.sampled_from((1_000, 25_000, 60)),
+        books=st.tuples(books_drawn, books_drawn, books_drawn),
+        every=st.sampled_from((1, 1, 8)),
+    )
+    def open(self, capital: int, books: Any, every: int) -> None:
         self.prices = dict(PRICES)
-        self.both = SideBySide(Decimal(capital), rate_of_hour, START)
+        self.both = SideBySide(Decimal(capital), rate_of_hour, START, every=every)
         self.moment = moment_of(
             *(drawn_quote(s, PRICES[s], drawn, START) for s, drawn in zip(SYMBOLS, books, strict=True))
         )
@@ -186,17 +190,20 @@ class Exchange(RuleBasedStateMachine):
         symbol=st.sampled_from(SYMBOLS),
         coarser=st.sampled_from((1, 10, Decimal("0.1"))),
         stricter=st.sampled_from((1, 2, Decimal("0.5"))),
+        tiers=st.sampled_from(((), (5_000,), (20_000, 100_000))),
     )
-    def change_rules(self, symbol: str, coarser: Decimal, stricter: Decimal) -> None:
-        """The venue changes the steps of a market, its minimum and the margin it wants."""
+    def change_rules(self, symbol: str, coarser: Decimal, stricter: Decimal, tiers: tuple[int, ...]) -> None:
+        """The venue changes the steps of a market, its minimum and the margin it wants, of more notional more."""
         usual = MARKETS[symbol]
+        rate = usual.maintenance_rate * stricter
         self.both.change_rules(
             replace(
                 usual,
                 lot=usual.lot * coarser,
                 tick=usual.tick * coarser,
                 min_notional=usual.min_notional * stricter,
-                maintenance_rate=usual.maintenance_rate * stricter,
+                maintenance_rate=rate,
+                tiers=tuple(MarginTier(Decimal(above), rate * (2 + n)) for n, above in enumerate(tiers)),
             )
         )
 

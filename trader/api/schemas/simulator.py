@@ -248,6 +248,10 @@ class AccountView(Wire, kw_only=True):
     total_unrealized_pnl: Decimal | None
     total_fees: Decimal
     total_funding_pnl: Decimal
+    total_insurance: Annotated[
+        Decimal,
+        Meta(description="Losses beyond equity that were written off: a part of the cash, like fees and funding."),
+    ]
     positions: list[AccountPosition]
     open_orders: list[OpenOrder]
 
@@ -272,6 +276,7 @@ class AccountView(Wire, kw_only=True):
             total_unrealized_pnl=priced(lambda: figures.unrealized(account, marks)),
             total_fees=trimmed(account.fees),
             total_funding_pnl=trimmed(account.funding),
+            total_insurance=trimmed(account.insurance),
             positions=[AccountPosition.of(account, position, marks, markets) for position in held],
             open_orders=[OpenOrder.of(order) for order in account.resting],
         )

@@ -120,8 +120,9 @@ def _moments(inputs: CallInputs, rates: dict[tuple[str, datetime], Decimal]) -> 
     for update in inputs.updates:
         new = {recorded.symbol: recorded.quote() for recorded in update.quotes}
         quotes.update(new)
+        before = dict(marks)
         marks.update({symbol: quote.mark for symbol, quote in new.items()})
-        moment = Moment(update.at, dict(quotes), dict(marks), frozenset(new))
+        moment = Moment(update.at, dict(quotes), dict(marks), frozenset(new), before)
         posting = apply_tick(account, moment, inputs.rules, lambda *key: rates[key])
         if posting is not None:
             account = posting.account

@@ -214,10 +214,8 @@ def equity(account: Account, marks: Marks) -> Decimal:
 
 
 def maintenance(account: Account, marks: Marks, markets: Mapping[str, Market]) -> Decimal:
-    """Σ quantity × mark × maintenance rate."""
-    return sum(
-        (p.quantity * marks[p.symbol] * markets[p.symbol].maintenance_rate for p in account.positions.values()), ZERO
-    )
+    """Σ quantity × mark × maintenance rate, by tiers of the notional."""
+    return sum((markets[p.symbol].maintenance(p.quantity * marks[p.symbol]) for p in account.positions.values()), ZERO)
 
 
 def is_liquidable(account: Account, marks: Marks, markets: Mapping[str, Market]) -> bool:
@@ -262,15 +260,20 @@ def liquidation_price(account: Account, symbol: str, marks: Marks, markets: Mapp
     """Return the mark of `symbol` at which, all else equal, equity meets maintenance.
 
     None when no positive mark does, and while the mark of a position is missing.
-    With direction d, quantity q, rate r and mark m: equity − maintenance changes by q × (d − r) per unit of m, so the
-    price is m − (equity − maintenance) / (q × (d − r)).
+    With direction d, quantity q, rate r and mark m: equity − maintenance changes by q × (d − r) per unit of m, so by
+    the line of one tier the price is m − (equity − maintenance) / (q × (d − r)). Maintenance is the largest of the
+    lines, so that of a long is met at the highest of these prices, that of a short at the lowest.
     """
     if not has_marks(account, marks):
         return None
-    position = account.positions[symbol]
-    headroom = equity(account, marks) - maintenance(account, marks, markets)
-    slope = position.quantity * (position.side.direction - markets[symbol].maintenance_rate)
-    price = marks[symbol] - divide(headroom, slope)
+    position, market, mark = account.positions[symbol], markets[symbol], marks[symbol]
+    notional, direction = position.quantity * mark, position.side.direction
+    spare = equity(account, marks) - maintenance(account, marks, markets) + market.maintenance(notional)
+    prices = (
+        mark - divide(spare - notional * rate + deduction, position.quantity * (direction - rate))
+        for rate, deduction in market.maintenance_lines()
+    )
+    price = max(prices) if position.side is Side.LONG else min(prices)
     return price if price > 0 else None
 
 
@@ -280,9 +283,14 @@ def opposing(account: Account, symbol: str, side: OrderSide) -> Decimal:
     return position.quantity if position is not None and position.side is not side.opens else ZERO
 
 
-def hours_crossed(after: datetime, until: datetime) -> Iterable[datetime]:
-    """The full hours in (after, until], ascending."""
-    hour = after.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
-    while hour <= until:
-        yield hour
-        hour += timedelta(hours=1)
+def last_boundary(at: datetime, every: int = 1) -> datetime:
+    """Return the last time up to `at` that is a multiple of so many hours after 00:00 UTC."""
+    return at.replace(hour=at.hour - at.hour % every, minute=0, second=0, microsecond=0)
+
+
+def hours_crossed(after: datetime, until: datetime, every: int = 1) -> Iterable[datetime]:
+    """The boundaries of so many hours in (after, until], ascending."""
+    boundary = last_boundary(after, every) + timedelta(hours=every)
+    while boundary <= until:
+        yield boundary
+        boundary += timedelta(hours=every)

@@ -25,6 +25,7 @@ from trader.domain.exchange.account import (
 from trader.domain.exchange.ledger import (
     NO_TERMS,
     ClosedTrade,
+    MarkAt,
     Posting,
     RateOfHour,
     RestingChange,
@@ -317,24 +318,26 @@ class AccountUpdate:
             )
         )
 
-    def fund_held(self, rate_of_hour: RateOfHour, symbols: Container[str] | None = None) -> None:
+    def fund_held(self, rate_of_hour: RateOfHour, mark_at: MarkAt, symbols: Container[str] | None = None) -> None:
         """Post the funding due on every position, or on those in these markets.
 
         Sorted by symbol: the order in which an account holds its positions differs after a restart.
         """
         for symbol in sorted(self.positions):
             if symbols is None or symbol in symbols:
-                self.fund(symbol, rate_of_hour)
+                self.fund(symbol, rate_of_hour, mark_at)
 
-    def fund(self, symbol: str, rate_of_hour: RateOfHour) -> None:
-        """Post funding for every hour boundary since the last: direction × quantity × mark × rate is paid."""
-        position = self.positions[symbol]
-        for boundary in hours_crossed(position.funded_until, self.at):
-            mark, rate = self.marks[symbol], rate_of_hour(symbol, boundary)
+    def fund(self, symbol: str, rate_of_hour: RateOfHour, mark_at: MarkAt) -> None:
+        """Post funding for every boundary since the last: direction × quantity × mark × rate is paid."""
+        position, every = self.positions[symbol], self.rules.funding_interval_h
+        for boundary in hours_crossed(position.funded_until, self.at, every):
+            mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
             amount = -position.side.direction * position.quantity * mark * rate
-            position = self.book_funding(position, boundary, rate, amount)
+            position = self.book_funding(position, boundary, rate, amount, mark)
 
-    def book_funding(self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal) -> Position:
+    def book_funding(
+        self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal, mark: Decimal
+    ) -> Position:
         """Post a funding payment (negative: paid by the account) and return the position after it."""
         after = msgspec.structs.replace(position, funding=position.funding + amount, funded_until=boundary)
         self.positions[position.symbol] = after
@@ -346,7 +349,7 @@ class AccountUpdate:
                 symbol=position.symbol,
                 boundary=boundary,
                 quantity=position.quantity,
-                mark=self.marks[position.symbol],
+                mark=mark,
                 rate=rate,
                 amount=amount,
                 at=self.at,

@@ -21,6 +21,9 @@ from trader.domain.money import ZERO
 RateOfHour = Callable[[str, datetime], Decimal]
 """The hourly funding rate of a market at an hour boundary."""
 
+MarkAt = Callable[[str, datetime], Decimal]
+"""The mark of a market at an hour boundary."""
+
 _NAMESPACE: Final = UUID("6d7c0a52-6f0e-5a4e-9f6b-2f1f2f9e4f10").bytes
 
 
@@ -28,7 +31,8 @@ class Rules(msgspec.Struct, frozen=True):
     """The exchange's own rules: markets, and rates as fractions of notional.
 
     `liquidation_rate` is charged for each fill of a liquidation beside the taker fee. `book_recovery` is the half-life
-    with which depth that was taken comes back; zero where the books themselves show what is missing.
+    with which depth that was taken comes back; zero where the books themselves show what is missing. Funding is paid
+    every `funding_interval_h` hours from 00:00 UTC on.
     """
 
     markets: dict[str, Market]
@@ -36,6 +40,7 @@ class Rules(msgspec.Struct, frozen=True):
     maker_rate: Decimal
     liquidation_rate: Decimal = Decimal("0.01")
     book_recovery: timedelta = timedelta(seconds=5)
+    funding_interval_h: int = 1
 
 
 class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -20,6 +20,7 @@ from trader.domain.exchange.account import (
     Taken,
     free_margin,
     is_liquidable,
+    last_boundary,
     opposing,
 )
 from trader.domain.exchange.account_update import AccountUpdate
@@ -36,13 +37,20 @@ _SMALL: Final = 10
 class Moment(msgspec.Struct, frozen=True):
     """The markets at one time: the latest quotes, and a mark for every market ever seen.
 
-    `updated` names the markets whose quotes are new with this tick.
+    `updated` names the markets whose quotes are new with this tick, and `before` has the marks until then.
     """
 
     at: datetime
     quotes: Mapping[str, Quote]
     marks: Marks
     updated: frozenset[str] = frozenset()
+    before: Marks = {}
+
+    def mark_at(self, symbol: str, boundary: datetime) -> Decimal:
+        """Return the last mark up to an hour boundary since which no tick but this one can have come."""
+        if symbol in self.updated and self.at > boundary and symbol in self.before:
+            return self.before[symbol]
+        return self.marks[symbol]
 
 
 def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting | None:
@@ -50,7 +58,7 @@ def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: Rat
     if not is_affected(account, moment, rules):
         return None
     update = AccountUpdate(account, rules, moment.marks, moment.at)
-    update.fund_held(rate_of_hour, moment.updated)
+    update.fund_held(rate_of_hour, moment.mark_at, moment.updated)
     _fill_resting(update, moment)
     liquidate(update, moment, rate_of_hour)
     for symbol, position in sorted(update.positions.items()):
@@ -64,13 +72,13 @@ def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
     """Whether a tick changes the account at all. Fast, since it runs for every account on every tick."""
     updated, marks, quotes = moment.updated, moment.marks, moment.quotes
     at = max(moment.at, account.changed_at)  # as in an update: the time of an account never goes back with the clock
-    hour = at.replace(minute=0, second=0, microsecond=0)
+    boundary = last_boundary(at, rules.funding_interval_h)
     touched = False
     for symbol, position in account.positions.items():
         if symbol not in updated:
             continue
         touched = True
-        if position.funded_until < hour or fired_trigger(position, marks[symbol], at) is not None:
+        if position.funded_until < boundary or fired_trigger(position, marks[symbol], at) is not None:
             return True
     for order in account.resting:
         if order.symbol in updated and _trades_through(order, quotes[order.symbol]):
@@ -158,7 +166,8 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -
     """
     if not update.positions or not (update.liquidating or update.is_liquidable):
         return
-    update.fund_held(rate_of_hour)  # a position reduced here may be in a market without a tick since the hour
+    # What is reduced here may be in a market that had no tick since the boundary.
+    update.fund_held(rate_of_hour, moment.mark_at)
     update.set_liquidating(update.is_liquidable)
     if not update.liquidating:
         return
@@ -229,14 +238,14 @@ def is_unaffected(account: Account, ranges: PriceRanges, rules: Rules) -> bool:
     """
     if account.liquidating:
         return False
-    hour = ranges.until.replace(minute=0, second=0, microsecond=0)
+    boundary = last_boundary(ranges.until, rules.funding_interval_h)
     worst, required = account.cash, ZERO
     for symbol, position in account.positions.items():
         reached = ranges.by_symbol[symbol]
-        if position.funded_until < hour or _may_trigger(position, reached, ranges.until):
+        if position.funded_until < boundary or _may_trigger(position, reached, ranges.until):
             return False
         worst += position.unrealized(reached.lowest_mark if position.side is Side.LONG else reached.highest_mark)
-        required += position.quantity * reached.highest_mark * rules.markets[symbol].maintenance_rate
+        required += rules.markets[symbol].maintenance(position.quantity * reached.highest_mark)
     for order in account.resting:
         if order.symbol not in ranges.by_symbol:
             continue

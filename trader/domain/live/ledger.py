@@ -77,7 +77,7 @@ def _receive(update: AccountUpdate, payment: VenueFunding, *, before: datetime) 
     position = update.positions.get(payment.symbol)
     if position is None or not position.funded_until < payment.boundary <= before:
         return False
-    update.book_funding(position, payment.boundary, payment.rate, payment.amount)
+    update.book_funding(position, payment.boundary, payment.rate, payment.amount, update.marks[payment.symbol])
     return True
 
 
@@ -94,7 +94,7 @@ def book_payments(
         position, last = held, until.get(symbol, held.funded_until)
         for payment in sorted(payments, key=attrgetter("boundary")):
             if payment.symbol == symbol and position.funded_until < payment.boundary <= last:
-                position = update.book_funding(position, payment.boundary, payment.rate, payment.amount)
+                position = update.book_funding(position, payment.boundary, payment.rate, payment.amount, marks[symbol])
         if position.funded_until < last:
             update.positions[symbol] = msgspec.structs.replace(position, funded_until=last)
             update.next_sequence()

@@ -1,6 +1,6 @@
 """Markets, books, quotes, ticks and candles: the values of every market source."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
@@ -25,8 +25,18 @@ PLAIN_FUNDING_RATE: Final = Decimal("0.0000125")
 _QUOTE_SUFFIXES = ("USDT", "USDC", "USD", "PERP")
 
 
+class MarginTier(NamedTuple):
+    """A maintenance rate that holds for the part of a position's notional above a limit."""
+
+    above: Decimal
+    maintenance_rate: Decimal
+
+
 class Market(msgspec.Struct, frozen=True):
-    """The trading rules of one perpetual market. Prices are in quote currency, quantities in base units."""
+    """The trading rules of one perpetual market. Prices are in quote currency, quantities in base units.
+
+    `maintenance_rate` holds up to the first of `tiers`, which are ascending in notional and in rate.
+    """
 
     symbol: str
     tick: Decimal
@@ -34,6 +44,22 @@ class Market(msgspec.Struct, frozen=True):
     min_notional: Decimal
     leverage_max: int
     maintenance_rate: Decimal
+    tiers: tuple[MarginTier, ...] = ()
+
+    def maintenance_lines(self) -> Iterator[tuple[Decimal, Decimal]]:
+        """Yield (rate, deduction) of each tier. Maintenance is the largest notional × rate − deduction."""
+        rate, deduction = self.maintenance_rate, Decimal(0)
+        yield rate, deduction
+        for tier in self.tiers:
+            deduction += tier.above * (tier.maintenance_rate - rate)
+            rate = tier.maintenance_rate
+            yield rate, deduction
+
+    def maintenance(self, notional: Decimal) -> Decimal:
+        """Return the maintenance margin of a position: each part of its notional at the rate of its tier."""
+        if not self.tiers:
+            return notional * self.maintenance_rate
+        return max(notional * rate - deduction for rate, deduction in self.maintenance_lines())
 
 
 def _market(symbol: str, tick: str, lot: str, leverage_max: int, maintenance_rate: str) -> Market:

@@ -1,7 +1,8 @@
-"""Binance kline files: 1-minute candles, rejected with file, line and reason when anything is wrong.
+"""Binance files: 1-minute candles and funding rates, rejected with file, line and reason when anything is wrong.
 
-A file is CSV, plain or gzip, of 6 columns (open_time, open, high, low, close, volume) or Binance's 12, with or without
-a header, times in milliseconds or microseconds.
+A file is CSV, plain or gzip, with or without a header, times in milliseconds or microseconds. One of candles has 6
+columns (open_time, open, high, low, close, volume) or Binance's 12, one of funding rates calc_time,
+funding_interval_hours and last_funding_rate.
 """
 
 import gzip
@@ -9,17 +10,25 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator
+from decimal import Decimal
 from math import isfinite, nan
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from trader.clock import moment_of
 from trader.domain.market.markets import canonical_symbol
+from trader.domain.money import divide
 from trader.errors import MarketDataError
 
 _COLUMN_COUNTS: Final = (6, 12)
 _NAMES: Final = ["open", "high", "low", "close", "volume"]
 _FILE_NAME: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)(?:-(?P<interval>\d+[A-Za-z]+))?(?:[-_.].*)?\.csv(?:\.gz)?")
+_FUNDING_NAMES: Final = ["calc_time", "funding_interval_hours", "last_funding_rate"]
+_FUNDING_FILE: Final = re.compile(r"(?P<market>[A-Za-z0-9]+)-fundingRate(?:[-_.].*)?\.csv(?:\.gz)?")
+_FUNDING_LATE: Final = 1
+"""Minutes after the hour that a funding time may show: it is when the rate was calculated."""
+_INTERVALS: Final = frozenset(str(hours) for hours in range(1, 25) if 24 % hours == 0)
+_RATE_MAX: Final = Decimal("0.1")
 _MS_MIN: Final = 10**11
 """Times below are not milliseconds: it would be 1973."""
 _US_MIN: Final = 10**14
@@ -99,7 +108,7 @@ def find_files(place: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for path in paths:
         name = _FILE_NAME.fullmatch(path.name)
-        if name is None or not path.is_file():
+        if name is None or not path.is_file() or _FUNDING_FILE.fullmatch(path.name) is not None:
             continue
         if name["interval"] not in (None, "1m"):
             raise MarketDataError(f"{path}: candles of {name['interval']}; a replay needs those of 1m")
@@ -107,6 +116,59 @@ def find_files(place: Path) -> dict[str, list[Path]]:
     if not found:
         raise MarketDataError(f"{place}: no kline files there (such as BTCUSDT-1m-2025-01.csv or .csv.gz)")
     return found
+
+
+def find_funding_files(place: Path) -> dict[str, list[Path]]:
+    """Return the funding-rate files of a folder by market; none where the candles are a single file."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(place.iterdir()) if place.is_dir() else ():
+        name = _FUNDING_FILE.fullmatch(path.name)
+        if name is not None and path.is_file():
+            found.setdefault(canonical_symbol(name["market"]), []).append(path)
+    return found
+
+
+def read_funding(paths: list[Path]) -> dict[int, Decimal]:
+    """Return the hourly rate of each hour since 1970 that the files of one market cover.
+
+    A published rate is spread evenly over the hours of its interval, from its publication on: nobody knows it earlier.
+    """
+    rates: dict[int, Decimal] = {}
+    for path in paths:
+        last_hour: int | None = None
+        for number, line in _lines(path):
+            fields = line.split(",")
+            if len(fields) != len(_FUNDING_NAMES):
+                _refuse(path, number, f"{len(fields)} columns instead of {len(_FUNDING_NAMES)}")
+            if last_hour is None and number == 1 and not any(_is_number(field) for field in fields):
+                if [field.strip().strip('"').lower() for field in fields] != _FUNDING_NAMES:
+                    _refuse(path, number, f"the header's columns are not {','.join(_FUNDING_NAMES)}")
+                continue
+            try:
+                hour, interval, rate = _funding_row(fields)
+            except ValueError as error:
+                _refuse(path, number, str(error))
+            if last_hour is not None and hour <= last_hour:
+                _refuse(path, number, "its time is not after that of the row before")
+            last_hour = hour
+            rates.update(dict.fromkeys(range(hour, hour + interval), divide(rate, Decimal(interval))))
+        if last_hour is None:
+            _refuse(path, 1, "no funding rates")
+    return rates
+
+
+def _funding_row(fields: list[str]) -> tuple[int, int, Decimal]:
+    """Return the hour since 1970, the interval in hours and its rate. Raises `ValueError` with the reason."""
+    hour, late = divmod(_time(fields[0])[0], 60)
+    if late > _FUNDING_LATE:
+        raise ValueError(f"the time {fields[0]} is not on the hour")
+    if fields[1] not in _INTERVALS:
+        raise ValueError(f"the interval {fields[1][:40]!r} is not a number of hours that divides 24")
+    _number(fields[2])
+    rate = Decimal(fields[2].strip())
+    if abs(rate) > _RATE_MAX:
+        raise ValueError(f"the rate {rate} is beyond ±{_RATE_MAX}")
+    return hour, int(fields[1]), rate
 
 
 def read_market(paths: list[Path]) -> Minutes:
@@ -224,15 +286,20 @@ def _is_number(field: str) -> bool:
 
 def _minute(field: str) -> int:
     """Return the minutes since 1970 of an open time in milliseconds or microseconds."""
+    minute, rest = _time(field)
+    if rest:
+        raise ValueError(f"the time {field} is not on the minute")
+    return minute
+
+
+def _time(field: str) -> tuple[int, int]:
+    """Return the full minutes since 1970 of a time in milliseconds or microseconds, and the rest in its unit."""
     if not (field.isascii() and field.isdigit() and len(field) <= 16):
         raise ValueError(f"the time {field[:40]!r} is not a whole number of milliseconds or microseconds")
     time = int(field)
     if time < _MS_MIN:
         raise ValueError(f"the time {field} is neither milliseconds nor microseconds")
-    minute, rest = divmod(time, 60_000 if time < _US_MIN else 60_000_000)
-    if rest:
-        raise ValueError(f"the time {field} is not on the minute")
-    return minute
+    return divmod(time, 60_000 if time < _US_MIN else 60_000_000)
 
 
 def _check_header(path: Path, number: int, fields: list[str]) -> None:

@@ -26,7 +26,7 @@ from trader.domain.market.markets import (
 )
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, CandlePath, Grid, TrailingDay
-from trader.gateways.market.files import Minutes, find_files, read_market
+from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
 from trader.gateways.market.minute_paths import MinutePaths
 
 _WARM_UP: Final = timedelta(hours=24)
@@ -47,6 +47,7 @@ class ReplaySource:
         place: Path,
         symbols: Sequence[str],
         *,
+        markets: Mapping[str, Market] = MARKETS,
         seed: int = 0,
         speed: float = 1.0,
         start: datetime | None = None,
@@ -57,14 +58,15 @@ class ReplaySource:
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
-        if unknown := [symbol for symbol in symbols if symbol not in MARKETS]:
+        if unknown := [symbol for symbol in symbols if symbol not in markets]:
             raise StartError(
-                f"MARKET_SYMBOLS names {', '.join(unknown)}; there are trading rules for {', '.join(MARKETS)}"
+                f"MARKET_SYMBOLS names {', '.join(unknown)}; there are trading rules for {', '.join(markets)}"
             )
-        self.markets: Mapping[str, Market] = {symbol: MARKETS[symbol] for symbol in symbols}
+        self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
         self.identity = "replay"
         self.ends_at: datetime | None = None
         self._recordings: dict[str, _Recording] = {}
+        self._funding: dict[str, Mapping[int, Decimal]] = {}
         self._first_minute = 0
         self._last_second = 0
         self._begin = 0
@@ -85,6 +87,9 @@ class ReplaySource:
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {market.tick} of {symbol}"
                 )
             self._recordings[symbol] = _Recording(market, minutes, self._seed)
+        for symbol, paths in find_funding_files(self._place).items():
+            if symbol in self.markets:
+                self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
         self._set_range()
 
     def _set_range(self) -> None:
@@ -180,7 +185,7 @@ class ReplaySource:
         return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return PLAIN_FUNDING_RATE
+        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, PLAIN_FUNDING_RATE)
 
     def open_interest(self, symbol: str) -> Decimal | None:
         return None

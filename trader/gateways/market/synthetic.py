@@ -40,13 +40,13 @@ class SyntheticSource:
     name = "synthetic"
     ends_at: datetime | None = None
 
-    def __init__(self, seed: int, symbols: Sequence[str]) -> None:
+    def __init__(self, seed: int, symbols: Sequence[str], markets: Mapping[str, Market] = MARKETS) -> None:
         if unknown := [symbol for symbol in symbols if symbol not in CHARACTERS]:
             raise StartError(
                 f"MARKET_SYMBOLS names {', '.join(unknown)}; the synthetic market has {', '.join(CHARACTERS)}"
             )
         self.identity = f"synthetic:{seed}"
-        self.markets: Mapping[str, Market] = {symbol: MARKETS[symbol] for symbol in symbols}
+        self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
         paths = Paths(seed)
         self._makers = {symbol: _MarketMaker(seed, market, paths) for symbol, market in self.markets.items()}
 

@@ -24,6 +24,7 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
         taker_rate=settings.taker_fee_bps * _BASIS_POINT,
         maker_rate=settings.maker_fee_bps * _BASIS_POINT,
         liquidation_rate=settings.liquidation_fee_bps * _BASIS_POINT,
+        funding_interval_h=settings.funding_interval_h,
         book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
     )
 

@@ -103,15 +103,15 @@ class TickProcessor:
         """Return the markets as of a tick, or as of now."""
         if tick is None:
             return Moment(self._clock.now(), self._market.quotes(), self._market.marks)
-        return Moment(tick.at, self._market.quotes(), self._market.marks, frozenset(tick.quotes))
+        return Moment(tick.at, self._market.quotes(), self._market.marks, frozenset(tick.quotes), self._processed_marks)
 
     async def on_tick(self, tick: Tick) -> None:
         """Apply a tick to every account: funding, resting orders, liquidation, exit plans."""
         self._seen_until = tick.at
         if not self._is_live or not await self._close_gap(tick):
             return
-        self._processed_marks = dict(self._market.marks)
         await self._apply_to_all(self.moment(tick), list(self._accounts.by_id))
+        self._processed_marks = dict(self._market.marks)
         self._accounts.processed_until = tick.at
         if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + _CHECKPOINT_EVERY
@@ -227,7 +227,8 @@ class TickProcessor:
 
     async def _missed_moments(self, since: datetime, until: datetime) -> AsyncIterator[Moment]:
         # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
-        marks = {**self._market.marks, **self._processed_marks}
+        before = {**self._market.marks, **self._processed_marks}
         async for tick in self._market.history(since, until):
-            marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
-            yield Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes))
+            marks = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
+            yield Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), before)
+            before = marks
