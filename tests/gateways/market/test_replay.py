@@ -347,6 +347,7 @@ def test_the_settings_choose_the_source(tmp_path: Path) -> None:
         given = SimpleNamespace(
             market_source=market_source,
             market_symbols=("BTC",),
+            venue_preset="default",
             seed=3,
             replay_speed=0.0,
             replay_start=None,

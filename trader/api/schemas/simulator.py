@@ -250,7 +250,7 @@ class AccountView(Wire, kw_only=True):
     total_funding_pnl: Decimal
     total_insurance: Annotated[
         Decimal,
-        Meta(description="Losses beyond equity that were written off: a part of the cash, like fees and funding."),
+        Meta(description="Losses beyond equity that were written off; part of the cash."),
     ]
     positions: list[AccountPosition]
     open_orders: list[OpenOrder]
