@@ -3,6 +3,7 @@
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.domain.models import RESERVED_REQUEST_FIELDS, ModelConfiguration, ModelId, VariantId
+from trader.domain.models import CYCLE, RESERVED_REQUEST_FIELDS, ModelConfiguration, ModelId, VariantId
 from trader.errors import Issue, SettingsError
 from trader.settings import PROVIDERS
 
@@ -34,6 +35,9 @@ AI_FIELDS = ("request", "attempt_timeout_s", "price", "budget_usd_per_day", "whe
 """Fields that mean nothing for a rule agent."""
 
 PROMPT_CHARACTERS_MAX = 40_000
+
+PROMPT_TOKENS, PROMPT_TOKENS_CACHED, ANSWER_TOKENS = 5_400, 4_600, 300
+"""What an invocation of one step takes about, as `scripts/benchmark prompts` measures it."""
 
 
 class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,6 +114,23 @@ def request_fields(request: Any) -> Mapping[str, Any]:
         raise SettingsError([f"{_name(path)}: {message}" for path, message in issues])
     fields: Mapping[str, Any] = _decoded(request)
     return fields
+
+
+def day_cost_of(entry: Entry) -> str | None:
+    """Return what a day of an AI model that decides in every cycle will cost, in words; None for any other."""
+    if entry.provider == "rules" or entry.every is not None or not entry.active:
+        return None
+    invocations = timedelta(days=1) // CYCLE
+    tokens = invocations * (PROMPT_TOKENS + ANSWER_TOKENS)
+    cost = f"{tokens / 1e6:.1f} million tokens"
+    if entry.price is not None:
+        each = [entry.price.cost(PROMPT_TOKENS, cached, ANSWER_TOKENS) for cached in (PROMPT_TOKENS_CACHED, 0)]
+        low, high = (f"{invocations * usd:.2f}" for usd in each)
+        cost += f", {low} USD when the provider caches prompts and {high} when it does not"
+    return (
+        f"{entry.id} has no `every`, so it decides {invocations} times a day, of which each takes about "
+        f'{PROMPT_TOKENS + ANSWER_TOKENS} tokens: {cost}. Usual is every = "3m" to "5m".'
+    )
 
 
 def _entry(values: Mapping[str, Any]) -> Entry:

@@ -49,7 +49,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
-from models_file import Entry, entry_of, read_models
+from models_file import Entry, day_cost_of, entry_of, read_models
 from seed_history import write_history
 from seed_season import write_season
 
@@ -127,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--id", help="of that model; default: made of the two before and the variant")
     parser.add_argument("--name", help="of that model; default: its id")
     parser.add_argument("--capital", type=float, help="of that model's account; default: SIM_INITIAL_CAPITAL")
+    parser.add_argument("--every", metavar="5m", help="of that model: how often it decides; default: every minute")
     parser.add_argument("--request", metavar="JSON", help="of that model: fields of every request to its provider")
     parser.add_argument("--models", type=int, metavar="N", help="N rule models, spread over the variants")
     parser.add_argument("--history", type=float, metavar="DAYS", help="let them trade through the last days")
@@ -158,7 +159,7 @@ def _entries(options: argparse.Namespace) -> list[Entry]:
     if (options.variant is None) != (options.provider is None) or (options.variant and not options.router_model):
         problems.append("one model needs --variant, --provider and --router-model")
     of_one_model = {"--id": options.id, "--name": options.name, "--capital": options.capital}
-    of_one_model["--request"] = options.request
+    of_one_model |= {"--request": options.request, "--every": options.every}
     misplaced = [name for name, value in of_one_model.items() if value is not None]
     if misplaced and not options.variant:
         problems.append(f"{', '.join(misplaced)}: only of one model, with --variant; in a file each model has its own")
@@ -186,6 +187,7 @@ def _entry_of_arguments(options: argparse.Namespace) -> Entry:
         "router_model": options.router_model,
         "initial_capital": options.capital,
         "request": options.request or {},
+        "every": options.every,
     }
     return entry_of(values)
 
@@ -234,6 +236,8 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
                 start, is_bulk = await _check_past(conn, start, options)
         print(f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.")
         if options.history is None:
+            for words in filter(None, map(day_cost_of, entries)):
+                print(words)
             return
         if start >= end:
             print(f"The history is complete up to {iso(start)}.")

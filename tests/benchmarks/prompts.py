@@ -1,6 +1,6 @@
 """Prompts of AI models: tokens of the first step, and how much of it a provider's prompt cache can keep.
 
-    scripts/benchmark prompts [folder of kline files] [--hours 4] [--show VARIANT]
+    scripts/benchmark prompts [folder of kline files] [--hours 4] [--show VARIANT] [--costs]
 
 Recorded candles are replayed in lockstep through the real workflow. A provider that is asked like an AI model, and
 answers like the rule agent of the variant, keeps what it is asked: the tools, the system message and the user message,
@@ -11,7 +11,7 @@ prompts; it is counted with the tools, and of the messages alone.
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from rs_bpe.bpe import openai
 from support.candles import FOLDER
 from support.prompts import kept_part, replayed_prompts
 
-from trader.domain.models import VariantId
+from trader.domain.models import Price, VariantId
 from trader.embedded.server import EmbeddedPostgres
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
@@ -30,6 +30,17 @@ from trader.store.database.schema import apply_schema
 START = datetime(2025, 1, 20, 12, tzinfo=UTC)
 TOKENS_MAX = 6_500
 KEPT_MIN, KEPT_IN = 0.8, 0.9
+
+PRICES = (
+    Price(input=0.28, cached=0.028, output=0.42),
+    Price(input=1.25, cached=0.125, output=10),
+    Price(input=3, cached=0.3, output=15),
+)
+"""A cheap, a middle and an expensive model of today, in USD per million tokens."""
+
+CADENCES = (1, 5)
+ANSWER_TOKENS = 300
+"""A few sentences and one or two tool calls; reasoning comes on top."""
 
 
 async def collect(folder: Path, candles: Path, span: timedelta) -> dict[VariantId, list[str]]:
@@ -60,16 +71,43 @@ def judge(figures: Figures, variant: VariantId, prompts: Sequence[str]) -> None:
         )  # fmt: skip
 
 
+def print_costs(prompts: Mapping[VariantId, Sequence[str]]) -> None:
+    """Print what a day of each prompt costs: one step per invocation, with an answer of `ANSWER_TOKENS`.
+
+    The first figure counts what is the same as in the last prompt at the price of cached input, the second all of it at
+    the full price.
+    """
+    count = openai.o200k_base().count
+    prices = " | ".join(f"{price.input:g} / {price.cached:g} / {price.output:g}" for price in PRICES)
+    print(f"| USD per day | {prices} |\n|---|{'---|' * len(PRICES)}")
+    for minutes in CADENCES:
+        for variant, texts in prompts.items():
+            asked = texts[::minutes]
+            tokens = round(mean(count(text) for text in asked[::5]))
+            cached = round(tokens * mean(kept_part(before, after) for before, after in pairwise(asked)))
+            cells = [
+                " to ".join(
+                    f"{24 * 60 // minutes * price.cost(tokens, part, ANSWER_TOKENS):.2f}" for part in (cached, 0)
+                )
+                for price in PRICES
+            ]
+            print(f"| {variant}, every {minutes} min | {' | '.join(cells)} |")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="kline files of BTC, ETH and SOL")
     parser.add_argument("--hours", type=float, default=4)
     parser.add_argument("--show", type=VariantId, help="print the last prompt of this variant")
+    parser.add_argument("--costs", action="store_true", help="print what a day of each prompt costs, as a table")
     options = parser.parse_args()
     with temporary_folder() as folder:
         prompts = asyncio.run(collect(folder, options.folder, timedelta(hours=options.hours)))
     if options.show:
         print(prompts[options.show][-1])
+        return 0
+    if options.costs:
+        print_costs(prompts)
         return 0
     figures = Figures()
     for variant in VariantId:
