@@ -179,10 +179,10 @@ CREATE TABLE IF NOT EXISTS invocation_steps (
     tool_names    text[] NOT NULL,
     input_tokens  bigint CHECK (input_tokens >= 0),  -- null: not reported
     output_tokens bigint CHECK (output_tokens >= 0),
-    cached_tokens bigint CHECK (cached_tokens >= 0),  -- those of the input that came from the provider's cache
     cost_usd      amount  CHECK (cost_usd >= 0),
     duration_ms   integer NOT NULL CHECK (duration_ms >= 0),
     created_at    timestamptz NOT NULL,
+    cached_tokens bigint CHECK (cached_tokens >= 0),  -- those of the input that came from the provider's cache
     PRIMARY KEY (invocation_id, number)
 );
 

@@ -22,7 +22,10 @@ COLUMNS: Final[Mapping[str, tuple[str, ...] | None]] = {
         "id", "model_id", "status", "failure_reason", "response", "step_count", "input_tokens", "output_tokens",
         "cost_usd", "started_at", "finished_at", "entrant",
     ),
-    "invocation_steps": None,
+    "invocation_steps": (
+        "invocation_id", "number", "provider", "key_number", "model", "tool_names", "input_tokens", "output_tokens",
+        "cost_usd", "duration_ms", "created_at",
+    ),
     "tool_calls": None,
     "invocation_payloads": None,
 }  # fmt: skip
