@@ -1,0 +1,245 @@
+"""Compute every figure of the worked example in docs/method.md from recorded candles.
+
+    scripts/method_example FOLDER
+
+FOLDER has the 1-minute candles of BTC, ETH and SOL of January 2025 in the form of Binance's kline files. The traders of
+the example are made of the candles alone; intervals, verdicts, luck, replicates, fingerprint and chain are computed by
+the same functions as the service's.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import numpy as np
+from msgspec.structs import replace
+
+from trader.clock import moment_of
+from trader.domain.agents.chain import (
+    NO_EVIDENCE,
+    Anchor,
+    ChainChecker,
+    ChainLink,
+    ChainRecord,
+    link_digest,
+    record_digest,
+)
+from trader.domain.agents.entrants import Entrant, canonical_json, fingerprint
+from trader.domain.agents.invocations import Invocation
+from trader.domain.market.markets import MARKETS, Candle
+from trader.domain.models import contamination
+from trader.domain.portfolio.evidence import ReturnSeries, Statement, compare, judge_family, state_return
+from trader.domain.portfolio.intervals import Interval, percent_interval
+from trader.domain.portfolio.luck import Costs, OwnTrade, Prices, try_luck
+from trader.domain.portfolio.replicates import split_variance
+from trader.errors import MarketDataError
+from trader.gateways.market.files import find_files, read_market
+
+HOUR: Final = timedelta(hours=1)
+MINUTES: Final = 60
+FEE: Final = 0.0005
+LOOKBACK_HOURS: Final = 24
+FORGOTTEN: Final = 0.1
+"""How often a replicate misses an hour, which is the noise of the example."""
+
+
+class Trader(NamedTuple):
+    """A trader of the example: its hourly returns and its completed trades."""
+
+    series: ReturnSeries
+    trades: Sequence[OwnTrade]
+
+
+def read_hours(folder: Path) -> dict[str, list[Candle]]:
+    """Return the hourly candles of each market.
+
+    :raises MarketDataError: there are none, or not the ones of the example
+    """
+    found = {}
+    for symbol, paths in find_files(folder).items():
+        minutes = read_market(paths)
+        by_hour: dict[int, list[int]] = {}
+        for place, minute in enumerate(minutes.minute):
+            by_hour.setdefault(minute // 60, []).append(place)
+        found[symbol] = [
+            Candle(moment_of(hour * 3600), *minutes.join(places[0], places[-1] + 1))
+            for hour, places in sorted(by_hour.items())
+            if len(places) == MINUTES
+        ]
+    if not {"BTC", "ETH", "SOL"} <= found.keys():
+        raise MarketDataError(f"{folder}: the example needs candles of BTC, ETH and SOL")
+    return found
+
+
+def hold(hours: dict[str, list[Candle]]) -> ReturnSeries:
+    """Return the hours of buying three markets in equal parts, fees paid, and holding them."""
+    markets = [hours[symbol] for symbol in ("BTC", "ETH", "SOL")]
+    worth = [
+        (1 - FEE) * sum(market[hour].close / market[0].open for market in markets) / len(markets)
+        for hour in range(len(markets[0]))
+    ]
+    return ReturnSeries(markets[0][0].open_time, np.diff(np.log(worth), prepend=0.0))
+
+
+def follow(candles: Sequence[Candle], seed: int) -> Trader:
+    """Return a trend follower: long BTC at its whole equity while the last 24 hours rose, else flat, decided hourly.
+
+    It forgets one decision of ten, at random.
+    """
+    rng = Random(seed)
+    returns, trades = [], []
+    is_long, entry, entered = False, 0.0, 0
+    for hour, candle in enumerate(candles):
+        value = 0.0
+        if hour >= LOOKBACK_HOURS and rng.random() >= FORGOTTEN:
+            wanted = candles[hour - 1].close > candles[hour - LOOKBACK_HOURS].open
+            if wanted != is_long:
+                value += math.log(1 - FEE)
+                if is_long:
+                    gain = candle.open / entry - 1 - FEE * (1 + candle.open / entry)
+                    trades.append(OwnTrade("BTC", True, 1.0, gain, (hour - entered) * HOUR))
+                is_long, entry, entered = wanted, candle.open, hour
+        after = candles[hour + 1].open if hour + 1 < len(candles) else candle.close
+        returns.append(value + (math.log(after / candle.open) if is_long else 0.0))
+    return Trader(ReturnSeries(candles[0].open_time, np.array(returns)), trades)
+
+
+def show_interval(name: str, statement: Statement) -> None:
+    """Print an estimate, its interval for one look, and the confidence sequence."""
+    found = statement.estimate
+    assert found is not None, statement.reason
+    print(f"{name}: T = {found.hours} hours, mean {1e4 * found.mean:+.4f} bp an hour, B = {found.freedom}")
+    print(f"  standard error √(Ω/T) = {1e4 * found.error:.4f} bp")
+    print(f"  95 % interval of the return, one look: {_span(statement.interval_percent)}")
+    print(f"  95 % confidence sequence, every look:  {_span(percent_interval(found.sequence, found.hours))}")
+
+
+def show_verdicts(one: Trader, references: dict[str, ReturnSeries]) -> None:
+    """Print the paired differences of a trader to its references, as one family."""
+    statements = [compare(one.series, other) for other in references.values()]
+    for name, statement, verdict in zip(references, statements, judge_family(statements), strict=True):
+        day, year = statement.detectable_percent_per_day, statement.detectable_percent_per_year
+        print(f"to {name}: {_span(statement.interval_percent)} (one look); {verdict.word}")
+        print(f"  p {statement.p_value:.3f}, corrected {verdict.p_value:.3f}")
+        print(f"  smallest difference that would show: {day:.2f} % a day, {year:.0f} % a year")
+
+
+def show_luck(one: Trader, candles: Sequence[Candle]) -> None:
+    """Print what random traders make of the same trades."""
+    prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
+    costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01)}
+    luck = try_luck(one.trades, prices, costs, HOUR, seed=0)
+    assert not isinstance(luck, str), luck
+    print(f"luck: {luck.trades} trades made {luck.return_percent:+.2f} %")
+    print(f"  95 % of random traders with the same trades: {luck.low_percent:+.2f} to {luck.high_percent:+.2f} %")
+    print(f"  {luck.quantile_percent:.1f} % of them made less; a guesser makes as much with p {luck.p_value:.3f}")
+
+
+def show_replicates(replicates: dict[str, ReturnSeries]) -> None:
+    """Print the split of the variance of replicates."""
+    noise = split_variance(replicates)
+    assert noise is not None
+    assert noise.noise_percent is not None
+    print(f"replicates: {len(replicates)}, {noise.lowest_percent:+.2f} to {noise.highest_percent:+.2f} %, "
+          f"standard deviation {noise.spread_percent:.2f} %")  # fmt: skip
+    print(f"  of the variance of an hour {noise.noise_percent:.1f} % is their own noise, the rest the market's")
+
+
+def show_entrant(began_at: datetime) -> Entrant:
+    """Print the fingerprint of a small configuration; that of a real entrant has its prompt, tools and limits too."""
+    text = canonical_json({"prompt": "Follow the trend.", "cadenceSeconds": 60}).decode()
+    entrant = Entrant(
+        model_id="example",
+        number=1,
+        fingerprint=fingerprint(text, "lab/one"),
+        configuration=text,
+        answered_by="lab/one",
+        began_at=began_at,
+    )
+    print(f"entrant: {entrant.fingerprint}")
+    return entrant
+
+
+def show_chain(entrant: Entrant) -> None:
+    """Print what a checker finds in a chain of five records after one was edited, and after all was made anew."""
+    records = [
+        ChainRecord(
+            Invocation(
+                id=UUID(int=number), model_id=entrant.model_id, status="completed", response=f"decision {number}",
+                started_at=entrant.began_at + number * HOUR, finished_at=entrant.began_at + number * HOUR, entrant=1,
+            ), entrant, (), (),
+        )
+        for number in range(1, 6)
+    ]  # fmt: skip
+    links = _links(records)
+    print(f"chain: the head of {len(links)} records is {links[-1].digest.hex()}")
+    anchors = [Anchor(3, links[2].digest, records[2].invocation.started_at, "outside")]
+    edited = [*records]
+    edited[1] = edited[1]._replace(invocation=replace(edited[1].invocation, response="I knew it"))
+    for what, rows, chain in (
+        ("record 2 is edited", edited, links),
+        ("record 2 is edited and the chain made anew", edited, _links(edited)),
+        ("records 3 to 5 are cut off", records[:2], links[:2]),
+    ):
+        checker = ChainChecker(anchors)
+        for link, record in zip(chain, rows, strict=True):
+            checker.follow(link, record)
+        checker.finish()
+        print(f"  {what}: {'; '.join(f'{one.kind} at position {one.position}' for one in checker.findings)}")
+
+
+def _links(records: Sequence[ChainRecord]) -> list[ChainLink]:
+    links: list[ChainLink] = []
+    for position, record in enumerate(records, 1):
+        digest = record_digest(record, NO_EVIDENCE)
+        before = links[-1].digest if links else bytes(32)
+        links.append(ChainLink(position, record.invocation.id, None, None, digest, link_digest(before, digest)))
+    return links
+
+
+def _span(interval: Interval | None) -> str:
+    assert interval is not None
+    return f"{interval.low:+.2f} to {interval.high:+.2f} %"
+
+
+def show(folder: Path) -> None:
+    """Print the whole example.
+
+    :raises MarketDataError: the candles cannot be read
+    """
+    hours = read_hours(folder)
+    btc = hours["BTC"]
+    first, *others = (follow(btc, seed) for seed in range(3))
+    start, end = first.series.start, first.series.end
+    print(f"period: {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
+    for cutoff in (date(2024, 10, 31), date(2025, 6, 30), None):
+        print(f"  a model with training cut-off {cutoff or 'not stated'}: {contamination(cutoff, start)}")
+    show_interval("follower", state_return(first.series, len(first.trades)))
+    nothing = ReturnSeries(start, np.zeros(len(first.series.values)))
+    show_verdicts(first, {"holding nothing": nothing, "buy and hold": hold(hours)})
+    show_luck(first, btc)
+    show_replicates({str(number): one.series for number, one in enumerate((first, *others))})
+    show_chain(show_entrant(start))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/method_example", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="the candles of January 2025")
+    try:
+        show(parser.parse_args(arguments).folder)
+    except MarketDataError as error:
+        print(f"method_example: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
