@@ -16,6 +16,7 @@ from trader.domain.agents.guard import (
     Refusal,
     RiskContext,
     is_halted,
+    judge,
     judge_closing,
     judge_opening,
     judge_plan,
@@ -26,6 +27,7 @@ from trader.domain.agents.tools import (
     TOOL_SCHEMAS,
     TOOLS,
     BadCall,
+    Change,
     ClosePosition,
     CreatePosition,
     UpdateExitPlan,
@@ -182,6 +184,24 @@ def test_stale_market(age_s: float, passes: bool) -> None:
     assert isinstance(verdict, Approved) is passes
     if isinstance(verdict, Refusal):
         assert verdict.rule == "stale market"
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [opening(), ClosePosition(symbol="BTC"), UpdateExitPlan(symbol="BTC", stop=95_000.0)],
+)
+def test_a_decision_is_judged_by_the_age_of_its_view(decision: Change) -> None:
+    position = held("BTC", Side.LONG, "0.01")
+    for age_s, passes in ((0, True), (90, True), (90.001, False), (600, False)):
+        now = context(position, viewed_at=NOW - timedelta(seconds=age_s))
+        verdict = judge(decision, "BTC", now, LIMITS)
+        assert isinstance(verdict, Refusal) != passes
+        assert passes or (isinstance(verdict, Refusal) and verdict.rule == "stale decision")
+    slow = VariantLimits(leverage_max=5, decision_age_max_s=700)
+    assert not isinstance(
+        judge(decision, "BTC", context(position, viewed_at=NOW - timedelta(minutes=10)), slow), Refusal
+    )
+    assert not isinstance(judge(decision, "BTC", context(position), LIMITS), Refusal), "records of before have no view"
 
 
 def test_no_price_at_all() -> None:

@@ -436,7 +436,7 @@ async def test_a_short_rest_is_waited_out(
     client = client_of(KEYS[0], timer=timer)
     answer = await client.answer(msgspec.structs.replace(TURN, wait_max_s=20.0))
     assert answer.calls
-    assert answer.waited_s == pytest.approx(12, abs=0.01)
+    assert answer.waited_s == pytest.approx(12, abs=0.1)
     server.script = [answering(status, None, Retry_After=retry_after)]
     with pytest.raises(ProviderError, match=r"rests for 12 s"):
         await client.answer(msgspec.structs.replace(TURN, wait_max_s=8.0))

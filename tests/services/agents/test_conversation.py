@@ -1,5 +1,6 @@
 """Conversations with a provider: rests that are waited out, time-outs, old views, and answers that decide nothing."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -216,6 +217,27 @@ async def test_a_short_rest_is_waited_out(database: Database) -> None:
             "fake cannot be asked for lab/ada now: key 1 is rate-limited (429) and rests for 9 s"
         )
         assert timer.now == pytest.approx(1027, abs=0.1), "twice 9 of at most 20 s"
+
+
+async def test_a_run_that_has_traded_is_not_failed_by_an_overloaded_server(database: Database) -> None:
+    async with real_client(database) as (floor, server, timer):
+        busy = [answering(503, None, Retry_After="30")] * 7
+        server.script = [answering(200, completion(placed())), *busy, answering(200, completion(held()))]
+        record = await run_ada(floor)
+        assert record.invocation.status == "completed", record.invocation.failure_reason
+        assert timer.now == pytest.approx(1000 + 30 * 6 + 64, abs=5), "each rest, and longer steps at last"
+        assert record.invocation.unmetered_attempts == 7
+
+
+async def test_what_a_cancelled_request_costs_is_not_known(database: Database) -> None:
+    async with open_floor(database, limit_s=0.2) as floor:
+
+        async def hang(_: Turn) -> ModelAnswer:
+            await asyncio.sleep(30)
+            raise AssertionError
+
+        record = await run_one(floor, hang)
+        assert (record.invocation.status, record.invocation.unmetered_attempts) == ("timeout", 1)
 
 
 @pytest.mark.parametrize("status", [429, 402, 503])

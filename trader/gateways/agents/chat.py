@@ -28,7 +28,6 @@ from trader.gateways.agents.keys import (
     RATE_LIMITED,
     Key,
     KeyRing,
-    Outcome,
     Refusal,
 )
 from trader.gateways.agents.refusals import About, brief, refused_field, status_of, subject_of, words_of
@@ -62,6 +61,9 @@ RESTS: Final[Mapping[About, Refusal]] = {
 
 WAIT_STEP_S: Final = 1.0
 """Shortest wait for a rest within one answer, doubled for each further one: some servers ask to wait 0 s, forever."""
+
+TIMER_S: Final = 0.01
+"""Added to a wait: a timer may fire a moment before its time, and the rest would not be over yet."""
 
 T = TypeVar("T")
 
@@ -185,6 +187,7 @@ class ChatClient:
                 reply = await self._attempt(turn.model, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
             except _KeyUnusable as error:
                 progress.spent.add(key)
+                progress.unmetered += error.unmetered_attempts
                 progress.raw = error.raw
             except _FieldRefused as error:
                 self._leave_out(model, error.field)
@@ -210,7 +213,7 @@ class ChatClient:
         free_s, left_s = self._keys.free_in_s(model), turn.wait_max_s - progress.waited_s
         if free_s is None or left_s <= 0 or free_s > left_s:
             raise ProviderError(self._keys.unavailable_reason(model), progress.raw)
-        wait_s = min(left_s, max(free_s, WAIT_STEP_S * 2**progress.waits))
+        wait_s = min(left_s, max(free_s + TIMER_S, WAIT_STEP_S * 2**progress.waits))
         _log.info("%s; waits %.1f s for it", self._keys.unavailable_reason(model), wait_s)
         progress.waits += 1
         progress.waited_s += wait_s
@@ -309,8 +312,9 @@ class ChatClient:
         if status >= 500 or status == 408:
             if retry_after_s is None:
                 return self._transient(f"{self.name} answered {status}")
+            self.usage.attempts["overloaded"] += 1
             self._keys.rest(key, model.router_model_name, OVERLOADED, str(status), retry_after_s)
-            return self._transient(f"{self.name} answered {status}", "overloaded")
+            return _KeyUnusable(f"{self.name} answered {status}", unmetered_attempts=1)
         about = subject_of(status, content) if 400 <= status < 500 else "request"
         if about == "key":
             self.usage.attempts["key_refused"] += 1
@@ -327,8 +331,8 @@ class ChatClient:
         field = refused_field(content, fields) if status in {400, 422} else None
         return ProviderError(message) if field is None else _FieldRefused(field, message)
 
-    def _transient(self, message: str, outcome: Outcome = "failed", *, unmetered: int = 1) -> _Transient:
-        self.usage.attempts[outcome] += 1
+    def _transient(self, message: str, *, unmetered: int = 1) -> _Transient:
+        self.usage.attempts["failed"] += 1
         return _Transient(message, unmetered_attempts=unmetered)
 
 

@@ -87,6 +87,10 @@ class Conversation:
             )
             try:
                 answer = await self._provider.answer(turn)
+            except asyncio.CancelledError:
+                if self._provider.is_remote:  # what it was asked may be charged, whoever hears the answer
+                    self._record.add_failure(ProviderError("cancelled", unmetered_attempts=1))
+                raise
             except ProviderError as error:
                 self._record.add_failure(error)
                 if not isinstance(error, ProviderTimeout) or self.was_renewed:
