@@ -50,7 +50,6 @@ from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
 from models_file import Entry, day_cost_of, entry_of, read_models
-from seed_history import write_history
 from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
@@ -61,6 +60,7 @@ from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError, TraderError
 from trader.gateways.sources import make_source
+from trader.history import Pace, write_history
 from trader.logs import configure_logs
 from trader.settings import Settings
 from trader.store.agents.invocations import select_models, update_venue_account_index, upsert_model
@@ -75,6 +75,7 @@ EXIT_INTERRUPTED = 128 + 2
 
 SERVICE_MODEL_DAYS_MAX = 30
 SERVICE_CYCLE_MINUTES = 5
+SERVICE_TICKS = timedelta(seconds=5)
 SEASON_CYCLE_MINUTES = 13
 """A hundred models come to a million decisions in 90 days."""
 
@@ -245,8 +246,8 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
             cycle = round(options.cycle or SEASON_CYCLE_MINUTES)
             print(await write_season(database, dsn, settings, start, end, cycle, Progress(start, end).show))
         else:
-            cycle_span = timedelta(minutes=options.cycle or SERVICE_CYCLE_MINUTES)
-            print(await write_history(database, settings, start, end, cycle_span, Progress(start, end).show))
+            pace = Pace(SERVICE_TICKS, MINUTE, timedelta(minutes=options.cycle or SERVICE_CYCLE_MINUTES))
+            print(await write_history(database, settings, start, end, pace, Progress(start, end).show))
 
 
 async def _lock_out_services(dsn: str, settings: Settings, stack: AsyncExitStack) -> None:

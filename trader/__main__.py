@@ -31,7 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _operate(arguments)
     options = _parser().parse_args(arguments)
     try:
-        settings = Settings.load(os.environ, options.env_file, demo=options.demo)
+        settings = Settings.load(
+            os.environ,
+            options.env_file,
+            demo=options.demo is not None,
+            demo_history=options.demo == "history",
+        )
     except SettingsError as error:
         print("The settings are wrong:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_WRONG_SETTINGS
@@ -87,11 +92,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--demo", action="store_true", help="run rule agents on a synthetic market; needs no API key and no database"
+        "--demo",
+        nargs="?",
+        const="history",
+        choices=["history", "fresh"],
+        help="run rule agents on a synthetic market; needs no API key and no database. In an empty database they have "
+        "traded for three days already; --demo=fresh leaves that out",
     )
     add_env_file_option(parser)
     parser.usage = (
-        "trader [--demo] [--check] [--env-file FILE] [--version] [--help]\n"
+        "trader [--demo[=fresh]] [--check] [--env-file FILE] [--version] [--help]\n"
         "       trader halt|resume|flatten|verify [--help]"
     )
     parser.add_argument(

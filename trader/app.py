@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +24,7 @@ from trader.external import ExternalSystems, open_external
 from trader.gateways.agents.anchor_sinks import make_sink
 from trader.gateways.agents.providers import Provider, make_providers
 from trader.gateways.agents.taapi import make_supplier
+from trader.history import write_demo_history
 from trader.leadership import Leadership, TradingControls
 from trader.schedulers import Schedulers, jobs
 from trader.services.agents.anchors import Anchors
@@ -93,10 +94,12 @@ async def serve(settings: Settings) -> None:
         sockets = connections.bind(settings.host, settings.port)
         for one in sockets:
             stack.callback(one.close)
-        service = await _make_service(settings, external, stack)
         stop = asyncio.create_task(stopping.wait(), name="stop signal")
         stack.push_async_callback(_cancel, [stop])
-        if not await _take_role(service.leadership, stop):
+        if not await _finishes(write_demo_history(settings, external), stop):
+            return
+        service = await _make_service(settings, external, stack)
+        if not await _finishes(service.leadership.take_role(), stop):  # lead or stand by
             return
         stack.push_async_callback(service.leadership.resign)
         tasks = [*_endless_tasks(service, external.server), stop]
@@ -120,18 +123,18 @@ async def serve(settings: Settings) -> None:
         log.info("stopping")
 
 
-async def _take_role(leadership: Leadership, stop: asyncio.Task[Any]) -> bool:
-    """Lead or stand by. False when stopped before that: catching up on a long downtime takes minutes."""
-    taking = asyncio.create_task(leadership.take_role(), name="taking the role")
+async def _finishes(work: Coroutine[Any, Any, None], stop: asyncio.Task[Any]) -> bool:
+    """Do a part of the start. False when stopped before its end: catching up on a long downtime takes minutes."""
+    task = asyncio.create_task(work, name="start")
     try:
-        await asyncio.wait([taking, stop], return_when=asyncio.FIRST_COMPLETED)
-        if taking.done():
-            taking.result()
+        await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
             return True
         log.info("stopping before the start is done")
         return False
     finally:
-        await _cancel([taking])
+        await _cancel([task])
 
 
 def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[asyncio.Task[Any]]:

@@ -64,7 +64,10 @@ class ProviderSettings(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of a process. `providers` comes from the variables of AI providers, `demo` from the command line."""
+    """All settings of a process. `providers` comes from the variables of AI providers.
+
+    `demo` and `demo_history` come from the command line.
+    """
 
     # fmt: off
     port: Annotated[int, Variable(
@@ -232,9 +235,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # fmt: on
     providers: Mapping[str, ProviderSettings]
     demo: bool
+    demo_history: bool = False
 
     @classmethod
-    def load(cls, environ: Mapping[str, str], dotenv: Path | None, *, demo: bool) -> "Settings":
+    def load(
+        cls, environ: Mapping[str, str], dotenv: Path | None, *, demo: bool, demo_history: bool = False
+    ) -> "Settings":
         """Read the settings; `environ` wins over the file, and a blank value counts as unset.
 
         :raises SettingsError: with all mistakes at once
@@ -257,7 +263,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(problems)
         values["server_url"] = values["server_url"] or _local_address(values["host"], values["port"])
         values["log_format"] = values["log_format"] or ("console" if sys.stderr.isatty() else "json")
-        return cls(**values, demo=demo)
+        return cls(**values, demo=demo, demo_history=demo_history)
 
 
 VARIABLES: Final[Mapping[str, Variable]] = {

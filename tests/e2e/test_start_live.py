@@ -87,7 +87,7 @@ async def test_check_tries_the_database_and_help_names_every_setting(tmp_path: P
 async def test_a_taken_port_is_reported(tmp_path: Path, dsn: str) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
-        code, output = await ended(tmp_path, "--demo", DATABASE_URL=dsn, PORT=str(port))
+        code, output = await ended(tmp_path, "--demo=fresh", DATABASE_URL=dsn, PORT=str(port))
     assert code == 1
     assert f"trader cannot start: cannot listen on 127.0.0.1 port {port}: Address already in use." in output
     assert "leading" not in output, "a service that cannot listen must not trade"
@@ -95,7 +95,7 @@ async def test_a_taken_port_is_reported(tmp_path: Path, dsn: str) -> None:
 
 async def test_a_foreign_host_address_is_reported(tmp_path: Path, dsn: str) -> None:
     for host in ("no-such-host.invalid", "192.0.2.1"):
-        code, output = await ended(tmp_path, "--demo", DATABASE_URL=dsn, HOST=host)
+        code, output = await ended(tmp_path, "--demo=fresh", DATABASE_URL=dsn, HOST=host)
         assert code == 1
         assert f"trader cannot start: cannot listen on {host} port " in output
         assert "Traceback" not in output
@@ -104,14 +104,17 @@ async def test_a_foreign_host_address_is_reported(tmp_path: Path, dsn: str) -> N
 async def test_another_market_is_rejected_on_the_same_database(tmp_path: Path, dsn: str) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn) as service:
         assert await service.stop() == 0
-    code, output = await ended(tmp_path, "--demo", DATABASE_URL=dsn, SIM_SEED="7")
+    code, output = await ended(tmp_path, "--demo=fresh", DATABASE_URL=dsn, SIM_SEED="7")
     assert code == 1
     assert "synthetic:0" in output
     assert "synthetic:7" in output
 
 
 async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Path) -> None:
-    """`scripts/run --demo` with the embedded PostgreSQL; a second start in the same folder; kill -9 and again."""
+    """`scripts/run --demo` with the embedded PostgreSQL; a second start in the same folder; kill -9 and again.
+
+    The first begins with three days that its rule agents have traded, by the rules and records of the service.
+    """
     async with aiohttp.ClientSession() as http:
         first = await start_by_script(open_folder, http)
         try:
@@ -119,6 +122,12 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
             models = (await first.call("models.getModels"))["models"]
             assert sorted(model["variant"] for model in models) == sorted(VARIANT)
             assert {(model["provider"], model["active"]) for model in models} == {("rules", True)}
+            trades = (await first.call("trading.getTrades", limit=500))["trades"]
+            assert len({trade["modelVariant"] for trade in trades}) == len(VARIANT)
+            curves = await first.call("trading.getEquityCurves")
+            assert all(sum(value is not None for value in one["values"]) >= 70 for one in curves["models"])
+            audit = await asyncio.create_subprocess_exec(ROOT / "scripts" / "audit", cwd=open_folder)
+            assert await audit.wait() == 0
             placed = await first.call("simulator.placeOrder", symbol="ETH", side="sell", quantity=1, clientOrderId="a")
             resting = {"symbol": "BTC", "side": "buy", "quantity": 0.01, "type": "limit", "limitPrice": 900}
             await first.call("simulator.placeOrder", **resting)
@@ -131,6 +140,7 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
         again = await start_by_script(open_folder, http)
         try:
             await healthy(again)
+            assert not any(b"the last 3 days" in line for line in again.log), "only an empty database gets a past"
             assert await books(again) == before
             repeated = await again.call(
                 "simulator.placeOrder", symbol="ETH", side="sell", quantity=1, clientOrderId="a"
@@ -153,7 +163,7 @@ async def test_it_can_be_stopped_while_it_catches_up_on_a_long_downtime(tmp_path
     await conn.execute("UPDATE service_state SET processed_until = now() - interval '90 days'")
     before = await conn.fetchval("SELECT processed_until FROM service_state")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "trader", "--demo",
+        sys.executable, "-P", "-m", "trader", "--demo=fresh",
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PORT": "0", "DATABASE_URL": dsn},
         stderr=asyncio.subprocess.PIPE,

@@ -16,7 +16,7 @@ import orjson
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-P", "-m", "trader")
 _LISTENING = re.compile(rb"listening on (http://127\.0\.0\.1:\d+)")
-_READY_TIMEOUT_S = 60
+_READY_TIMEOUT_S = 120
 _PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
@@ -44,7 +44,7 @@ class ServiceProcess:
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         process = await asyncio.create_subprocess_exec(
             *command,
-            *(arguments or ("--demo",)),
+            *(arguments or ("--demo=fresh",)),
             cwd=folder,
             env={**passed_on, "HOME": str(folder), "PORT": "0", "LOG_FORMAT": "json", **environ},
             stdout=asyncio.subprocess.DEVNULL,

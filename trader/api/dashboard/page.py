@@ -46,7 +46,7 @@ def render(settings: Settings) -> str:
         "mode": settings.trading_mode,
         "market": settings.market_source.partition(":")[0],
         "currency": settings.quote_currency,
-        "demo": "on" if settings.demo else "off",
+        "demo": "off" if not settings.demo else "history" if settings.demo_history else "fresh",
         "public": settings.public,
     }
     return assets.text_of("index.html").format(

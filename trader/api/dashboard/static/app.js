@@ -55,7 +55,7 @@ function App() {
     <a class="visually-hidden" href="#content" onClick=${event => { event.preventDefault(); document.querySelector('main').focus() }}>Skip to the content</a>
     <${Top} route=${route} />
     <main id="content" tabindex="-1">
-      <h1 class="visually-hidden">${route.id ? '' : title}</h1>
+      ${!route.id && html`<h1 class="visually-hidden">${title}</h1>`}
       <${Banners} />
       <${Prices} />
       <${Page} key=${`${route.page}/${route.id}`} route=${route} />

@@ -76,7 +76,7 @@ export function Table({ label, columns, rows, keyOf, empty, rowClass }) {
   const press = key => setOrder(order?.key !== key ? { key, sign: -1 } : order.sign < 0 ? { key, sign: 1 } : null)
   const sortOf = key => (order?.key !== key ? undefined : order.sign < 0 ? 'descending' : 'ascending')
   const kind = one => `${one.isText ? 'text ' : ''}${one.className ?? ''}`
-  return html`<div class="scroll" role="region" tabindex="0" aria-label=${label}><table>
+  return html`<div class="scroll" role="group" tabindex="0" aria-label=${`${label}, table`}><table>
     <thead><tr>${columns.map(one => html`<th key=${one.key} scope="col" class=${kind(one)} aria-sort=${sortOf(one.key)}>
       ${one.by ? html`<button type="button" onClick=${() => press(one.key)}>${one.title}</button>` : one.title}</th>`)}</tr></thead>
     <tbody>${sorted.slice(0, limit).map(row => html`<tr key=${keyOf(row)} class=${rowClass?.(row) ?? ''}>

@@ -138,7 +138,7 @@ export function ModelsPage({ route }) {
     { key: 'trades', title: 'Trades', by: one => one.totalTrades, cell: one => whole(one.totalTrades) },
     { key: 'won', title: 'Won', by: one => one.winRate, cell: one => percent(one.winRate, 1) },
     { key: 'net', title: 'Realized, net', by: one => one.totalPnl, cell: one => html`<span class=${tone(one.totalPnl)}>${signed(one.totalPnl)}</span>` },
-    { key: 'scale', title: '', isText: true, className: 'narrow-hide', cell: one => html`<${Interval} value=${one.totalPnl} least=${least} most=${most} color=${one.color} />` },
+    { key: 'scale', title: 'Compared', isText: true, className: 'narrow-hide', cell: one => html`<${Interval} value=${one.totalPnl} least=${least} most=${most} color=${one.color} />` },
     { key: 'average', title: 'Per trade', by: one => one.avgPnl, cell: one => signed(one.avgPnl) },
   ]
   const quiet = known.models.filter(one => !one.active)

@@ -47,7 +47,8 @@ const heard = {
     for (const one of data) if (live.running.get(one.modelId)?.id === one.id) live.running.delete(one.modelId)
     invalidate('models.getInvocations')
   },
-  portfolio(data) { live.portfolio = data; live.dataAt = data.lastUpdatedAt },
+  portfolio(data) { live.portfolio = { ...data }; // a patch changes the state in place
+    live.dataAt = data.lastUpdatedAt },
   'workflow:started'(data) {
     live.running.set(data.modelId, { id: data.invocationId, name: data.modelName, since: data.timestamp, steps: [] })
   },

@@ -1,18 +1,21 @@
 """Histories of rule models: the real service core, run in lockstep over past days of the synthetic market.
 
-Exchange, agents, guard, records and snapshots are those of the service. Prices are seen every few seconds instead of
-every second and models decide every few minutes instead of every minute, so that a day takes seconds.
+Exchange, agents, guard, records and snapshots are those of the service. Prices are seen and models decide more seldom
+than by the service itself (`Pace`), so that a day takes seconds.
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
-from trader.clock import Clock, LockstepClock, epoch_second, iso
+from trader.clock import Clock, LockstepClock, SystemClock, epoch_second, floor_time, iso
 from trader.domain.market.markets import Tick
 from trader.domain.market.presets import PRESET_MARKETS
+from trader.external import ExternalSystems
 from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
@@ -25,28 +28,46 @@ from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
+from trader.store.agents.invocations import select_models
+from trader.store.database.leadership import LeaderLock
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 
-STEP: Final = timedelta(seconds=5)
-SNAPSHOTS_EVERY: Final = timedelta(minutes=1)
+DEMO_SPAN: Final = timedelta(days=3)
+
+_MINUTE: Final = timedelta(minutes=1)
+
+log = logging.getLogger("trader")
+
+
+class Pace(NamedTuple):
+    """How often prices are seen, snapshots are taken, and models decide."""
+
+    ticks: timedelta
+    snapshots: timedelta
+    cycle: timedelta
+
+
+DEMO_PACE: Final = Pace(ticks=timedelta(seconds=30), snapshots=5 * _MINUTE, cycle=15 * _MINUTE)
+"""The rule agents decide on closed candles, the shortest of 15 minutes."""
 
 
 class PastMarket(SyntheticSource):
     """The synthetic market from `start` to `end`, as fast as the service can follow. Sets `finished` at its end."""
 
-    def __init__(self, settings: Settings, start: datetime, end: datetime) -> None:
+    def __init__(self, settings: Settings, start: datetime, end: datetime, step: timedelta) -> None:
         super().__init__(settings.seed, settings.market_symbols, PRESET_MARKETS[settings.venue_preset])
         self.finished = asyncio.Event()
         self._start = start
         self._end = end
+        self._step = step
 
     def clock(self, resume_at: datetime | None) -> Clock:
         return LockstepClock(resume_at or self._start)
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
         at = after
-        while (at := at + STEP) <= self._end:
+        while (at := at + self._step) <= self._end:
             await clock.advance_to(at)
             await asyncio.sleep(0)
             yield self.tick(epoch_second(at))
@@ -60,7 +81,7 @@ async def write_history(
     settings: Settings,
     start: datetime,
     end: datetime,
-    cycle: timedelta,
+    pace: Pace,
     progress: Callable[[datetime, int], None],
 ) -> str:
     """Let the rule models trade from `start` to `end`. Return a line for the operator.
@@ -69,9 +90,9 @@ async def write_history(
     """
     async with database.connection() as conn:
         await ensure_partitions(conn, start, end)
-    source = PastMarket(settings, start, end)
+    source = PastMarket(settings, start, end, pace.ticks)
     clock, events = source.clock(None), EventBus()
-    market = MarketFeed(source, clock, patience=2 * STEP + timedelta(milliseconds=settings.latency_ms))
+    market = MarketFeed(source, clock, patience=2 * pace.ticks + timedelta(milliseconds=settings.latency_ms))
     accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
     exchange = PaperExchange(database, market, clock, settings, accounts, halts)
     portfolio = Portfolio(database, exchange, clock, settings)
@@ -82,8 +103,8 @@ async def write_history(
         progress(now, len(exchange.accounts))
 
     jobs = (
-        Job("tradeExecutor", cycle, agents.start_batch),
-        Job("portfolioSnapshot", SNAPSHOTS_EVERY, take_snapshots),
+        Job("tradeExecutor", pace.cycle, agents.start_batch),
+        Job("portfolioSnapshot", pace.snapshots, take_snapshots),
     )
     async with AsyncExitStack() as stack:
         await exchange.lead()
@@ -105,3 +126,25 @@ async def write_history(
             await asyncio.wait([feed, finished])
         progress(end, len(exchange.accounts))
     return f"The history from {iso(start)} to {iso(end)} is written."
+
+
+async def write_demo_history(settings: Settings, external: ExternalSystems) -> None:
+    """Let the rule agents of a demo trade the last three days, when its database is empty and no service uses it."""
+    if not settings.demo_history or settings.market_source != "synthetic":
+        return
+    async with AsyncExitStack() as stack:
+        lock = LeaderLock(external.dsn)
+        stack.push_async_callback(lock.release)
+        if not await lock.try_acquire():
+            return
+        async with external.database.connection() as conn:
+            if await select_models(conn):
+                return
+        # A crash of the server may lose the last moments: then the service goes on from those before.
+        database = await Database.connect(f"{external.dsn}{'&' if '?' in external.dsn else '?'}synchronous_commit=off")
+        stack.push_async_callback(database.close)
+        end = floor_time(SystemClock().now(), _MINUTE)
+        log.info("the rule agents trade the last %d days; --demo=fresh leaves them out", DEMO_SPAN.days)
+        began_s = time.monotonic()
+        await write_history(database, settings, end - DEMO_SPAN, end, DEMO_PACE, lambda *_: None)
+        log.info("the history took %.1f s", time.monotonic() - began_s)

@@ -1,0 +1,277 @@
+"""The dashboard in a real browser: what it shows is what the procedures answer, live, through restarts, and as text."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from support.chromium import Tab, chromium_program, open_tab
+from support.orpc import installed_packages
+from support.process import ServiceProcess, serving
+from support.switch import switching
+
+WITHIN_S = 30
+
+RECORD_ANSWERS = """
+window.answers = {}
+const fetched = window.fetch
+window.fetch = async (path, init) => {
+  const response = await fetched(path, init)
+  if (init) answers[path.replace('/api/rpc/', '') + ' ' + init.body] = await response.clone().json()
+  return response
+}
+"""
+
+HOSTILE = """<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>${window.pwned=1}' " & </td>"""
+
+ADD_MODEL = """
+INSERT INTO models (id, name, variant, provider, router_model_name, active, created_at)
+VALUES ($1, $2, $3, 'openrouter', $4, false, $5)
+"""
+ADD_INVOCATION = """
+INSERT INTO invocations
+    (id, model_id, status, started_at, finished_at, response, step_count, input_tokens, output_tokens)
+VALUES ($1, $2, 'completed', $3, $3, $4, 1, 10, 10)
+"""
+ADD_CALL = """
+INSERT INTO tool_calls (id, invocation_id, number, type, status, metadata, created_at)
+VALUES ($1, $2, 1, 'CREATE_POSITION', 'rejected', $3, $4)
+"""
+
+
+async def until(ready: Callable[[], Awaitable[Any]], what: str = "") -> Any:
+    """Return the first value that is true."""
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not (found := await ready()):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"it never came: {what}") from None
+    return found
+
+
+async def shows(tab: Tab, text: str) -> None:
+    await until(lambda: tab.evaluate(f"document.body.innerText.includes({json.dumps(text)})"), text)
+
+
+async def gone(tab: Tab, text: str) -> None:
+    await until(lambda: tab.evaluate(f"!document.body.innerText.includes({json.dumps(text)})"), text)
+
+
+@asynccontextmanager
+async def on_page(folder: Path, url: str, path: str = "/") -> AsyncIterator[Tab]:
+    """Open a page of the dashboard, connected."""
+    async with open_tab(folder, "about:blank#start") as tab:
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=RECORD_ANSWERS)
+        await visit(tab, url, path)
+        yield tab
+
+
+async def visit(tab: Tab, url: str, path: str) -> None:
+    await tab.command("Page.navigate", url="about:blank")
+    await tab.command("Page.navigate", url=url + path)
+    await until(lambda: tab.evaluate("document.querySelector('.status')?.innerText.startsWith('live')"), "the stream")
+
+
+async def add_hostile_model(dsn: str) -> None:
+    conn = await asyncpg.connect(dsn)
+    at, invocation = datetime.now(UTC) - timedelta(minutes=1), uuid4()
+    metadata = {
+        "raw": {"name": HOSTILE, "arguments": HOSTILE},
+        "decisions": [{"symbol": HOSTILE, "side": HOSTILE, "quantity": 1}],
+        "results": [{"rule": HOSTILE, "reason": HOSTILE}],
+    }
+    try:
+        await conn.execute(ADD_MODEL, "hostile", HOSTILE, "Apex", HOSTILE, at)
+        await conn.execute(ADD_INVOCATION, invocation, "hostile", at, HOSTILE)
+        await conn.execute(ADD_CALL, UUID(int=1), invocation, json.dumps(metadata), at)
+    finally:
+        await conn.close()
+
+
+async def trade(service: ServiceProcess, account: str, symbol: str = "BTC") -> None:
+    for side in ("buy", "sell"):
+        request = {"accountId": account, "symbol": symbol, "side": side, "quantity": 0.1, "reduceOnly": side == "sell"}
+        assert (await service.call("simulator.placeOrder", **request))["order"]["status"] == "filled"
+
+
+async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(tmp_path: Path, dsn: str) -> None:
+    chromium_program()
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        await add_hostile_model(dsn)
+        await trade(service, "by-hand")
+        await trade(service, "apex-rules", "ETH")
+        async with on_page(tmp_path / "profile", service.url) as tab:
+            board = await figures(
+                tab,
+                'analytics.getLeaderboard {"window":"7d","variant":"all"}',
+                "entries",
+                "Leaderboard",
+                lambda one: [one["pnlPercent"]],
+            )
+            assert board
+            trades = await figures(
+                tab,
+                'trading.getTrades {"limit":20,"variant":"all"}',
+                "trades",
+                "Latest trades",
+                lambda one: [one["netPnl"]],
+            )
+            served = await service.call("trading.getTrades", limit=20)
+            assert trades == served["trades"], "what the page was answered is what everybody is"
+            for path in ("/#/conversations", "/#/models/hostile", "/#/models", "/#/trades"):
+                await visit(tab, service.url, path)
+                if path != "/#/trades":
+                    await shows(tab, '<img src=x onerror="window.pwned=1">')
+                await tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+                assert await tab.evaluate("typeof window.pwned") == "undefined"
+                assert await tab.evaluate("document.querySelectorAll('#app img, #app script').length") == 0
+            assert tab.problems == []
+        assert service.traceback() == ""
+
+
+async def figures(
+    tab: Tab, answer: str, name: str, table: str, of: Callable[[dict[str, Any]], list[Any]]
+) -> list[dict[str, Any]]:
+    """Wait until a table shows exactly the figures of the page's last answer, and return that."""
+    titles = f"""(() => {{
+        const rows = document.querySelectorAll('section[aria-label="{table}"] tbody tr')
+        return [...rows].map(row => [...row.querySelectorAll('td span[title]:not(.key)')].map(one => one.title))
+    }})()"""
+
+    async def equal() -> list[dict[str, Any]] | None:
+        rows = await tab.evaluate(f"window.answers[{json.dumps(answer)}]?.{name}")
+        shown = await tab.evaluate(titles)
+        if not rows or len(rows) != len(shown):
+            return None
+        numbers = [[str(value) for value in of(one)] for one in rows]
+        texts = await tab.evaluate(f"({json.dumps(numbers)}).map(row => row.map(value => String(Number(value))))")
+        return rows if all(set(row) <= set(seen) for row, seen in zip(texts, shown, strict=True)) else None
+
+    found: list[dict[str, Any]] = await until(equal, table)
+    return found
+
+
+ORDER_SEEN_MS = """(async account => {
+    const rows = () => [...document.querySelectorAll('section[aria-label="Positions"] tbody tr')]
+    const row = () => rows().some(one => one.innerText.includes(account))
+    const answer = await fetch('/api/rpc/simulator.placeOrder', { method: 'POST',
+        body: JSON.stringify({ accountId: account, symbol: 'BTC', side: 'buy', quantity: 0.01 }) })
+    const { order } = await answer.json()
+    if (order.status !== 'filled') return order.reason
+    const began = performance.now()
+    while (!row() && performance.now() - began < 10_000) await new Promise(resolve => setTimeout(resolve, 10))
+    return performance.now() - began
+})"""
+
+
+async def test_an_order_is_on_the_page_within_a_second(tmp_path: Path, dsn: str) -> None:
+    chromium_program()
+    async with (
+        serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service,
+        on_page(tmp_path / "profile", service.url) as tab,
+    ):
+        times = [await tab.evaluate(f"{ORDER_SEEN_MS}('by-hand-{number}')") for number in range(3)]
+        assert min(times) <= 1000, times
+
+
+async def test_it_lives_through_a_takeover_and_a_restart(tmp_path: Path, dsn: str) -> None:
+    chromium_program()
+    shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
+    async with switching() as switch, serving(tmp_path, **shared) as first:
+        switch.to(first.url)
+        async with serving(tmp_path, **shared) as second, on_page(tmp_path / "profile", switch.url) as tab:
+            await first.kill()
+            switch.to(None)
+            await shows(tab, "The connection to the service is lost. What you see is as of")
+            switch.to(second.url)
+            await gone(tab, "The connection to the service is lost")
+            await until(lambda: order_is_shown(tab, second, "after-takeover"))
+            assert await second.stop() == 0
+            switch.to(None)
+            await shows(tab, "The connection to the service is lost")
+            async with serving(tmp_path, **shared) as third:
+                switch.to(third.url)
+                await gone(tab, "The connection to the service is lost")
+                await until(lambda: order_is_shown(tab, third, "after-restart"))
+
+
+async def order_is_shown(tab: Tab, service: ServiceProcess, account: str) -> bool:
+    request = {"accountId": account, "symbol": "BTC", "side": "buy", "quantity": 0.01, "clientOrderId": "one"}
+    status, answer = await service.try_call("simulator.placeOrder", **request)
+    if status != 200 or answer["order"]["status"] != "filled":
+        return False
+    await shows(tab, account)
+    return True
+
+
+AXE = """axe.run(document, { resultTypes: ['violations'] }).then(found => found.violations
+    .filter(one => one.impact === 'serious' || one.impact === 'critical')
+    .map(one => `${one.id}: ${one.help}: ${one.nodes.slice(0, 3).map(node => node.html).join(' | ')}`))"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: str, width: int) -> None:
+    chromium_program()
+    axe = (installed_packages() / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        await trade(service, "apex-rules")
+        async with on_page(tmp_path / "profile", service.url) as tab:
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+            await tab.command("Emulation.setDeviceMetricsOverride", **size)
+            for scheme in ("light", "dark"):
+                features = [
+                    {"name": "prefers-color-scheme", "value": scheme},
+                    {"name": "prefers-reduced-motion", "value": "reduce"},
+                ]
+                await tab.command("Emulation.setEmulatedMedia", features=features)
+                for path in (
+                    "/",
+                    "/#/models/apex-rules",
+                    "/#/variants/Apex",
+                    "/#/trades",
+                    "/#/conversations",
+                    "/#/system",
+                ):
+                    await visit(tab, service.url, path)
+                    await until(lambda: tab.evaluate("!document.body.innerText.includes('Reading …')"), path)
+                    await tab.evaluate(axe + ";0")
+                    assert await tab.evaluate(AXE) == [], (path, scheme)
+                    wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+                    assert await tab.evaluate(wider) is False, (path, scheme)
+            assert tab.problems == []
+
+
+async def test_the_keyboard_reaches_pages_legend_and_crosshair(tmp_path: Path, dsn: str) -> None:
+    chromium_program()
+    async with (
+        serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service,
+        on_page(tmp_path / "profile", service.url) as tab,
+    ):
+
+        async def press(key: str) -> None:
+            for kind in ("keyDown", "keyUp"):
+                await tab.command("Input.dispatchKeyEvent", type=kind, key=key, text=key if len(key) == 1 else "")
+
+        for key, place in (("4", "#/trades"), ("6", "#/system"), ("1", "#/")):
+            await press(key)
+            assert await until(lambda place=place: tab.evaluate(f"location.hash === '{place}'"), place)
+        dark = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        await press("t")
+        assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button').length === 4"), "the legend")
+        await tab.evaluate("document.querySelector('.legend button').focus()")
+        await press(" ")
+        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 1"))
+        await tab.evaluate("document.querySelector('.chart[tabindex]').focus()")
+        await press("ArrowLeft")
+        await until(lambda: tab.evaluate("document.querySelector('.u-cursor-x')?.style.transform !== ''"), "crosshair")
+        await press("Escape")
+        await until(lambda: tab.evaluate("document.querySelectorAll('.legend button[aria-pressed=true]').length === 0"))
+        assert tab.problems == []

@@ -1,0 +1,53 @@
+"""A TCP forwarder whose target can be changed, like the load balancer in front of several processes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+
+class Switch:
+    """Forwards connections to the address last set; `to` drops the open ones."""
+
+    def __init__(self) -> None:
+        self._target: tuple[str, int] | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.url = ""
+
+    def to(self, url: str | None) -> None:
+        """Forward to this address from now on; None refuses."""
+        parts = urlsplit(url or "")
+        self._target = (parts.hostname or "", parts.port or 0) if url else None
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._target is None:
+            writer.transport.abort()
+            return
+        with suppress(OSError):
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+            ends = {writer, far_writer}
+            self._writers |= ends
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer), return_exceptions=True)
+            self._writers -= ends
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def switching() -> AsyncIterator[Switch]:
+    switch = Switch()
+    server = await asyncio.start_server(switch.serve, "127.0.0.1", 0)
+    switch.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield switch
+    finally:
+        server.close()
+        switch.to(None)
