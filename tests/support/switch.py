@@ -22,15 +22,19 @@ class Switch:
             writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._target is None:
-            writer.transport.abort()
-            return
-        with suppress(OSError):
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-            ends = {writer, far_writer}
-            self._writers |= ends
-            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer), return_exceptions=True)
+        ends = {writer}
+        try:
+            if self._target is not None:
+                far_reader, far_writer = await asyncio.open_connection(*self._target)
+                ends.add(far_writer)
+                self._writers |= ends
+                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        except OSError:
+            pass  # the target is away: its caller is dropped
+        finally:
             self._writers -= ends
+            for end in ends:
+                end.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,3 +55,4 @@ async def switching() -> AsyncIterator[Switch]:
     finally:
         server.close()
         switch.to(None)
+        await asyncio.sleep(0)
