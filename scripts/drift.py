@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 from html import escape
 from pathlib import Path
 
-from report_charts import interval
-from report_page import document, minus, table
+from report_document import document, interval, minus, table
 from tool_database import add_database_options, reading
 
 from trader.errors import StartError, TraderError

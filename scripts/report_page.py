@@ -1,14 +1,13 @@
 """The page of a season report: one HTML file with nothing outside of it."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from html import escape
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from report_charts import CARD_WIDTH, Line, bars, histogram, interval, line_chart
+from report_document import bar, document, interval, key, minus, table
 
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
@@ -54,44 +53,7 @@ class Season(NamedTuple):
         return [standing for standing in self.standings if standing.account.variant == variant]
 
 
-STYLE = """
-:root { color-scheme: light dark; --back: #f6f7f9; --card: #ffffff; --ink: #1b2130; --soft: #5d6678; --rule: #e3e6ec;
-  --gain: #0f8a5f; --loss: #c8334a; --accent: #3558d4 }
-@media (prefers-color-scheme: dark) { :root { --back: #10131a; --card: #181c26; --ink: #e7eaf1; --soft: #98a2b6;
-  --rule: #2a3040; --gain: #3ecf97; --loss: #ff6f83; --accent: #8fa8ff } }
-* { box-sizing: border-box }
-body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-main { max-width: 1180px; margin: 0 auto; padding: 32px 20px 64px }
-h1 { font-size: 28px; margin: 0 } h2 { font-size: 19px; margin: 40px 0 12px } h3 { font-size: 15px; margin: 0 0 6px }
-p { margin: 4px 0 12px; color: var(--soft); max-width: 80ch }
-.tiles, .cards { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)) }
-.cards { grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)) }
-.tile, .card { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px }
-.tile b { display: block; font-size: 21px; font-variant-numeric: tabular-nums }
-.tile > span { color: var(--soft) }
-.key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px }
-.keys { color: var(--soft); margin-bottom: 6px } .keys span.name { margin-right: 16px }
-svg { display: block; width: 100%; height: auto } svg.small { width: 160px; height: 20px }
-svg text { font: 11px system-ui, sans-serif; fill: var(--soft) } svg text.value { fill: var(--ink); font-size: 12px }
-.rule { stroke: var(--rule) } .zero { stroke: var(--soft); stroke-dasharray: 3 3 } .range { stroke: var(--soft);
-  stroke-width: 2 }
-polyline { fill: none } polyline.main { stroke-width: 2.2 } polyline.thin { stroke-width: 1; opacity: .38 }
-polyline.thin:hover { opacity: 1; stroke-width: 2 }
-rect.gain, circle.gain { fill: var(--gain) } rect.loss, circle.loss { fill: var(--loss) }
-.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: 10px }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; white-space: nowrap;
-  font-size: 14px }
-th, td { padding: 6px 9px; text-align: right; border-top: 1px solid var(--rule) }
-th { border: 0; color: var(--soft); font-weight: 600; position: sticky; top: 0; background: var(--card);
-  white-space: normal; vertical-align: bottom }
-th:first-child, td:first-child, .text { text-align: left }
-.gain { color: var(--gain) } .loss { color: var(--loss) } .unsure { color: var(--soft) }
-.seal { border-left: 4px solid var(--gain); padding: 8px 14px; background: var(--card) } .seal.bad {
-  border-color: var(--loss) }
-"""
-
-
-EQUITY = "The average equity of each variant's models, in percent of what they began with; thin lines are models."
+EQUITY = "The average equity of each variant's models, in percent of what they began with; dashed lines are models."
 DRAWDOWNS = "How far the average of each variant, and each model, is below its highest value so far."
 TRADES = "Net profit of completed trades in percent of their entry notional."
 COSTS = (
@@ -128,41 +90,14 @@ def page(season: Season) -> str:
     body = _head(season) + "".join(
         f"<section><h2>{title}</h2><p>{words}</p>{content}</section>"
         for title, words, content in (
-            ("Equity", EQUITY, _curves(season, lambda curve: curve)),
-            ("Drawdowns", DRAWDOWNS, _curves(season, below_peak)),
+            ("Equity", EQUITY, _curves(season, "equity")),
+            ("Drawdowns", DRAWDOWNS, _curves(season, "drawdown")),
             ("Trades", TRADES, _trades(season)),
             ("Where the money went", COSTS, _costs(season)),
             ("Leaderboard", BOARD, _leaderboard(season)),
         )
     )
-    return document(f"Season report: {season.name}", body)
-
-
-def document(title: str, body: str) -> str:
-    """Return an HTML document in the style of the reports."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n"
-    )
-
-
-def average(curves: Iterable[Curve]) -> Curve:
-    """Return the average of the values at each moment, ascending."""
-    found: defaultdict[datetime, list[float]] = defaultdict(list)
-    for curve in curves:
-        for moment, value in curve:
-            found[moment].append(value)
-    return [(moment, sum(values) / len(values)) for moment, values in sorted(found.items())]
-
-
-def below_peak(curve: Curve) -> Curve:
-    """Return the distance from the highest value so far, in percent of it; values are percents above a start."""
-    peak, found = float("-inf"), []
-    for moment, value in curve:
-        peak = max(peak, 100 + value)
-        found.append((moment, 100 * (100 + value) / peak - 100 if peak > 0 else 0.0))
-    return found
+    return document(f"Season report: {season.name}", body, _data(season))
 
 
 def _head(season: Season) -> str:
@@ -176,34 +111,62 @@ def _head(season: Season) -> str:
         ("invocations", f"{sum(account.invocations for account in accounts):,}"),
         ("return of all accounts", _signed(100 * _sum(accounts, lambda account: account.change) / capital, " %")),
     )
-    shown = "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for name, value in tiles)
+    shown = "".join(f'<div class="tile"><span>{name}</span><b>{value}</b></div>' for name, value in tiles)
     return (
         f"<h1>Season report</h1><p>{escape(season.name)}: {start:%d %B %Y, %H:%M} to {end:%d %B %Y, %H:%M} UTC</p>"
-        f'<div class="tiles">{shown}</div>'
+        f'<div class="panel card tiles">{shown}</div>'
     )
 
 
-def _curves(season: Season, shape: Callable[[Curve], Curve]) -> str:
-    """Draw one chart of all variants, then one per variant with its models."""
-    cards, averages = [], []
+def _data(season: Season) -> dict[str, Any]:
+    """Return what the charts show: the hours, and of each model its return at each of them."""
+    hours = sorted({hour for standing in season.standings for hour, _ in standing.curve})
+    models = []
+    for standing in season.standings:
+        values = dict(standing.curve)
+        models.append(
+            {
+                "name": standing.account.name,
+                "variant": standing.account.variant,
+                "values": [None if (value := values.get(hour)) is None else round(value, 3) for hour in hours],
+            }
+        )
+    trades = [
+        {
+            "name": variant.label,
+            "color": variant.color,
+            "values": [round(float(trade.net_percent), 3) for trade in season.trades if trade.variant == variant.id],
+        }
+        for variant in VARIANTS.values()
+    ]
+    return {
+        "times": [int(hour.timestamp()) for hour in hours],
+        "variants": [{"id": one.id, "label": one.label, "color": one.color} for one in VARIANTS.values()],
+        "models": models,
+        "trades": trades,
+    }
+
+
+def _curves(season: Season, chart: str) -> str:
+    """Return the places of one chart of all variants, then one per variant with its models."""
+    cards = []
     for variant in VARIANTS.values():
         standings = season.of_variant(variant.id)
-        mean = shape(average(standing.curve for standing in standings))
-        averages.append(Line(f"{variant.label}, average", variant.color, mean, is_main=True))
-        models = [Line(one.account.name, variant.color, shape(one.curve)) for one in standings]
-        chart = line_chart([*models, averages[-1]], _percent, variant.label, CARD_WIDTH)
-        count = "1 model" if len(standings) == 1 else f"{len(standings)} models"
-        cards.append(f'<div class="card"><h3>{escape(variant.label)}, {count}</h3>{chart}</div>')
-    chart = line_chart(averages, _percent, "All variants")
-    return f'<div class="card">{_legend()}{chart}</div><br><div class="cards">{"".join(cards)}</div>'
+        if standings:
+            count = "1 model" if len(standings) == 1 else f"{len(standings)} models"
+            cards.append(
+                f'<div class="panel card"><h3>{escape(variant.label)}, {count}</h3>'
+                f'<div class="chart" data-chart="{chart}" data-variant="{variant.id}"></div></div>'
+            )
+    whole = f'<div class="panel card">{_legend()}<div class="chart" data-chart="{chart}"></div></div>'
+    return f'{whole}<div class="cards">{"".join(cards)}</div>'
 
 
 def _trades(season: Season) -> str:
-    groups, rows = [], []
+    rows = []
     for variant in VARIANTS.values():
         trades = [trade for trade in season.trades if trade.variant == variant.id]
         nets, reasons = [trade.net_percent for trade in trades], [trade.close_reason for trade in trades]
-        groups.append((variant.label, variant.color, nets))
         if trades:
             won = sum(net > 0 for net in nets)
             closed = [sum(map(reasons.count, group)) for group in CLOSE_REASONS.values()]
@@ -213,9 +176,8 @@ def _trades(season: Season) -> str:
                 (escape(variant.label), f"{len(trades):,}", shares[0], _signed(median(nets), " %", 3),
                  f"{held:.0f} min", *shares[1:])
             )  # fmt: skip
-    chart = histogram(groups, -2.0, 2.0, "Net profit of trades")
     found = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
-    return f'<div class="card">{_legend()}{chart}</div><br>{found}'
+    return f'<div class="panel card">{_legend()}<div class="chart" data-chart="trades"></div></div><br>{found}'
 
 
 def _costs(season: Season) -> str:
@@ -226,9 +188,14 @@ def _costs(season: Season) -> str:
         if accounts
     ]
     sums = [(name, float(_sum(season.accounts, part))) for name, part in PARTS]
-    chart = bars([(name, value, minus(f"{value:+,.0f}")) for name, value in sums], "Parts of the change of equity")
+    least, most = min(0.0, *(value for _, value in sums)), max(0.0, *(value for _, value in sums))
+    chart = table(
+        ("part", "", "amount"),
+        [(name, bar(value, least, most), minus(f"{value:+,.0f}")) for name, value in sums],
+        text_columns=2,
+    )
     found = table(("", *(name for name, _ in PARTS), "model cost, USD"), rows)
-    return f'{_verdict(season)}<div class="card">{chart}</div><br>{found}'
+    return f"{_verdict(season)}{chart}<br>{found}"
 
 
 def _verdict(season: Season) -> str:
@@ -250,7 +217,7 @@ def _leaderboard(season: Season) -> str:
         rows.append(
             (
                 f"{rank}", escape(account.name), _variant(account.variant), _signed(value, " %"),
-                interval(bounds, value, least, most),
+                interval(bounds, value, least, most, VARIANTS[VariantId(account.variant)].color),
                 escape(one.evidence.reason or "")
                 if bounds is None
                 else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %"),
@@ -278,28 +245,13 @@ def _against_next(verdict: Verdict | None) -> str:
     return f'<span{kind} title="{escape(verdict.why or "")}">{verdict.word}</span>'
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
-    """Return a table of HTML cells, whose first columns hold text and the others figures."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        kinds = [' class="text"' if place < text_columns else "" for place in range(len(cells))]
-        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-
-    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{line("th", heads)}</tr>{body}</table></div>'
-
-
 def _legend() -> str:
-    names = (f'{_key(one.color)}<span class="name">{escape(one.label)}</span>' for one in VARIANTS.values())
+    names = (f"<span>{key(one.color)}{escape(one.label)}</span>" for one in VARIANTS.values())
     return f'<div class="keys">{"".join(names)}</div>'
 
 
 def _variant(name: str) -> str:
-    return _key(VARIANTS[VariantId(name)].color) + escape(name)
-
-
-def _key(color: str) -> str:
-    return f'<span class="key" style="background:{color}"></span>'
+    return key(VARIANTS[VariantId(name)].color) + escape(name)
 
 
 def _sum(accounts: Iterable[AccountReport], part: Callable[[AccountReport], Decimal]) -> Decimal:
@@ -319,7 +271,3 @@ def _signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:
     """Return a figure with its sign and color; its title has all digits."""
     kind = "gain" if value > 0 else "loss" if value < 0 else ""
     return f'<span class="{kind}" title="{value}">{minus(f"{value:+,.{digits}f}")}{unit}</span>'
-
-
-def minus(text: str) -> str:
-    return text.replace("-", "−")

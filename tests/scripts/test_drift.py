@@ -79,7 +79,7 @@ async def test_figures_per_market_side_and_size(database: Database, dsn: str, tm
     outline.feed(html)
     assert (outline.open, outline.fetched) == ([], [])
     table = ElementTree.fromstring(re.findall(r"<table.*?</table>", html, re.DOTALL)[0])
-    assert [[cell.text for cell in row.findall("td")[:4]] for row in table.findall("tr")[1:]] == [
+    assert [[cell.text for cell in row.findall("td")[:4]] for row in table.findall("tbody/tr")] == [
         ["BTC", "buy", "< 1k", "4"],
         ["BTC", "buy", "1k to 10k", "1"],
         ["BTC", "sell", "≥ 100k", "1"],

@@ -31,6 +31,10 @@ _START_S = 30
 _ANSWER_S = 20
 
 
+def is_installed() -> bool:
+    return any(map(shutil.which, _NAMES))
+
+
 def chromium_program() -> str:
     """The path of the browser. Skips without one."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)

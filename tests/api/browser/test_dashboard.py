@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -261,7 +262,7 @@ async def test_the_keyboard_reaches_pages_legend_and_crosshair(tmp_path: Path, d
 
         for key, place in (("4", "#/trades"), ("6", "#/system"), ("1", "#/")):
             await press(key)
-            assert await until(lambda place=place: tab.evaluate(f"location.hash === '{place}'"), place)
+            await until(partial(tab.evaluate, f"location.hash === '{place}'"), place)
         dark = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
         await press("t")
         assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") != dark

@@ -1,0 +1,85 @@
+"""Self-contained HTML files of the reports, with the style sheet and the chart code of the dashboard inside.
+
+Where a chart belongs, a body has an element with `data-chart`; `report.js` draws it from the data of the page.
+"""
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+import msgspec
+
+from trader.api.dashboard.assets import text_of
+
+_IMPORT: Final = re.compile(r"from '\./([^']+)'")
+_FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
+
+
+def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> str:
+    """Return an HTML document in the style of the dashboard, with the charts of `data` if there are any."""
+    styles = ("vendor/uplot.css", "base.css", "report.css") if data else ("base.css", "report.css")
+    style = _FONT_FACE.sub("", "".join(text_of(name) for name in styles))  # the font is not worth 64 kB here
+    charts = "" if data is None else _charts(data)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><main>{body}</main>{charts}</body></html>\n"
+    )
+
+
+def _charts(data: Mapping[str, Any]) -> str:
+    text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    return (
+        f'<script type="application/json" id="data">{text}</script><script>{text_of("vendor/uplot.js")}</script>'
+        f'<script type="module">{_linked(text_of("report.js"))}</script>'
+    )
+
+
+def _linked(source: str) -> str:
+    """Return the source of a module with the modules that it imports inside, as addresses that hold their source."""
+    return _IMPORT.sub(lambda found: f"from '{_address(found[1])}'", source)
+
+
+def _address(name: str) -> str:
+    return f"data:text/javascript;base64,{b64encode(_linked(text_of(name)).encode()).decode()}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
+    """Return a table of HTML cells, whose first columns hold text and the others figures."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        kinds = [' class="text"' if place < text_columns else "" for place in range(len(cells))]
+        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    head = f"<thead><tr>{line('th', heads)}</tr></thead>"
+    return f'<div class="panel scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def interval(bounds: tuple[float, float] | None, value: float, least: float, most: float, color: str = "") -> str:
+    """Draw a value and its interval on the scale from `least` to `most`, with a mark at zero."""
+
+    def at(number: float) -> str:
+        return f"{(min(max(number, least), most) - least) / (most - least or 1.0):.4f}"
+
+    low, high = bounds or (value, value)
+    style = f"--zero:{at(0)};--at:{at(value)};--low:{at(low)};--high:{at(high)}" + (f";--key:{color}" if color else "")
+    drawn = '<i class="range"></i>' if bounds else ""
+    return f'<span class="interval" style="{style}"><i class="zero"></i>{drawn}<i class="value"></i></span>'
+
+
+def bar(value: float, least: float, most: float) -> str:
+    """Draw a bar from zero to the value on the scale from `least` to `most`, which holds both."""
+    start, end = sorted(((number - least) / (most - least or 1.0)) for number in (0.0, value))
+    kind = "gain" if value >= 0 else "loss"
+    return f'<span class="bar {kind}" style="--from:{start:.4f};--to:{end:.4f}"><i></i></span>'
+
+
+def key(color: str) -> str:
+    return f'<i class="key" style="--key:{color}"></i>'
+
+
+def minus(text: str) -> str:
+    return text.replace("-", "−")

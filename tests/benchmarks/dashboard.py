@@ -1,0 +1,116 @@
+"""The dashboard with 100 models and 30 days in a real browser, beside an empty page and the bare answer of its chart.
+
+  scripts/benchmark dashboard    100 models, 30 days (made first, which takes minutes)
+  scripts/benchmark dashboard --quick    100 models, 3 days
+  scripts/benchmark dashboard --folder DIR    keeps the season there, and opens the one that is there already
+
+`first chart` is from the navigation until the chart stands with its data, `longest task` the longest time for which the
+main thread was held, from the navigation until 15 seconds of live updates later. Exit code 1: a floor is missed.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from support.chromium import Tab, open_tab
+from support.process import ServiceProcess, serving
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FIRST_CHART_MS: Final = 1000.0
+LONGEST_TASK_MS: Final = 100.0
+LOADS: Final = 5
+LIVE_S: Final = 15
+
+OBSERVE: Final = """
+window.tasks = []
+new PerformanceObserver(found => tasks.push(...found.getEntries().map(one => one.duration)))
+    .observe({ type: 'longtask', buffered: true })
+"""
+CHART: Final = "performance.getEntriesByName('curves')[0]?.startTime ?? null"
+BARE: Final = """(async () => {
+    const began = performance.now()
+    const startDate = new Date(Math.floor(Date.now() / 60000 - 30 * 1440) * 60000).toISOString()
+    const answer = await fetch('/api/rpc/trading.getEquityCurves', { method: 'POST',
+        body: JSON.stringify({ startDate, points: 300 }) })
+    const size = (await answer.text()).length
+    return [performance.now() - began, size]
+})()"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="3 days instead of 30")
+    parser.add_argument("--folder", type=Path, help="of the season; default: a temporary one")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.folder or Path(scratch) / "season"
+        return asyncio.run(measure(folder, Path(scratch), 3 if options.quick else 30))
+
+
+async def measure(folder: Path, scratch: Path, days: int) -> int:
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        command = (
+            sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
+            "--history", str(days), "--how", "bulk",
+        )  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*command, cwd=folder)
+        if await process.wait():
+            return 1
+    async with serving(folder, "--demo=fresh") as service, open_tab(scratch / "profile", "about:blank#start") as tab:
+        await tab.command("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
+        empty = [await load(tab, f"{service.url}/assets/none", "performance.now()") for _ in range(LOADS)]
+        bare, size = await tab.evaluate(BARE)
+        bare, _ = await tab.evaluate(BARE)
+        charts, tasks = [], []
+        for number in range(LOADS):
+            charts.append(await load(tab, f"{service.url}/#/?window=30d", CHART))
+            await asyncio.sleep(LIVE_S if number == LOADS - 1 else 2)
+            tasks.append(await tab.evaluate("Math.max(0, ...tasks)"))
+        wire = await wire_bytes(service)
+    print(f"empty page          {median(empty):8.0f} ms")
+    print(f"bare answer         {bare:8.0f} ms, {size:,} characters")
+    print(f"first chart         {median(charts):8.0f} ms  (at most {FIRST_CHART_MS:.0f}; all: {shown(charts)})")
+    print(f"longest task        {max(tasks):8.0f} ms  (at most {LONGEST_TASK_MS:.0f}; all: {shown(tasks)})")
+    print(f"page on the wire    {wire:8,} bytes before data")
+    return int(median(charts) > FIRST_CHART_MS or max(tasks) > LONGEST_TASK_MS)
+
+
+def shown(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)
+
+
+async def load(tab: Tab, url: str, ready: str) -> float:
+    """Open an address and return the figure that says when it was ready."""
+    await tab.command("Page.navigate", url="about:blank")
+    await tab.command("Page.navigate", url=url)
+    async with asyncio.timeout(60):
+        while (found := await tab.evaluate(f"location.href === 'about:blank' ? null : {ready}")) is None:
+            await asyncio.sleep(0.05)
+    return float(found)
+
+
+async def wire_bytes(service: ServiceProcess) -> int:
+    """Return the bytes of the page and of every file that it loads, compressed."""
+    total, paths = 0, {"/"}
+    done: set[str] = set()
+    while paths - done:
+        path = (paths - done).pop()
+        done.add(path)
+        headers = {"Accept-Encoding": "gzip"}
+        async with service.http.get(service.url + path, headers=headers, auto_decompress=False) as response:
+            total += len(await response.read())
+        if path == "/":
+            async with service.http.get(service.url + path) as response:
+                text = await response.text()
+            paths |= {part.partition('"')[0] for part in text.split('="')[1:] if part.startswith("/assets/")}
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())
