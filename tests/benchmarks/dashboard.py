@@ -56,8 +56,8 @@ async def measure(folder: Path, scratch: Path, days: int) -> int:
     if not folder.exists():
         folder.mkdir(parents=True)
         command = (
-            sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models", "--models", "100",
-            "--history", str(days), "--how", "bulk",
+            sys.executable, str(ROOT / "scripts" / "seed_accounts.py"), "--demo", "--language-models",
+            "--models", "100", "--history", str(days), "--how", "bulk",
         )  # fmt: skip
         process = await asyncio.create_subprocess_exec(*command, cwd=folder)
         if await process.wait():

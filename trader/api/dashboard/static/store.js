@@ -47,8 +47,10 @@ const heard = {
     for (const one of data) if (live.running.get(one.modelId)?.id === one.id) live.running.delete(one.modelId)
     invalidate('models.getInvocations')
   },
-  portfolio(data) { live.portfolio = { ...data }; // a patch changes the state in place
-    live.dataAt = data.lastUpdatedAt },
+  portfolio(data) {
+    live.portfolio = { ...data } // a patch changes the state in place
+    live.dataAt = data.lastUpdatedAt
+  },
   'workflow:started'(data) {
     live.running.set(data.modelId, { id: data.invocationId, name: data.modelName, since: data.timestamp, steps: [] })
   },
@@ -65,8 +67,17 @@ function stepsOf(data) {
   return run?.id === data.invocationId ? run.steps : undefined
 }
 
+let end = null
+
+/** Listen to the streams. A page that the browser keeps for its back button must not keep a connection. */
 export function connect() {
-  openStream(Object.keys(heard), {
+  addEventListener('pagehide', () => end?.())
+  addEventListener('pageshow', event => { if (event.persisted) listen() })
+  listen()
+}
+
+function listen() {
+  end = openStream(Object.keys(heard), {
     message(name, data) { heard[name](data) },
     heard() { live.heardAt = Date.now(); changed() },
     state(state) {
