@@ -85,8 +85,8 @@ async def test_figures_per_market_side_and_size(database: Database, dsn: str, tm
         ["BTC", "sell", "≥ 100k", "1"],
         ["all", None, None, "6"],
     ]
-    assert len(table.findall("tr/td/svg/circle")) == 4, "a median and its interval in each row"
-    assert "prefers-color-scheme: dark" in html
+    assert len(table.findall("tbody/tr/td/span/i[@class='value']")) == 4, "a median and its interval in each row"
+    assert "light-dark(" in html
 
 
 async def test_sizes_begin_at_their_lower_bound_and_p95_is_by_nearest_rank(database: Database) -> None:
