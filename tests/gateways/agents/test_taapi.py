@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -259,12 +260,12 @@ async def test_closing_ends_a_request_under_way(server: FakeTaapi, taapi: Taapi)
     assert taapi.latest("BTC") is None
 
 
-def test_only_the_live_market_is_supplemented() -> None:
+def test_only_the_live_market_is_supplemented(tmp_path: Path) -> None:
     clock = ManualClock(START)
     keyed = {"TAAPI_API_KEY": KEY, "OPENAI_API_KEY": "sk-x"}
     assert make_supplier(Settings.load(keyed, None, demo=False), clock) is not None
     assert make_supplier(Settings.load({"OPENAI_API_KEY": "sk-x"}, None, demo=False), clock) is None
-    for source in ("synthetic", "replay:data"):
+    for source in ("synthetic", f"replay:{tmp_path}"):
         assert make_supplier(make_settings(MARKET_SOURCE=source, TAAPI_API_KEY=KEY), clock) is None
 
 
@@ -283,10 +284,8 @@ async def test_a_model_sees_them_as_supplementary(database: Database, server: Fa
         await taapi.settled()
         await floor.cycle()
         await taapi.close()
-    first, second = (
-        orjson.loads(turn.messages[1]["content"].split("\n\n", 1)[1])["markets"] for turn in floor.provider.turns
-    )
-    assert [market["supplementary"] for market in first] == [None, None, None]
-    seen = {market["symbol"]: market["supplementary"] for market in second}
-    assert (seen["BTC"]["source"], seen["BTC"]["macd"], seen["BTC"]["moneyFlowIndex"]) == ("taapi.io", 120.5, None)
-    assert seen["ETH"] is None
+    first, second = (orjson.loads(turn.messages[1]["content"])["now"] for turn in floor.provider.turns)
+    assert [symbol for symbol, market in first.items() if "supplementary" in market] == []
+    seen = second["BTC"]["supplementary"]
+    assert (seen["source"], seen["macd"], seen["moneyFlowIndex"]) == ("taapi.io", 120.5, None)
+    assert "supplementary" not in second["ETH"], "one market at a time"
