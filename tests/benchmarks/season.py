@@ -46,7 +46,7 @@ from trader.services.exchange.audit import audit
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
+from trader.services.portfolio.luck import COMPUTING, LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
@@ -274,6 +274,11 @@ class Season:
         await self.context.analytics.model_stats()
         freeze_startup_objects()
 
+    async def settle(self) -> None:
+        """Wait until every model was compared with random traders, which happens once in a long while."""
+        while any(one.luck == COMPUTING for one in (await self.context.evidence.report("run")).entrants):
+            await asyncio.sleep(1)
+
     async def change(self) -> None:
         """Let a minute pass, or every other time an hour too, and do what the service does then."""
         self.clock.at += timedelta(minutes=61 if self.books.version % 2 else 1)
@@ -298,6 +303,7 @@ async def measure(dsn: str, calls: int, changes: int) -> bool:
         season = await Season.open(dsn, stack)
         holds = Holds()
         print(f"start {await timed(season.start):.0f} ms, hold {holds.take():.0f} ms")
+        print(f"random traders {await timed(season.settle):.0f} ms, hold {holds.take():.0f} ms")
         print(f"{'':26}{'warm p50':>9}{'p99':>8}{'changed p50':>12}{'most':>8}{'hold':>7}{'bytes':>12}   raw SQL, ms")
         met = True
         for case in CASES:

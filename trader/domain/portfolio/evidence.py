@@ -157,7 +157,8 @@ def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str 
     start, end = max(one.start, other.start), min(one.end, other.end)
     if start >= end:
         return Statement(0, None, "the two have no hour in common")
-    difference = one.within(start, end).values - other.within(start, end).values
+    with np.errstate(invalid="ignore"):  # two accounts that lost everything in the same hour
+        difference = one.within(start, end).values - other.within(start, end).values
     return _state(difference, "common hours", *reasons)
 
 

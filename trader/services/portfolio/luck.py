@@ -1,6 +1,7 @@
 """Luck: compares models with random traders, one model after the other in a thread, and keeps the results."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -75,11 +76,13 @@ class LuckTable:
         while self._waiting:
             key = next(iter(self._waiting))
             request = self._waiting.pop(key)
+            began_s = time.monotonic()
             try:
                 found = await self._compute(key, request)
             except MarketUnavailable as error:
                 found = f"the candles of the period are not available now: {error}"
             self._results[key] = len(request.trades), found
+            await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
         self._prices.clear()
 
     async def _compute(self, key: str, request: LuckRequest) -> Luck | str:
