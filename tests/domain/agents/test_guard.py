@@ -103,6 +103,14 @@ def test_a_sound_opening_passes_as_it_is() -> None:
     )
 
 
+def test_a_restricted_model_may_only_reduce() -> None:
+    spent = context(held("BTC", Side.LONG, "0.1"), restriction="Only reducing is allowed: the budget is spent.")
+    refused = judge(opening(), "BTC", spent, LIMITS)
+    assert refused == Refusal("budget", "Only reducing is allowed: the budget is spent.")
+    assert isinstance(judge(ClosePosition(symbol="BTC"), "BTC", spent, LIMITS), Approved)
+    assert isinstance(judge(UpdateExitPlan(symbol="BTC", stop=98_000.0), "BTC", spent, LIMITS), ExitPlan)
+
+
 def test_leverage_of_the_variant_and_of_the_market() -> None:
     assert approved(opening(leverage=5.0), context()).leverage == 5
     verdict = refused(opening(leverage=5.01), context())

@@ -125,6 +125,24 @@ async def test_missing_and_odd_usage(fake: tuple[FakeServer, str], client_of: Ma
 
 
 @pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 4_096}}, 4_096),
+        ({"prompt_cache_hit_tokens": 512, "prompt_cache_miss_tokens": 9}, 512),
+        ({"prompt_tokens_details": {"cached_tokens": 0}, "prompt_cache_hit_tokens": 7}, 0),
+        ({"prompt_tokens_details": None}, None),
+        ({"prompt_tokens_details": {"cached_tokens": -1}}, None),
+        ({"prompt_tokens_details": [1], "prompt_cache_hit_tokens": "many"}, None),
+    ],
+)
+async def test_cached_tokens(
+    fake: tuple[FakeServer, str], client_of: MakeClient, usage: dict[str, Any], cached: int | None
+) -> None:
+    answer = await read(fake, client_of(KEYS[0]), {"content": "x"}, usage={"prompt_tokens": 5_000, **usage})
+    assert answer.cached_tokens == cached
+
+
+@pytest.mark.parametrize(
     ("usage", "cost"),
     [
         ({"cost": 0.00014}, "0.00014"),
