@@ -172,6 +172,7 @@ class FakeExchange(FakeVenue):
             web.get("/api/v1/accountOrders", self._orders),
             web.get("/api/v1/accountActiveOrders", self._active_orders),
             web.get("/api/v1/account", self._account),
+            web.get("/api/v1/accountLimits", self._limits),
             web.get("/api/v1/trades", self._trades),
             web.get("/api/v1/positionFunding", self._position_fundings),
         )
@@ -390,6 +391,11 @@ class FakeExchange(FakeVenue):
         return await self._tell_of(
             request, {"accounts": [{"index": ledger.index, "collateral": collateral, "positions": shown}]}
         )
+
+    async def _limits(self, request: web.Request) -> web.StreamResponse:
+        self._asked_of(request)
+        fees = {"current_maker_fee_tick": self.maker_fee, "current_taker_fee_tick": self.taker_fee}
+        return await self._tell_of(request, {"user_tier": "premium", **fees})
 
     async def _trades(self, request: web.Request) -> web.StreamResponse:
         """Newest first, `limit` at a time."""

@@ -54,6 +54,15 @@ async def test_an_order_is_booked_as_the_venue_filled_and_charged_it(bench: Benc
     assert len(bench.venue.orders) == 1
 
 
+async def test_orders_are_judged_by_the_fees_of_the_accounts_tier(bench: Bench) -> None:
+    """The settings know no fees; the tier pays 2.8 basis points, which the margin left by this order cannot pay."""
+    assert bench.exchange.rules.taker_rate == 0
+    refused = await bench.buy("2.127", leverage=D(20))
+    assert refused.status is OrderStatus.REJECTED
+    assert "with its fees" in (refused.reason or "")
+    assert (await bench.buy("2.1", leverage=D(20))).status is OrderStatus.FILLED
+
+
 async def test_a_part_that_the_venue_did_not_fill_is_not_booked(bench: Bench) -> None:
     bench.venue.fill_share = D("0.4")
     answer = await bench.sell("0.25", leverage=D(5))

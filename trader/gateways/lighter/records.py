@@ -24,6 +24,7 @@ _TRIGGERS: Final = {"stop-loss": VenueOrderType.STOP, "take-profit": VenueOrderT
 _PAGE: Final = 100
 _PAGES_MAX: Final = 20
 _MILLION: Final = 1_000_000
+_FEE_MAX: Final = _MILLION // 100
 _HOUR: Final = timedelta(hours=1)
 _SECONDS_MAX: Final = 100_000_000_000
 """Times above this are in milliseconds: the venue uses both units."""
@@ -93,10 +94,17 @@ class _Fundings(msgspec.Struct):
     code: int = 200
 
 
+class _Limits(msgspec.Struct):
+    current_maker_fee_tick: int
+    current_taker_fee_tick: int
+    code: int = 200
+
+
 _ORDERS: Final = msgspec.json.Decoder(_Orders)
 _ACCOUNTS: Final = msgspec.json.Decoder(_Accounts)
 _TRADES: Final = msgspec.json.Decoder(_Trades)
 _FUNDINGS: Final = msgspec.json.Decoder(_Fundings)
+_LIMITS: Final = msgspec.json.Decoder(_Limits)
 
 
 class LighterRecords:
@@ -130,6 +138,16 @@ class LighterRecords:
     async def position(self, symbol: str) -> Decimal:
         """Return the signed quantity that the account holds in a market."""
         return self._positions(await self._account()).get(symbol, (ZERO, ZERO))[0]
+
+    async def fee_rates(self) -> tuple[Decimal, Decimal]:
+        """Return what the account's tier pays as taker and as maker, as fractions of the notional."""
+        parameters: dict[str, str | int] = {"account_index": self._signer.account_index}
+        token = self._signer.authorization()
+        limits = await self._api.get("/api/v1/accountLimits", parameters, _LIMITS, authorization=token)
+        taker, maker = limits.current_taker_fee_tick, limits.current_maker_fee_tick
+        if not (0 <= taker <= _FEE_MAX and 0 <= maker <= _FEE_MAX):
+            raise MarketDataError(f"/api/v1/accountLimits: not understood: {limits}")
+        return Decimal(taker) / _MILLION, Decimal(maker) / _MILLION
 
     async def fills_of(self, venue_index: int) -> list[VenueFill]:
         """Return the fills of one order, each trade once, in the order in which they happened."""

@@ -11,6 +11,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+import msgspec
+
 from trader.clock import interval_elapsed
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.halts import may_open
@@ -32,6 +34,8 @@ _ASK_AGAIN_S: Final = 5
 _EXITS_EVERY: Final = timedelta(seconds=2)
 """An exit plan that fires and cannot be executed does not make the account ask the venue more often than this."""
 
+_FEES_EVERY: Final = timedelta(hours=1)
+
 _FAILURES_MAX: Final = 3
 """After so many synchronizations in a row that failed, nothing is opened until one succeeds."""
 
@@ -51,6 +55,8 @@ class LiveAccount:
         self._protective_orders = ProtectiveOrders(context, self._ledger, self._outbox)
         self._exits = Exits(context, self._ledger, self._outbox)
         self._reconciler = Reconciler(context, self._ledger, self._outbox, self._protective_orders, agreed_at)
+        self._rules = context.rules
+        self._fees_due = context.clock.now()
         self._wake = asyncio.Event()
         self._synchronized_at = context.clock.now()
         self._failures = 0
@@ -166,6 +172,7 @@ class LiveAccount:
         async with self.lock:
             self._synchronized_at = self._context.clock.now()
             await self._outbox.refresh()
+            await self._read_fees()
             await self._outbox.resolve()
             await self._ledger.book_funding(self._outbox.records)
             await self._outbox.poll()
@@ -174,6 +181,19 @@ class LiveAccount:
             await self._protective_orders.sync()
             await self._reconciler.compare()
             self._failures = 0
+
+    async def _read_fees(self) -> None:
+        """Read from time to time what the account's tier pays; while that is unknown the settings' fees hold."""
+        now = self._context.clock.now()
+        if now < self._fees_due:
+            return
+        self._fees_due = now + _FEES_EVERY
+        try:
+            taker, maker = await self._outbox.records.fee_rates()
+        except MarketDataError as error:
+            log.warning("%s: the fees of its tier are not known, and those of before hold: %s", self.account_id, error)
+            return
+        self._rules = msgspec.structs.replace(self._context.rules, taker_rate=taker, maker_rate=maker)
 
     async def _cancel_pointless(self) -> None:
         """Cancel orders that stand at the venue and no longer rest in the ledger: nothing is left to reduce."""
@@ -207,7 +227,7 @@ class LiveAccount:
             if (halted := context.halts.refusal_to_open(self.account_id)) is not None:
                 return halted
         moment = Moment(now, context.market.quotes(), context.market.marks)
-        trial = rules_of_exchange.place(account, order, moment, context.rules, context.market.funding_rate).answer
+        trial = rules_of_exchange.place(account, order, moment, self._rules, context.market.funding_rate).answer
         assert trial is not None
         return trial.reason if trial.status is OrderStatus.REJECTED else None
 
