@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from trader.api.state_patches import encode_patch
 from trader.api.stream_events import EventRing
-from trader.api.stream_messages import PLAIN, EventsMessage, Form, Message, StateMessage
+from trader.api.stream_messages import PLAIN, EventsMessage, Form, Message, NumberedEvent, StateMessage
 from trader.errors import TraderError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,9 @@ RETRY_S = 1.0
 SPACING_S = 0.1
 """Loads for everyone are at least this far apart, and events between them share the next one; a load for newcomers
 alone is this far from any before. So clients that reconnect all the time do not delay what everyone gets."""
+
+GATHERING_S = 0.25
+"""Events that come within this time of others are sent together on the one stream."""
 
 Load = Callable[[], Awaitable[bytes]]
 
@@ -167,10 +170,10 @@ class Broadcaster:
     def unsubscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.pop(subscriber, None)
 
-    def send(self, message: Message) -> None:
-        """Send a message to every subscriber; drop those that cannot keep up."""
-        slow = [subscriber for subscriber in self._subscribers if not self._offer(subscriber, message)]
-        for subscriber in slow:
+    def send(self, message: Message, *, to: Callable[[Form], bool] = lambda _: True) -> None:
+        """Send a message to every subscriber, or to those with such a form; drop those that cannot keep up."""
+        chosen = [subscriber for subscriber in self._subscribers if to(subscriber.form)]
+        for subscriber in [one for one in chosen if not self._offer(one, message)]:
             self.drop(subscriber)
 
     def _offer(self, subscriber: Subscriber, message: Message) -> bool:
@@ -198,16 +201,24 @@ class Broadcaster:
 
 
 class EventBroadcaster(Broadcaster):
-    """Broadcaster of events, which are numbered and kept in a ring for clients that return."""
+    """Broadcaster of events, which are numbered and kept in a ring for clients that return.
+
+    Events reach numbered subscribers, whose other messages are as far apart, at most every `GATHERING_S` seconds: many
+    together are compressed to a quarter of what they are one by one.
+    """
 
     def __init__(self, name: str, ring: EventRing, *, capacity: int = CAPACITY) -> None:
         super().__init__(name, capacity=capacity)
         self._ring = ring
         self._pending: list[tuple[str, bytes]] = []
+        self._gathered: list[tuple[str, bytes]] = []
+        self._gathered_due_s = 0.0
+        self._gathering: asyncio.TimerHandle | None = None
 
     def add(self, subscriber: Subscriber, last_id: str | None = None) -> None:
         """Add a subscriber, whose first message is a greeting and what it missed since the event `last_id`."""
         self.flush()  # events of before the greeting are not the newcomer's
+        self._flush_gathered()
         super().add(subscriber)
         subscriber.offer(EventsMessage(self._ring.first_events(last_id)))
 
@@ -220,14 +231,40 @@ class EventBroadcaster(Broadcaster):
             self.flush()
 
     def flush(self) -> None:
-        """Send the queued events."""
-        if self._pending:
-            pending, self._pending = self._pending, []
-            self.send(EventsMessage([self._ring.append(name, data) for name, data in pending]))
+        """Send the queued events, to numbered subscribers when it is time."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        self.send(EventsMessage([NumberedEvent(name, data, "") for name, data in pending]), to=_is_plain)
+        self._gathered += pending
+        loop = asyncio.get_running_loop()
+        if len(self._gathered) >= EVENTS_AT_ONCE_MAX or loop.time() >= self._gathered_due_s:
+            self._flush_gathered()
+        elif self._gathering is None:
+            self._gathering = loop.call_at(self._gathered_due_s, self._flush_gathered)
+
+    def _flush_gathered(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            events = EventsMessage([self._ring.append(name, data) for name, data in gathered])
+            self.send(events, to=_is_numbered)
+            self._gathered_due_s = asyncio.get_running_loop().time() + GATHERING_S
 
     async def close(self) -> None:
         self.flush()
+        self._flush_gathered()
         await super().close()
+
+
+def _is_numbered(form: Form) -> bool:
+    return form.numbered
+
+
+def _is_plain(form: Form) -> bool:
+    return not form.numbered
 
 
 class StateBroadcaster(Broadcaster):
