@@ -3,7 +3,10 @@
 A missing part fails at import, so the service never starts with an incomplete variant.
 """
 
+import colorsys
+import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Final
@@ -14,7 +17,11 @@ from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
 from trader.domain.agents.rules.common import RuleAgent
 from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import Interval
-from trader.domain.models import VariantId
+from trader.domain.models import Model, VariantId
+
+_HUE_SPREAD: Final = 40 / 360
+_LIGHTNESS_SPREAD: Final = 0.3
+"""How far the colors of a variant's models may be from each other: in turns of the hue, and in lightness."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,3 +112,18 @@ VARIANTS: Final = by_id(
     ),
 )
 """Every variant of this build, in the order in which they are listed everywhere."""
+
+
+def color_of(model: Model) -> str:
+    """Return the color of a model: that of its configuration, else a constant one of its id near its variant's hue."""
+    return model.configuration.color or _derived_color(model.id, model.variant)
+
+
+@lru_cache(maxsize=4096)
+def _derived_color(model_id: str, variant: VariantId) -> str:
+    base = VARIANTS[variant].color
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(int(base[at : at + 2], 16) / 255 for at in (1, 3, 5)))
+    digest = hashlib.sha256(model_id.encode()).digest()
+    turned = (hue + (digest[0] / 255 - 0.5) * _HUE_SPREAD) % 1
+    shade = min(0.75, max(0.3, lightness + (digest[1] / 255 - 0.5) * _LIGHTNESS_SPREAD))
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(turned, shade, saturation))

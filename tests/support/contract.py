@@ -63,6 +63,7 @@ POSITION_EVENT = {
     "modelId": text,
     "modelName": text,
     "modelVariant?": VARIANT,
+    "color?": text,
     "positions": [POSITION],
     "totalUnrealizedPnl": number,
     "availableCash": number,
@@ -103,7 +104,7 @@ INVOCATION = {
     "modelId": text,
     "modelName": text,
     "modelVariant": VARIANT,
-    "modelLogo?": text,
+    "modelLogo": (text, None),
     "response": (text, None),
     "responsePayload?": [text],
     "status": ("completed", "failed", "timeout"),
@@ -214,7 +215,7 @@ FAILURE_COUNTS = {
     "failureRate": (number, None),
 }
 _OVERALL = (
-    "accountValue returnPercent totalPnl winRate biggestWin biggestLoss sharpeRatio maxDrawdown tradeSignalToNoise "
+    "accountValue returnPercent winRate biggestWin biggestLoss sharpeRatio maxDrawdown tradeSignalToNoise "
     "costUsd netAfterCost"
 )
 _OVERALL_COUNTS = ("tradesCount", "inputTokens", "outputTokens")
@@ -234,7 +235,9 @@ _MODEL_HEAD = {"modelId": text, "modelName": text, "variant": VARIANT}
 OUTPUTS: Mapping[str, Shape] = {
     "trading.getTrades": {"trades": [TRADE]},
     "trading.getPositions": [POSITION],
-    "trading.getCryptoPrices": {"prices": [{"symbol": SYMBOL, "price": number, "message?": text}]},
+    "trading.getCryptoPrices": {
+        "prices": [{"symbol": SYMBOL, "price": number, "timestamp": iso, "change24hPercent?": number, "message?": text}]
+    },
     "trading.getPortfolioHistory": {
         "history": [
             {
@@ -264,6 +267,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "provider": text,
                 "routerModelName": text,
                 "logo?": text,
+                "color": text,
                 "active": boolean,
                 "createdAt": iso,
                 "invocationCount": count,
@@ -316,6 +320,7 @@ OUTPUTS: Mapping[str, Shape] = {
                     "costIsPartial?": True,
                     **dict.fromkeys(_OVERALL_COUNTS, count),
                     **dict.fromkeys(_OVERALL.split(), FIGURE),
+                    "totalPnl": number,
                 }
             ]
         },
@@ -337,6 +342,7 @@ OUTPUTS: Mapping[str, Shape] = {
             {
                 "rank": (count, None),
                 **_MODEL_HEAD,
+                "color": text,
                 "pnlPercent": (number, None),
                 "pnlAbsolute": number,
                 "maxDrawdown": number,

@@ -31,6 +31,7 @@ from trader.services.agents.budgets import Budget
 from trader.services.portfolio.analytics import FailureCounts, Failures, ModelStats
 from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, SortKey
 from trader.services.portfolio.leaderboard import Replicates as ReplicatesEntry
+from trader.variants import color_of
 
 Percent = Annotated[float, Meta(description="in percent")]
 
@@ -69,7 +70,7 @@ class OverallStats(Wire, kw_only=True):
     variant: VariantId
     account_value: Figure
     return_percent: Figure
-    total_pnl: Figure
+    total_pnl: float
     win_rate: Figure
     biggest_win: Figure
     biggest_loss: Figure
@@ -94,7 +95,7 @@ class OverallStats(Wire, kw_only=True):
             variant=stats.model.variant,
             account_value=figure(stats.account_value),
             return_percent=figure(stats.return_percent),
-            total_pnl=figure(trades.total_net),
+            total_pnl=float(trades.total_net),
             win_rate=figure(trades.win_rate),
             biggest_win=figure(trades.biggest_win),
             biggest_loss=figure(trades.biggest_loss),
@@ -332,6 +333,7 @@ class LeaderboardRow(Wire, kw_only=True):
     model_id: str
     model_name: str
     variant: VariantId
+    color: str
     pnl_percent: float | None
     pnl_absolute: Decimal
     max_drawdown: float
@@ -356,6 +358,7 @@ class LeaderboardRow(Wire, kw_only=True):
             model_id=entry.model.id,
             model_name=entry.model.name,
             variant=entry.model.variant,
+            color=color_of(entry.model),
             pnl_percent=entry.pnl_percent,
             pnl_absolute=trimmed(entry.pnl_absolute),
             max_drawdown=entry.max_drawdown,

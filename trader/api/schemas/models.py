@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
+import msgspec
 from msgspec import Meta
 
 from trader.api.schemas.common import (
@@ -22,6 +23,7 @@ from trader.api.schemas.common import (
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.services.agents.schedule import FinishedInvocation, ModelSummary
+from trader.variants import color_of
 
 FinishedStatus = Literal["completed", "failed", "timeout"]
 
@@ -35,6 +37,7 @@ class ModelView(Wire, kw_only=True):
     provider: str
     router_model_name: str
     logo: str | UnsetType = UNSET
+    color: str
     active: bool
     created_at: Timestamp
     invocation_count: int
@@ -50,6 +53,7 @@ class ModelView(Wire, kw_only=True):
             provider=model.provider,
             router_model_name=model.router_model_name,
             logo=or_unset(model.logo),
+            color=color_of(model),
             active=model.active,
             created_at=iso(model.created_at),
             invocation_count=summary.invocation_count,
@@ -70,19 +74,34 @@ class GetInvocationsInput(Input, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
 
 
+class ToolCallMetadata(Wire, kw_only=True):
+    """What a tool call was: as the model wrote it, the decisions parsed from it, and what became of each.
+
+    `raw` is null for a call whose order was found after a restart, and text that is no JSON as it came.
+    """
+
+    raw: Any
+    decisions: list[dict[str, Any]]
+    results: list[dict[str, Any]]
+
+
 class ToolCallView(Wire, kw_only=True):
-    """One tool call: its text (`raw`), the decisions parsed from it (`decisions`), and their results (`results`)."""
+    """One tool call of a run."""
 
     id: str
     type: ToolCallType
     status: ToolCallStatus
-    metadata: dict[str, Any]
+    metadata: ToolCallMetadata
     timestamp: Timestamp
 
     @classmethod
     def of(cls, call: ToolCall) -> "ToolCallView":
         return cls(
-            id=str(call.id), type=call.type, status=call.status, metadata=call.metadata, timestamp=iso(call.created_at)
+            id=str(call.id),
+            type=call.type,
+            status=call.status,
+            metadata=msgspec.convert(call.metadata, ToolCallMetadata),
+            timestamp=iso(call.created_at),
         )
 
 
@@ -101,7 +120,7 @@ class InvocationView(Wire, kw_only=True):
     model_id: str
     model_name: str
     model_variant: VariantId
-    model_logo: str | UnsetType = UNSET
+    model_logo: str | None
     response: str | None
     response_payload: list[str] | UnsetType = UNSET
     status: FinishedStatus
@@ -158,7 +177,7 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
         model_id=model.id,
         model_name=model.name,
         model_variant=model.variant,
-        model_logo=or_unset(model.logo),
+        model_logo=model.logo,
         response=invocation.response,
         response_payload=or_unset(record.answers),
         status=invocation.status,

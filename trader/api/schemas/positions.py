@@ -9,6 +9,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from trader.api.schemas.common import (
@@ -91,10 +92,16 @@ class GetCryptoPricesInput(Input, kw_only=True):
 
 
 class CryptoPrice(Wire, kw_only=True):
-    """The mark price of a market. `message` is there when it is stale."""
+    """The mark price of a market and its time. `message` is there when it is stale.
+
+    `change24hPercent` compares it with the price at the full hour 24 hours before the last full hour; it is absent when
+    that is not known.
+    """
 
     symbol: str
     price: Decimal
+    timestamp: Timestamp
+    change_24h_percent: float | UnsetType = msgspec.field(default=UNSET, name="change24hPercent")
     message: str | UnsetType = UNSET
 
 
@@ -151,11 +158,17 @@ def _age(position: Position) -> tuple[datetime, str]:
     return position.opened_at, str(position.id)
 
 
-def price_of(quote: Quote, now: datetime, trouble: str | None) -> CryptoPrice:
+def price_of(quote: Quote, now: datetime, trouble: str | None, day_before: Decimal | None) -> CryptoPrice:
     """Return the wire record of a market's price. `trouble` is why orders are refused at it, if they are."""
     message: str | UnsetType = UNSET if trouble is None else f"not traded on: {trouble}"
     if quote.is_stale(now):
         age_s = int((now - quote.at).total_seconds())
         age = f"{age_s} s ago" if age_s > 0 else f"{-age_s} s in the future: the clock was set back"
         message = f"stale: the last update was at {iso(quote.at)}, {age}"
-    return CryptoPrice(symbol=quote.symbol, price=trimmed(quote.mark), message=message)
+    return CryptoPrice(
+        symbol=quote.symbol,
+        price=trimmed(quote.mark),
+        timestamp=iso(quote.at),
+        change_24h_percent=round(float(100 * (quote.mark / day_before - 1)), 4) if day_before else UNSET,
+        message=message,
+    )

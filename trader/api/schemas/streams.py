@@ -12,6 +12,7 @@ from trader.api.schemas.trades import TradeView
 from trader.domain.agents.invocations import ToolCallStatus, ToolCallType
 from trader.domain.exchange.account import Account, Marks, available_cash, has_marks, unrealized
 from trader.domain.models import Model
+from trader.variants import color_of
 
 
 class Refusal(Wire):
@@ -29,6 +30,7 @@ class PositionEventData(Wire, kw_only=True):
     model_id: str
     model_name: str
     model_variant: VariantId | UnsetType = UNSET
+    color: str | UnsetType = UNSET
     positions: list[PositionView]
     total_unrealized_pnl: Decimal | None
     available_cash: Decimal | None
@@ -40,6 +42,7 @@ class PositionEventData(Wire, kw_only=True):
             model_id=account.id,
             model_name=account.id if model is None else model.name,
             model_variant=UNSET if model is None else model.variant,
+            color=UNSET if model is None else color_of(model),
             positions=positions_of_account(account, marks, markets, model),
             total_unrealized_pnl=trimmed(unrealized(account, marks)) if is_valued else None,
             available_cash=trimmed(available_cash(account, marks)) if is_valued else None,
