@@ -1,5 +1,6 @@
 """The variants: as the specification lists them, and with prompts that name only what exists."""
 
+import colorsys
 import re
 from importlib.resources import files
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
+from support.records import make_model
 
 from trader import variants
 from trader.domain.agents.prompt import GLOSSARY, cadence_text, rules_text
@@ -23,7 +25,7 @@ from trader.domain.agents.view import (
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS
-from trader.domain.models import VariantId
+from trader.domain.models import ModelConfiguration, VariantId
 from trader.variants import VARIANTS
 
 SPECIFIED = [
@@ -151,3 +153,18 @@ def test_everything_that_a_model_reads_names_only_what_exists(variant: VariantId
         named = set(re.findall(r"`([^`]*)`", text)) | set(re.findall(r"\b[a-z]+[A-Z]\w*", text))
         assert named <= KNOWN | {"additionalProperties", "anyOf"}, f"unknown: {sorted(named - KNOWN)}"
     assert {"leverageMax", "lastAction", "dayOpeningEquity", "stale"} <= set(re.findall(r"`([^`]*)`", told[0]))
+
+
+def test_each_model_has_a_constant_color_near_that_of_its_variant() -> None:
+    models = [make_model(f"m{number}", variant) for number in range(50) for variant in VariantId]
+    colors = [variants.color_of(model) for model in models]
+    assert colors == [variants.color_of(model) for model in models]
+    assert len(set(colors)) > 190
+    for model, color in zip(models, colors, strict=True):
+        hues = [
+            colorsys.rgb_to_hls(*(int(one[at : at + 2], 16) / 255 for at in (1, 3, 5)))[0]
+            for one in (color, variants.VARIANTS[model.variant].color)
+        ]
+        assert min((hues[0] - hues[1]) % 1, (hues[1] - hues[0]) % 1) < 0.07
+    chosen = msgspec.structs.replace(models[0], configuration=ModelConfiguration(color="#123456"))
+    assert variants.color_of(chosen) == "#123456"

@@ -33,6 +33,7 @@ from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
+from trader.variants import color_of
 
 
 class House:
@@ -84,6 +85,7 @@ async def test_each_active_model_has_an_entry_even_without_positions_or_prices(h
             "modelId": name,
             "modelName": f"Model {name}",
             "modelVariant": variant,
+            "color": color_of(make_model(name, VariantId(variant))),
             "positions": [],
             "totalUnrealizedPnl": 0,
             "availableCash": 10000,

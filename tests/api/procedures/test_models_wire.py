@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 from support.floor import Floor, calling, hold, open_floor, opening
+from support.records import make_model
 from support.scripted import START
 
 from trader.api import cors, rpc
@@ -18,6 +19,7 @@ from trader.errors import ProviderError
 from trader.services.agents.schedule import Agents
 from trader.settings import Settings
 from trader.store.database.pool import Database
+from trader.variants import color_of
 
 
 @dataclass
@@ -60,7 +62,7 @@ async def test_models_with_their_activity(caller: Caller) -> None:
     await caller.floor.add("ada")
     plain = {
         "id": "ada", "name": "Ada", "variant": "Apex", "provider": "fake", "routerModelName": "lab/ada",
-        "active": True, "createdAt": iso(START), "invocationCount": 0,
+        "color": color_of(make_model("ada")), "active": True, "createdAt": iso(START), "invocationCount": 0,
     }  # fmt: skip
     assert await caller.call("models.getModels") == {"models": [plain]}
     await caller.floor.cycle()
@@ -79,7 +81,8 @@ async def test_an_invocation_in_full(caller: Caller) -> None:
     calls = shown.pop("toolCalls")
     assert shown == {
         "id": str(record.invocation.id), "modelId": "ada", "modelName": "Ada", "modelVariant": "Apex",
-        "response": "all in\n\ntold off", "status": "completed", "failureReason": None, "steps": 2, "inputTokens": 200,
+        "modelLogo": None, "response": "all in\n\ntold off",
+        "status": "completed", "failureReason": None, "steps": 2, "inputTokens": 200,
         "outputTokens": 200, "durationMs": 0, "timestamp": iso(record.invocation.started_at),
             "responsePayload": ['{"said": 1}', '{"said": 1}'],
     }  # fmt: skip

@@ -346,7 +346,8 @@ async def test_positions_are_those_of_every_account_the_oldest_first(desk: Paper
 
 
 async def test_prices_are_never_invented(desk: PaperBench) -> None:
-    btc, eth = {"symbol": "BTC", "price": 94000}, {"symbol": "ETH", "price": 3300}
+    at = "2025-01-01T12:00:31.000Z"
+    btc, eth = {"symbol": "BTC", "price": 94000, "timestamp": at}, {"symbol": "ETH", "price": 3300, "timestamp": at}
     assert await desk.call("trading.getCryptoPrices") == {"prices": [btc, eth]}
     asked = ["eth", "BTC/USDT", "DOGE", "SOL", "ETHUSDT", "", "\U0001f600"]
     assert await desk.call("trading.getCryptoPrices", {"symbols": asked}) == {"prices": [eth, btc]}

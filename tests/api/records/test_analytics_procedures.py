@@ -7,7 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from support.records import HOUR, START, id_of
+from support.records import HOUR, START, id_of, make_model
+
+from trader.variants import color_of
 
 Call = Callable[..., Awaitable[Any]]
 CallRaw = Callable[..., Awaitable[bytes]]
@@ -144,6 +146,7 @@ async def test_leaderboard(call: Call) -> None:
         "modelId": "ax",
         "modelName": "Model ax",
         "variant": "Apex",
+        "color": color_of(make_model("ax")),
         "pnlPercent": Decimal("0.1875"),
         "pnlAbsolute": Decimal("18.75"),
         "maxDrawdown": first["maxDrawdown"],
