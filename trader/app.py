@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -308,7 +308,7 @@ def build_app(service: Service) -> web.Application:
 async def _listen(service: Service, settings: Settings, sockets: Sequence[socket.socket], stack: AsyncExitStack) -> int:
     """Serve HTTP. Return the port (PORT 0 takes any free one)."""
     limits = connections.ConnectionLimits.of(settings)
-    connections.raise_file_limit(limits.connections_max)
+    limits = replace(limits, connections_max=connections.raise_file_limit(limits.connections_max))
     server = connections.HttpServer(build_app(service), limits, shutdown_timeout_s=_REQUESTS_END_S)
     stack.push_async_callback(server.stop)
     try:

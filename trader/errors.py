@@ -109,6 +109,10 @@ class Forbidden(RequestError):
     """The caller's origin is not allowed, or the service is read-only."""
 
 
+class Conflict(RequestError):
+    """The client order id was used for an order with other contents."""
+
+
 class PayloadTooLarge(RequestError):
     """The body or the batch is larger than its limit."""
 

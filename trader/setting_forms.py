@@ -86,6 +86,10 @@ def _listen_host(text: str) -> str:
         raise
 
 
+def _host_names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_listen_host(name.strip().strip("[]")).lower() for name in text.split(",")))
+
+
 def _split(text: str) -> SplitResult:
     """Split an http or https address whose scheme, host and port are valid."""
     parts = urlsplit(text)
@@ -192,6 +196,7 @@ WEB_ORIGINS: Final = Form(
     "exact origins such as https://app.example.org or http://localhost:3000 (no path, no *, no default port)",
     ".+", _web_origins,
 )  # fmt: skip
+HOST_NAMES: Final = Form("host names or IP addresses separated by commas, without a port", ".+", _host_names)
 DATABASE_ADDRESS: Final = Form(
     "postgresql://user:password@host:port/database, special characters of the password percent-encoded, "
     "the database named", r"\S+", Secret, _is_database_address, is_secret=True,

@@ -85,6 +85,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[tuple[str, ...], Variable(
         "CORS_ORIGINS", "http://localhost:3000,http://127.0.0.1:3000", forms.WEB_ORIGINS,
         "Origins of frontends whose browsers may call the API, separated by commas; `none` for no origin.")]
+    allowed_hosts: Annotated[tuple[str, ...], Variable(
+        "ALLOWED_HOSTS", "", forms.HOST_NAMES,
+        "Further host names by which callers may reach the service, separated by commas, beside localhost, the listen "
+        "address and the host of SERVER_URL.")]
     trading_mode: Annotated[str, Variable(
         "TRADING_MODE", "simulated", forms.one_of("simulated", "live"), "`simulated` (paper) or `live`.")]
     market_source: Annotated[str, Variable(
@@ -262,6 +266,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if problems:
             raise SettingsError(problems)
         values["server_url"] = values["server_url"] or _local_address(values["host"], values["port"])
+        values["allowed_hosts"] = values["allowed_hosts"] or ()
         values["log_format"] = values["log_format"] or ("console" if sys.stderr.isatty() else "json")
         return cls(**values, demo=demo, demo_history=demo_history)
 

@@ -18,7 +18,7 @@ from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
 
-CALL = b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+CALL = b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 FAST = ConnectionLimits(connections_max=40, idle_s=0.4, head_s=0.2, answer_s=0.3)
 
 registry = Registry()
@@ -177,7 +177,9 @@ async def test_a_slow_body_is_given_up(service: Service) -> None:
 
 
 async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
-    _, writer = await service.connect(b"POST /api/rpc/demo.large HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    _, writer = await service.connect(
+        b"POST /api/rpc/demo.large HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    )
     transport: Any = writer.transport
     transport.pause_reading()
     await service.until(lambda count: count == 1)
@@ -187,10 +189,10 @@ async def test_an_answer_that_nobody_takes_is_dropped(service: Service) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200 + b"\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 1_000_000,
+        b"GET /health?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000,
         b"NONSENSE\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         CALL + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -217,7 +219,7 @@ async def test_what_is_no_request_is_refused(service: Service, head: bytes, capl
 async def test_a_broken_body_that_nobody_reads_is_no_bug(
     service: Service, line: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = line + b" HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\n"
+    head = line + b" HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\n"
     with suppress(ConnectionResetError):  # closed before all was read: the answer may be lost
         assert (await service.send(head + b"not gzip")).startswith(b"HTTP/1.1 %d " % status)
     await service.until(lambda count: count == 0)
@@ -229,7 +231,7 @@ async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
     service: Service, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    answer = await service.send(line + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = await service.send(line + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 404 ")
     assert b"\r\nContent-Type: application/json" in head
@@ -241,7 +243,7 @@ async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
 async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head, _, body = (await service.send(b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")
+    head, _, body = (await service.send(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 500 ")
     assert json.loads(body) == {"error": "Internal server error"}
     request_id = request_id_of(head + b"\r\n")

@@ -278,8 +278,11 @@ _http_log = logging.getLogger(f"{__name__}.aiohttp")
 _http_log.addFilter(_is_bug)
 
 
-def raise_file_limit(connections_max: int) -> None:
-    """Raise the limit of open files to what the connections need, as far as the system allows."""
+def raise_file_limit(connections_max: int) -> int:
+    """Raise the limit of open files to what the connections need, as far as the system allows.
+
+    Return how many connections it really allows, so that the idlest is closed before the system refuses the next.
+    """
     wanted = connections_max + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
@@ -287,10 +290,10 @@ def raise_file_limit(connections_max: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         log.info("raised the limit of open files from %d to %d", soft, wanted)
-    if wanted < connections_max + _OTHER_FILES:
-        log.warning(
-            "the system allows %d open files: fewer than HTTP_CONNECTIONS_MAX=%d needs", wanted, connections_max
-        )
+    allowed = max(1, wanted - _OTHER_FILES)
+    if allowed < connections_max:
+        log.warning("HTTP_CONNECTIONS_MAX is %d here, not %d: %d files may be open", allowed, connections_max, wanted)
+    return min(allowed, connections_max)
 
 
 def bind(host: str, port: int) -> Sequence[socket.socket]:

@@ -1,12 +1,15 @@
-"""Cross-origin access: which origins may read responses in a browser, and which may send a POST.
+"""Cross-origin access: which origins may read responses in a browser, and which may send a request at all.
 
 Browsers enforce reading by the headers that aiohttp-cors sets. A POST does its work before the browser hides the
-response, so the service itself refuses one from a foreign origin (`OriginRule`).
+response, and a stream is opened, so the service itself refuses foreign origins (`OriginRule`). A page whose host name
+resolves to this machine (DNS rebinding) is of the same origin to the browser: `HostRule` refuses names that are not the
+service's.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,6 +18,7 @@ from aiohttp.hdrs import (
     ACCESS_CONTROL_ALLOW_HEADERS,
     ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_REQUEST_METHOD,
+    HOST,
     METH_OPTIONS,
     ORIGIN,
 )
@@ -33,6 +37,11 @@ ALLOWED_HEADERS: Final = ("content-type", "last-event-id", "x-orpc-batch", "x-cs
 EXPOSED_HEADERS: Final = ("x-request-id", "retry-after")
 PREFLIGHT_AGE_S: Final = 600
 
+_NAME_SHOWN: Final = 100
+_LOGGED_MAX: Final = 100
+
+log = logging.getLogger(__name__)
+
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -47,35 +56,100 @@ def origin_of(address: str) -> str | None:
     return f"{parts.scheme}://{host}:{parts.port}"
 
 
-@dataclass(frozen=True, slots=True)
+class _LoggedOnce:
+    """Logs each refused name once, and no more than a hundred: callers can make up any number."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._names: set[str] = set()
+
+    def log(self, name: str) -> None:
+        if name not in self._names and len(self._names) < _LOGGED_MAX:
+            self._names.add(name)
+            log.warning(self._message, name)
+
+
 class OriginRule:
-    """Which `Origin` a POST may carry: one of CORS_ORIGINS, or the server's own.
+    """Which `Origin` a request may carry: one of CORS_ORIGINS, or the server's own.
 
     The server's own are the origin of SERVER_URL and the listen address as `localhost` and `127.0.0.1`; never what the
     Host header says, since the caller chooses it (DNS rebinding).
     """
 
-    listed: frozenset[str]
-    own: frozenset[str]
-    port: int
+    def __init__(self, settings: Settings) -> None:
+        self._listed = {*settings.cors_origins, origin_of(settings.server_url)}
+        self._port = settings.port
+        self._refused = _LoggedOnce("refused the origin %s; CORS_ORIGINS lists those that are allowed")
 
-    @classmethod
-    def of(cls, settings: Settings) -> "OriginRule":
-        server = origin_of(settings.server_url) if settings.server_url else None
-        own = {server} if server else set()
-        return cls(frozenset(settings.cors_origins), frozenset(own), settings.port)
+    def refusal(self, request: web.Request) -> str | None:
+        """Return why the request is refused, or None. Callers without the header are not browsers."""
+        origins = request.headers.getall(ORIGIN, None)
+        if origins is None or self.allows(origins, self._port or _listen_port(request)):
+            return None
+        shown = ", ".join(origins)[:_NAME_SHOWN]
+        self._refused.log(ascii(shown))
+        return f"the origin {shown} is not allowed; CORS_ORIGINS lists those that are"
 
     def check(self, request: web.Request) -> None:
-        """Raise Forbidden for an origin that is not allowed. Callers without the header are not browsers."""
-        origins = request.headers.getall(ORIGIN, None)
-        if origins is None:
-            return
-        if not self.allows(origins, self.port or _listen_port(request)):
-            raise Forbidden(f"the origin {', '.join(origins)[:100]} is not allowed; CORS_ORIGINS lists those that are")
+        """Raise `Forbidden` for an origin that is not allowed."""
+        if (why := self.refusal(request)) is not None:
+            raise Forbidden(why)
 
     def allows(self, origins: Iterable[str], port: int) -> bool:
         here = {origin_of(f"http://{host}:{port}") for host in ("localhost", "127.0.0.1")}
-        return all(origin in self.listed or origin in self.own or origin in here for origin in origins)
+        return all(origin in self._listed or origin in here for origin in origins)
+
+
+ORIGINS: Final = web.AppKey("origins", OriginRule)
+
+
+class HostRule:
+    """Which names the `Host` header may have: those of this machine, the host of SERVER_URL, and ALLOWED_HOSTS.
+
+    Those of this machine are loopback, HOST, and the address that the caller reached.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        server = urlsplit(settings.server_url).hostname
+        self._names = {"localhost", settings.host.lower(), *settings.allowed_hosts, *([server] if server else [])}
+        self._accepted: set[str] = set()  # whole headers, so that not every request takes its own apart
+        self._refused = _LoggedOnce("refused the host %s; ALLOWED_HOSTS lists names of the service beside SERVER_URL")
+
+    def refusal(self, request: web.Request) -> str | None:
+        """Return why the request is refused, or None. Callers of HTTP/1.0 may name no host."""
+        text = request.headers.get(HOST, "localhost")
+        if text in self._accepted:
+            return None
+        name = _host_name(text)
+        if name in self._names or _is_loopback(name) or name == _reached_address(request):
+            if len(self._accepted) < _LOGGED_MAX:
+                self._accepted.add(text)
+            return None
+        shown = ascii(text[:_NAME_SHOWN])
+        self._refused.log(shown)
+        return f"the host {shown} is not served here; ALLOWED_HOSTS lists the names that are"
+
+
+def _host_name(text: str) -> str:
+    try:
+        return (urlsplit(f"//{text}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+HOSTS: Final = web.AppKey("hosts", HostRule)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _reached_address(request: web.Request) -> str | None:
+    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    return str(address[0]) if isinstance(address, tuple) else None
 
 
 def _listen_port(request: web.Request) -> int:

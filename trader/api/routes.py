@@ -12,7 +12,7 @@ from aiohttp import HttpVersion11, StreamReader, hdrs, web
 from multidict import istr
 
 from trader.api.compression import compress_response
-from trader.api.cors import answer_options
+from trader.api.cors import HOSTS, ORIGINS, answer_options
 from trader.api.requests import GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
@@ -53,7 +53,9 @@ def served(name: str, handler: Handler) -> Handler:
             connection.begin(request.content)
         status = 500
         try:
-            response = await handler(request)
+            hosts = request.app.get(HOSTS)
+            foreign = None if hosts is None else hosts.refusal(request)
+            response = refusal(421, foreign) if foreign else await handler(request)
             status = response.status
             if status >= 400 and GIVEN_UP in request:
                 await _answer_and_close(request, response)
@@ -88,6 +90,7 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
     if request_id is None:
         request_id = _answer_without_handler(request, response)
     headers[_ID_HEADER] = request_id
+    headers[hdrs.SERVER] = "trader"  # without versions
 
 
 def _answer_without_handler(request: web.Request, response: web.StreamResponse) -> str:
@@ -182,7 +185,9 @@ class Route:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             if request.method in allowed:
-                return await handler(request)
+                origins = request.app.get(ORIGINS)
+                foreign = None if origins is None else origins.refusal(request)
+                return await handler(request) if foreign is None else refusal(403, foreign)
             if request.method == hdrs.METH_OPTIONS:
                 answer = await answer_options(request)
                 answer.headers[hdrs.ALLOW] = ", ".join(allowed)

@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 
 from trader.api import batch, envelope
 from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
-from trader.api.cors import PATHS, OriginRule, answer_options
+from trader.api.cors import HOSTS, ORIGINS, PATHS, HostRule, OriginRule, answer_options
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.requests import NAME, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, read_body
@@ -31,6 +31,7 @@ from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import JSON, answer_expect, finish_head, served
 from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
+    Conflict,
     Forbidden,
     InvalidInput,
     Issue,
@@ -68,6 +69,7 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     Unauthorized: (HTTPStatus.UNAUTHORIZED, "UNAUTHORIZED"),
     Forbidden: (HTTPStatus.FORBIDDEN, "FORBIDDEN"),
     NotFound: (HTTPStatus.NOT_FOUND, "NOT_FOUND"),
+    Conflict: (HTTPStatus.CONFLICT, "CONFLICT"),
     Precondition: (HTTPStatus.PRECONDITION_FAILED, "PRECONDITION_FAILED"),
     PayloadTooLarge: (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "PAYLOAD_TOO_LARGE"),
     BodyTimeout: (HTTPStatus.REQUEST_TIMEOUT, "TIMEOUT"),
@@ -187,7 +189,7 @@ class Dispatcher:
 
     def __init__(self, registry: Registry, context: "Context", requests: RequestLog | None = None) -> None:
         self._context = context
-        self._origins = OriginRule.of(context.settings)
+        self.origins = OriginRule(context.settings)
         api_token = context.settings.api_token
         self._api_token = None if api_token is None else api_token.reveal().encode()
         self._is_public = context.settings.public == "on"
@@ -226,7 +228,7 @@ class Dispatcher:
         if target is None:
             return _response(_NOT_FOUND)
         try:
-            self._origins.check(request)
+            self.origins.check(request)
             body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _response(_error_answer(error, target.style))
@@ -288,7 +290,7 @@ class Dispatcher:
 
     async def _handle_batch(self, request: web.Request, mode: str) -> web.StreamResponse:
         try:
-            self._origins.check(request)
+            self.origins.check(request)
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
             return _response(_error_answer(error, Style.ORPC))
@@ -391,6 +393,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     changing = frozenset(name for name, declared in registry.procedures.items() if declared.changes)
     requests = app[REQUESTS] = RequestLog(changing)
     dispatcher = Dispatcher(registry, context, requests)
+    app[ORIGINS], app[HOSTS] = dispatcher.origins, HostRule(context.settings)
     dispatcher.add_to(app)
     app.on_response_prepare.append(finish_head)
     app.router.add_route("*", _ANYWHERE, served(UNKNOWN, _elsewhere), expect_handler=answer_expect)

@@ -250,6 +250,8 @@ async def test_the_same_client_order_id_trades_once(desk: PaperBench) -> None:
     first = await desk.order(clientOrderId="once", leverage=5)
     assert await desk.order(clientOrderId="once", leverage=5) == first
     assert (await desk.account())["positions"][0]["quantity"] == 0.1
+    refused = await desk.order(409, clientOrderId="once", leverage=6)
+    assert refused["code"] == "CONFLICT"
 
 
 async def test_a_bug_in_the_ledger_writer_is_an_internal_error(

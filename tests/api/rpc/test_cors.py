@@ -4,6 +4,7 @@ import pytest
 from support.served import Client
 
 from trader.api.cors import OriginRule, origin_of
+from trader.settings import Settings
 
 ServiceFactory = Callable[..., Awaitable[Client]]
 
@@ -90,7 +91,7 @@ async def test_a_post_of_a_foreign_origin_does_nothing(service: Client) -> None:
 async def test_the_host_header_makes_no_origin_its_own(service: Client) -> None:
     headers = {"Origin": "http://rebound.example", "Host": "rebound.example"}
     async with service.post("/api/rpc/demo.echo", headers=headers) as response:
-        assert response.status == 403
+        assert response.status == 421
 
 
 async def test_listed_and_own_origins_may_post(make_service: ServiceFactory) -> None:
@@ -112,7 +113,7 @@ async def test_two_origins_must_both_be_allowed(service: Client) -> None:
 
 
 def test_the_default_port_is_no_part_of_an_origin() -> None:
-    rule = OriginRule(frozenset(), frozenset(), 80)
+    rule = OriginRule(Settings.load({"CORS_ORIGINS": "none"}, None, demo=True))
     assert rule.allows(["http://localhost"], 80)
     assert not rule.allows(["http://localhost:80"], 80)
     assert rule.allows(["http://127.0.0.1:8081"], 8081)
@@ -131,3 +132,47 @@ def test_the_default_port_is_no_part_of_an_origin() -> None:
 )
 def test_the_origin_of_an_address(address: str, origin: str | None) -> None:
     assert origin_of(address) == origin
+
+
+@pytest.mark.parametrize("path", ["/api/events/positions", "/health", "/health/schedulers"])
+async def test_a_foreign_origin_opens_no_stream_and_reads_no_document(service: Client, path: str) -> None:
+    async with service.get(path, headers={"Origin": "https://evil.example"}) as response:
+        assert response.status == 403
+        assert "CORS_ORIGINS" in (await response.json())["error"]
+
+
+async def test_a_refused_origin_is_logged_once(service: Client, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        async with service.post("/api/rpc/demo.echo", headers={"Origin": "https://evil.example"}) as response:
+            assert response.status == 403
+    assert [m for m in caplog.messages if "evil" in m] == [
+        "refused the origin 'https://evil.example'; CORS_ORIGINS lists those that are allowed"
+    ]
+
+
+HOSTS = ["localhost", "LOCALHOST:9", "127.0.0.1:8081", "127.9.9.9", "[::1]:1", "api.example", "one.example:80"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_the_names_of_the_service_are_served(make_service: ServiceFactory, host: str) -> None:
+    client = await make_service(SERVER_URL="https://api.example:8443/x", ALLOWED_HOSTS="one.example, 10.0.0.7")
+    for method, path in (("POST", "/api/rpc/demo.echo"), ("GET", "/health")):
+        async with client.request(method, path, headers={"Host": host}) as response:
+            assert response.status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "10.0.0.8", "[::1", ""])
+async def test_another_host_is_misdirected_and_logged_once(
+    make_service: ServiceFactory, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    client = await make_service(ALLOWED_HOSTS="10.0.0.7")
+    for method, path in (("POST", "/api/rpc/demo.echo"), ("GET", "/api/events/positions"), ("GET", "/nothing")):
+        async with client.request(method, path, headers={"Host": host}) as response:
+            assert response.status == 421
+            assert "ALLOWED_HOSTS" in (await response.json())["error"]
+    assert len([message for message in caplog.messages if message.startswith("refused the host")]) == 1
+
+
+async def test_the_server_names_no_version(service: Client) -> None:
+    async with service.get("/health") as response:
+        assert response.headers["Server"] == "trader"

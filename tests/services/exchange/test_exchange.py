@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
@@ -12,7 +13,7 @@ from support.venue import Venue, agree_with_rows, dump, running, without_depth
 
 from trader.domain.exchange.account import equity
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
-from trader.errors import InvalidInput, NotFound, StartError, Unavailable
+from trader.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
 from trader.services.events import PositionsChanged, TradesChanged
 from trader.store.database.pool import Database
 
@@ -66,9 +67,18 @@ async def test_the_same_client_order_id_trades_once(venue: Venue) -> None:
     answers = await asyncio.gather(*(venue.buy("0.01", client_order_id="once") for _ in range(10)))
     assert len({answer.id for answer in answers}) == 1
     assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.01")
-    refused = await venue.buy("1000", client_order_id="too-much", type=OrderType.LIMIT, limit_price=Decimal(90000))
+    limit: dict[str, Any] = {"client_order_id": "too-much", "type": OrderType.LIMIT, "limit_price": Decimal(90000)}
+    refused = await venue.buy("1000", **limit)
     assert refused.status is OrderStatus.REJECTED
-    assert await venue.buy("0.01", client_order_id="too-much") == refused
+    assert await venue.buy("1000", **limit) == refused
+
+
+@pytest.mark.parametrize("other", [{"quantity": "0.02"}, {"leverage": Decimal(3)}, {"symbol": "ETH"}])
+async def test_a_client_order_id_with_other_contents_is_a_conflict(venue: Venue, other: dict[str, Any]) -> None:
+    await venue.buy("0.01", client_order_id="once")
+    with pytest.raises(Conflict, match=r"the clientOrderId 'once' was used for another order of a: buy 0\.01 BTC"):
+        await venue.buy(**{"quantity": "0.01", "client_order_id": "once", **other})
+    assert venue.exchange.accounts["a"].positions["BTC"].quantity == Decimal("0.01")
 
 
 async def test_orders_of_many_accounts_at_once_are_all_booked(venue: Venue) -> None:

@@ -307,7 +307,8 @@ async def test_the_next_process_finds_out_what_the_last_one_sent(bench: Bench) -
     await bench.start()
     await bench.tell()
     await bench.agree()
-    assert (await bench.buy("0.25", leverage=D(5), client_order_id="lost")).total_quantity == D("0.25")
+    again = await bench.buy("0.25", leverage=D(5), client_order_id="lost", exit_plan=PLAN)
+    assert again.total_quantity == D("0.25")
     assert len(bench.venue.positions()) == 1
 
 
@@ -642,7 +643,7 @@ async def test_a_model_keeps_its_account(bench: Bench) -> None:
 async def test_a_database_of_another_account_mode_or_venue_is_refused(bench: Bench, database: Database) -> None:
     await bench.stop()
     with pytest.raises(StartError, match="holds the orders of account 7 at http"):
-        await bench.start(VENUE_ACCOUNT_INDEX="9")
+        await bench.start(VENUE_ACCOUNT_INDEX="9", LIVE_CONFIRM="9")
     await bench.stop()
     async with database.connection() as conn:
         await conn.execute("UPDATE service_state SET venue_url = 'https://elsewhere.example'")

@@ -21,6 +21,8 @@ async def place_order(context: Context, request: PlaceOrderInput) -> OrderOutput
     An order that the exchange refuses (no margin, below the minimum, nothing to reduce) is answered with status
     `rejected` and a reason. The same `clientOrderId` on the same account gets the first answer again and trades once.
     A limit order needs `limitPrice`; a market order takes none.
+
+    :raises Conflict: the `clientOrderId` was used on this account for an order with other contents.
     """
     return OrderOutput(order=OrderView.of(await context.exchange.place_order(request.to_order())))
 

@@ -1,5 +1,6 @@
 """Orders, answers, fills, payments and trades: the values of every exchange."""
 
+import hashlib
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -102,6 +103,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     invocation_id: UUID | None = None
     cause: Cause = Cause.ORDER
 
+    def contents_digest(self) -> str:
+        """Return a digest of what is asked for, by which another order with the same client order id is noticed."""
+        asked = (
+            self.symbol, self.side, self.type, self.quantity, self.limit_price, self.leverage, self.reduce_only,
+            self.exit_plan, self.confidence,
+        )  # fmt: skip
+        return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:32]
+
 
 class Fill(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One execution at one price. `order_id` is the row of `orders` whose quantity it changed; fees are positive.
@@ -158,7 +167,8 @@ class AnswerFill(msgspec.Struct, frozen=True, gc=False):
 class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer to an order; stored, so that the same client order id gets the same answer again.
 
-    `average_price` is None without a fill; `realized_pnl` is gross.
+    `average_price` is None without a fill; `realized_pnl` is gross. `contents_digest` is that of an order with a client
+    order id; answers of earlier versions have none.
     """
 
     id: UUID
@@ -170,6 +180,7 @@ class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     requested_quantity: Decimal
     at: datetime
     client_order_id: str | None = None
+    contents_digest: str | None = None
     reason: str | None = None
     total_quantity: Decimal = ZERO
     average_price: Decimal | None = None
@@ -192,6 +203,7 @@ class OrderAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             requested_quantity=order.quantity,
             at=at,
             client_order_id=order.client_order_id,
+            contents_digest=None if order.client_order_id is None else order.contents_digest(),
             reason=reason,
         )
 

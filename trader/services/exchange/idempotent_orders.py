@@ -10,8 +10,8 @@ import msgspec
 from trader.clock import iso
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderStatus, OrderType
 from trader.domain.market.markets import Market, canonical_symbol, untimely
-from trader.domain.money import ZERO, divide
-from trader.errors import BooksViolated, InvalidInput, Issue, NotFound
+from trader.domain.money import ZERO, divide, format_decimal
+from trader.errors import BooksViolated, Conflict, InvalidInput, Issue, NotFound
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.exchange import accounts as store
@@ -25,7 +25,10 @@ class IdempotentOrders:
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
-        """Return the first answer of the order's client order id; without one, place the order."""
+        """Return the first answer of the order's client order id; without one, place the order.
+
+        :raises Conflict: the first order of this client order id had other contents
+        """
         if order.client_order_id is None:
             return await place(order)
         key = (order.account_id, order.client_order_id)
@@ -34,16 +37,25 @@ class IdempotentOrders:
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._placing[key] = finished
         try:
-            return await first_answer(self._database, *key) or await place(order)
+            return await self._first_answer(order) or await place(order)
         except BooksViolated:
             # An earlier call whose caller was cancelled may have committed since the look-up.
-            answer = await first_answer(self._database, *key)
+            answer = await self._first_answer(order)
             if answer is None:
                 raise
             return answer
         finally:
             del self._placing[key]
             finished.set_result(None)
+
+    async def _first_answer(self, order: Order) -> OrderAnswer | None:
+        answer = await first_answer(self._database, order.account_id, order.client_order_id or "")
+        if answer is not None and answer.contents_digest not in (None, order.contents_digest()):
+            raise Conflict(
+                f"the clientOrderId {order.client_order_id!r} was used for another order of {order.account_id}: "
+                f"{answer.side.value} {format_decimal(answer.requested_quantity)} {answer.symbol}; use a new one"
+            )
+        return answer
 
 
 async def first_answer(database: Database, account_id: str, client_order_id: str) -> OrderAnswer | None:
