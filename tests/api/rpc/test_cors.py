@@ -134,7 +134,7 @@ def test_the_origin_of_an_address(address: str, origin: str | None) -> None:
     assert origin_of(address) == origin
 
 
-@pytest.mark.parametrize("path", ["/api/events/positions", "/health", "/health/schedulers"])
+@pytest.mark.parametrize("path", ["/api/events/positions", "/health"])
 async def test_a_foreign_origin_opens_no_stream_and_reads_no_document(service: Client, path: str) -> None:
     async with service.get(path, headers={"Origin": "https://evil.example"}) as response:
         assert response.status == 403
