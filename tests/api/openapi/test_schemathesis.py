@@ -9,7 +9,7 @@ from support.process import ServiceProcess, serving
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TOKEN = "open-sesame-0123456789"
-TIMEOUT_S = 150
+TIMEOUT_S = 300
 
 
 async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
