@@ -1,11 +1,14 @@
 """Meaning of error answers, as providers and gateways word them."""
 
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trader.gateways.agents.refusals import refused_field, subject_of, words_of
+from trader.gateways.agents.refusals import About, refused_field, subject_of, words_of
 
 FIELDS = {
     "temperature", "tool_choice", "max_tokens", "usage", "reasoning_effort", "reasoning", "provider", "top_p", "seed",
@@ -130,6 +133,20 @@ def test_other_errors_refuse_no_field(error: Any) -> None:
 )
 def test_what_a_refusal_is_about(about: str, status: int, error: Any) -> None:
     assert subject_of(status, encoded(error)) == about
+
+
+WORDS = st.sampled_from(["temperature", "is not supported", "'seed'", "api key", "invalid", "insufficient_quota", "x"])
+ERRORS = st.recursive(
+    st.none() | st.integers() | st.text() | st.lists(WORDS).map(" ".join),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["error", "message", "code", "param", "x"]), inner),
+)
+
+
+@given(status=st.integers(400, 499), content=st.binary() | ERRORS.map(msgspec.json.encode))
+def test_no_error_is_too_odd_to_be_read(status: int, content: bytes) -> None:
+    assert subject_of(status, content) in get_args(About)
+    assert refused_field(content, FIELDS) in {*FIELDS, None}
+    assert len(words_of(content)) <= 300
 
 
 def test_the_words_of_an_error() -> None:

@@ -5,7 +5,7 @@ counts against the least: the request, or the key for this model alone.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Literal
 
 import orjson
@@ -116,7 +116,7 @@ def brief(text: str, length: int = 300) -> str:
     return storable(" ".join(text.split()))[:length]  # type: ignore[no-any-return]  # a string stays one
 
 
-def _quotes(said: str) -> Any:
+def _quotes(said: str) -> Callable[[str], bool]:
     refusal = FIELD_REFUSED.search(said)
     label = r"(?:argument|field|input|key|option|param|parameter|property)s?"
 
@@ -128,7 +128,7 @@ def _quotes(said: str) -> Any:
     return is_refused
 
 
-def _mentions(said: str) -> Any:
+def _mentions(said: str) -> Callable[[str], bool]:
     def is_refused(field: str) -> bool:
         if "_" not in field and field != "temperature":
             return False
