@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS service_state (
     market_identity text NOT NULL,
     trading_mode    text NOT NULL CHECK (trading_mode IN ('simulated', 'live')),
     processed_until timestamptz,
+    lived_until     timestamptz,
     term            bigint NOT NULL DEFAULT 0,
     schedulers      jsonb,
     heartbeat_at    timestamptz,

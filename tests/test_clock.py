@@ -58,6 +58,50 @@ async def test_scaled_clock_runs_ahead_of_real_time() -> None:
     assert clock.now() >= moment
 
 
+async def test_scaled_clock_comes_to_a_tick_when_the_feed_asks_for_the_next() -> None:
+    clock = ScaledClock(START, speed=10_000)
+    await clock.advance_to(START + SECOND)
+    waiting = asyncio.create_task(clock.sleep_until(START + SECOND))
+    await asyncio.sleep(0.01)
+    assert clock.now() == START + timedelta(seconds=0.999)
+    assert not waiting.done()
+    await clock.advance_to(START + 2 * SECOND)
+    await asyncio.wait_for(waiting, 1)
+    assert START + SECOND <= clock.now() < START + 2 * SECOND
+
+
+async def test_scaled_clock_stands_still_at_its_limit() -> None:
+    clock = ScaledClock(START, speed=10_000)
+    clock.release()
+    clock.allow(START + SECOND)
+    waiting = asyncio.create_task(clock.sleep_until(START + 2 * SECOND))
+    await asyncio.sleep(0.01)
+    assert clock.now() == START + SECOND
+    assert not waiting.done()
+    clock.allow(None)
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_scaled_clock_skips_only_ahead() -> None:
+    clock = ScaledClock(START, speed=1)
+    clock.skip_to(START + 60 * SECOND)
+    clock.skip_to(START + 30 * SECOND)
+    assert clock.now() == START + 60 * SECOND
+    await asyncio.wait_for(clock.advance_to(START + 2 * SECOND), 1)
+    assert clock.now() == START + 60 * SECOND, "a feed that is behind catches up without moving time"
+
+
+async def test_scaled_clock_keeps_to_real_time_while_a_model_thinks() -> None:
+    clock = ScaledClock(START, speed=10_000)
+    clock.release()
+    with clock.thinking():
+        began = clock.now()
+        sleeping = asyncio.create_task(clock.sleep_until(began + 60 * SECOND))
+        await asyncio.sleep(0.01)
+        assert clock.now() - began < SECOND
+    await asyncio.wait_for(sleeping, 1)
+
+
 @asynccontextmanager
 async def tasks_of(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
     """Let the tasks begin; end those at the end that still wait."""

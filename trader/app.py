@@ -50,7 +50,7 @@ from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_processed_until
+from trader.store.exchange.accounts import select_lived_until
 from trader.store.operations.halts import select_halts
 
 log = logging.getLogger("trader")
@@ -195,7 +195,7 @@ async def _read_statistics(service: Service) -> None:
 async def _make_service(settings: Settings, external: ExternalSystems, stack: AsyncExitStack) -> Service:
     source, database = external.source, external.database
     async with database.connection() as conn:
-        clock = source.clock(resume_at=await select_processed_until(conn))
+        clock = source.clock(resume_at=await select_lived_until(conn))
         await ensure_partitions(conn, clock.now())
     log.info("the market's time is %s", iso(clock.now()))
     events = EventBus()

@@ -8,8 +8,15 @@ replay as fast as possible, yet in one reproducible order).
 import asyncio
 import heapq
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Final, Generic, Protocol, TypeVar
@@ -19,8 +26,10 @@ T = TypeVar("T")
 SET_BACK_LEAST: Final = timedelta(seconds=1)
 """A clock that is further behind than this at the end of a wait was set back, by an operator or a time server."""
 
-AHEAD_OF_FEED_MAX: Final = timedelta(seconds=1)
-"""How far a scaled clock may run ahead of the market feed."""
+LAG_MAX: Final = timedelta(seconds=1)
+"""How far a scaled clock may fall behind its speed and make up for it."""
+
+_INSTANT: Final = timedelta(milliseconds=1)
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -85,12 +94,16 @@ class Clock(Protocol):
         """Hold the lockstep clock while the current task runs, except while it waits in the clock's own ways."""
         ...
 
+    def thinking(self) -> AbstractContextManager[None]:
+        """Let time pass no faster than real time, which a model's thinking is measured in."""
+        ...
 
-class _RunningClock:
-    """Base of the clocks whose time passes by itself."""
+
+class SystemClock:
+    """Real time."""
 
     def now(self) -> datetime:
-        raise NotImplementedError
+        return cut_to_ms(datetime.now(UTC))
 
     def real_seconds(self, span: timedelta) -> float:
         """Return how long `span` of this clock's time takes in real time."""
@@ -99,7 +112,7 @@ class _RunningClock:
     async def sleep_until(self, moment: datetime) -> None:
         left = moment - self.now()
         while left > timedelta(0):
-            await asyncio.sleep(self.real_seconds(left))
+            await asyncio.sleep(left.total_seconds())
             left = moment - self.now()
             if left > SET_BACK_LEAST:  # a timer may end early, but not by this much
                 return
@@ -114,47 +127,117 @@ class _RunningClock:
     async def busy(self) -> AsyncIterator[None]:
         yield
 
-
-class SystemClock(_RunningClock):
-    """Real time."""
-
-    def now(self) -> datetime:
-        return cut_to_ms(datetime.now(UTC))
+    def thinking(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
-class ScaledClock(_RunningClock):
-    """Time that starts at `start` and passes `speed` times as fast as real time, but never far ahead of its feed.
+class ScaledClock:
+    """Time that starts at `start` and passes `speed` times as fast as real time, but never ahead of its market feed.
 
-    It stops a second after the moment that `advance_to` was last called with: a speed that the service cannot follow is
-    only slower, and no price becomes stale because of it. `release` ends that.
+    It reaches the moment of a tick only when that tick has been applied: `advance_to` returns when the tick is due, and
+    `now` stays before it until the feed asks for the next one. So whatever is dated by this clock has seen every tick
+    up to its date, and none after it. Time that the service needs beyond `LAG_MAX` is left out: a speed that it cannot
+    follow is only slower. `release` ends all that.
+
+    With a `limit` time stands still there. Its owner first records how far time may pass, and then allows it, so that
+    a process that is killed has not lived beyond what is recorded.
     """
 
     def __init__(self, start: datetime, speed: float) -> None:
-        self._start = start
         self._speed = speed
-        self._origin_s = time.monotonic()
-        self._bound: datetime | None = start + AHEAD_OF_FEED_MAX
-        self._held = timedelta(0)
+        self._start = start
+        self._start_s = time.monotonic()
+        self._bound: datetime | None = start
+        self._limit: datetime | None = None
+        self._thinking = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def _pace(self) -> float:
+        return min(self._speed, 1.0) if self._thinking else self._speed
 
     def now(self) -> datetime:
-        passed = timedelta(seconds=(time.monotonic() - self._origin_s) * self._speed)
-        moment = cut_to_ms(self._start + passed) - self._held
-        if self._bound is not None and moment > self._bound:
-            self._held += moment - self._bound
-            return self._bound
-        return moment
+        moment = self._moment()
+        return moment if self._bound is None else min(moment, self._bound)
+
+    def _moment(self) -> datetime:
+        """Return the time without regard to the tick that is due."""
+        moment = self._start + timedelta(seconds=(time.monotonic() - self._start_s) * self._pace)
+        ends = [end for end in (self._limit, None if self._bound is None else self._bound + LAG_MAX) if end is not None]
+        if ends and moment > (end := min(ends)):
+            self._set(end)
+            return end
+        return cut_to_ms(moment)
+
+    def _set(self, moment: datetime) -> None:
+        self._start, self._start_s = moment, time.monotonic()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def real_seconds(self, span: timedelta) -> float:
+        """Return how long `span` of this clock's time takes in real time when nothing holds it back."""
         return span.total_seconds() / self._speed
 
+    def span_of(self, real_s: float) -> timedelta:
+        """Return how much of this clock's time passes in real seconds when nothing holds it back."""
+        return timedelta(seconds=real_s * self._speed)
+
+    async def sleep_until(self, moment: datetime) -> None:
+        await self._wait(moment, self.now)
+
     async def advance_to(self, moment: datetime) -> None:
-        self._bound = max(self.now(), moment + AHEAD_OF_FEED_MAX)
-        await self.sleep_until(moment)
+        self._bound = max(self.now(), moment - _INSTANT)
+        self._notify()
+        await self._wait(moment, self._moment)
+
+    async def _wait(self, moment: datetime, now: Callable[[], datetime]) -> None:
+        """Wait until `now` gives the moment, which depends on the feed and the limit beside the real time."""
+        while (left := moment - now()) > timedelta(0):
+            stops = (self._limit, self._bound if now == self.now else None)
+            is_near = all(stop is None or moment <= stop for stop in stops)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left.total_seconds() / self._pace if is_near else None):
+                    await self._changed.wait()
+
+    def future(self) -> "ClockFuture[T]":
+        return ClockFuture()
+
+    @asynccontextmanager
+    async def busy(self) -> AsyncIterator[None]:
+        yield
+
+    @contextmanager
+    def thinking(self) -> Iterator[None]:
+        self._set(self._moment())
+        self._thinking += 1
+        self._notify()
+        try:
+            yield
+        finally:
+            self._set(self._moment())
+            self._thinking -= 1
+            self._notify()
+
+    def skip_to(self, moment: datetime) -> None:
+        """Set a clock that is behind `moment` there."""
+        if self.now() < moment:
+            self._set(moment)
+            if self._bound is not None:
+                self._bound = moment
+            self._notify()
+
+    def allow(self, limit: datetime | None) -> None:
+        """Let time pass up to `limit`; None: without a limit."""
+        self._limit = limit
+        self._notify()
 
     def release(self) -> None:
         """Let time pass without the feed, which has ended."""
-        self.now()
+        self._set(self.now())
         self._bound = None
+        self._notify()
 
 
 _participant: ContextVar["asyncio.Task[object] | None"] = ContextVar("participant", default=None)
@@ -223,6 +306,9 @@ class LockstepClock:
         finally:
             self.end_work()
             _participant.reset(token)
+
+    def thinking(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def start_work(self) -> None:
         """Count one more participant as working."""

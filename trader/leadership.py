@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Final, Literal, NamedTuple
 
 from trader.api.context import Context
-from trader.clock import LockstepClock
+from trader.clock import LockstepClock, ScaledClock
 from trader.domain.market.markets import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
@@ -19,6 +20,7 @@ from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.baselines import Baselines
 from trader.store.database.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
 from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_lived_until, update_lived_until
 
 log = logging.getLogger("trader")
 
@@ -27,6 +29,10 @@ _HEARTBEAT_S: Final = 5.0
 
 _PROBE_BEATS: Final = 12
 """Heartbeats between proofs that the database can be written. While it cannot, every heartbeat has one."""
+
+_LIVED_AHEAD_S: Final = 0.2
+_LIVED_AHEAD_LEAST: Final = timedelta(seconds=1)
+"""How far ahead the time of a paced replay is recorded as lived: in real seconds, and at least of its own time."""
 
 _STANDBY_EVERY_S: Final = 0.5
 """Real seconds between a standby's attempts to lead."""
@@ -127,14 +133,18 @@ class Leadership:
         await self._operations.close()
         await self._exchange.resign()
         await self._lock.release()
+        if isinstance(self._clock, ScaledClock):
+            self._clock.allow(None)
 
     async def _lead(self) -> None:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.resign)
+            await self._resume_time()
             await self._halts.load()  # before anything can trade
             await self._limits.load(self._clock.now())
             await self._exchange.lead()
             await self._baselines.lead()
+            await self._let_time_pass()
             await self._agents.start()
             await self._schedulers.start()
             self._operations.start()
@@ -144,10 +154,12 @@ class Leadership:
     async def _lead_until_lost(self) -> None:
         async with asyncio.TaskGroup() as tasks:  # a database that hangs delays the heartbeat, never the end
             heartbeat = tasks.create_task(self._send_heartbeats(), name="heartbeat")
+            time = tasks.create_task(self._keep_time_passing(), name="time of the replay")
             await self._lock.lost()
             log.error("this process has lost the leading role; trading stops here")
             self._exchange.suspend()
             heartbeat.cancel()
+            time.cancel()
         await self.resign()
 
     async def _send_heartbeats(self) -> None:
@@ -167,6 +179,30 @@ class Leadership:
         if term is not None:
             async with self._database.connection() as conn:
                 await update_heartbeat(conn, term, dict(self.running_schedulers()))
+
+    async def _resume_time(self) -> None:
+        """Set the clock of a paced replay to where an earlier leader may have lived, and hold it there."""
+        if isinstance(self._clock, ScaledClock):
+            async with self._database.connection() as conn:
+                lived_until = await select_lived_until(conn)
+            self._clock.skip_to(lived_until or self._clock.now())
+            self._clock.allow(self._clock.now())
+
+    async def _let_time_pass(self) -> None:
+        """Record how far the time of a paced replay may pass, then let it: no second is lived twice after a crash."""
+        if isinstance(self._clock, ScaledClock):
+            until = self._clock.now() + max(_LIVED_AHEAD_LEAST, self._clock.span_of(_LIVED_AHEAD_S))
+            async with self._database.connection() as conn:
+                await update_lived_until(conn, until)
+            self._clock.allow(until)
+
+    async def _keep_time_passing(self) -> None:
+        while isinstance(self._clock, ScaledClock):
+            await asyncio.sleep(_LIVED_AHEAD_S / 2)
+            try:
+                await self._let_time_pass()
+            except Unavailable as error:
+                log.warning("the replay stands still: %s", error)
 
     async def _follow(self) -> None:
         """Read what the leader has traded, and publish live values at the price tracker's interval."""

@@ -131,8 +131,9 @@ class AccountUpdate:
             OrderAnswer.of(order, order_id, status, self.at, reason),
             total_quantity=filled,
             average_price=divide(notional, filled) if filled else None,
-            total_fees=self.fees - self.before.fees,
-            realized_pnl=self.realized - self.before.realized,
+            # Not differences of the account's sums, whose digits after the last that counts depend on restarts.
+            total_fees=sum((fill.fee + fill.liquidation_fee for fill in self.fills), ZERO),
+            realized_pnl=sum((trade.gross_pnl for trade in self.trades), ZERO),
             fills=tuple([AnswerFill(f.quantity, f.price, f.fee, f.maker, f.at) for f in self.fills]),
         )
 

@@ -87,7 +87,9 @@ def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
 
 
 def _trades_through(order: RestingOrder, quote: Quote) -> bool:
-    """Whether the best opposite price is at or beyond the limit."""
+    """Whether the best opposite price is at or beyond the limit, in a book that is newer than the order."""
+    if quote.at <= order.created_at:
+        return False
     return quote.ask <= order.limit_price if order.side is OrderSide.BUY else quote.bid >= order.limit_price
 
 

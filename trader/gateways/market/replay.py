@@ -106,7 +106,7 @@ class ReplaySource:
             raise StartError(
                 f"{self._place} is of {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of it"
             )
-        self.identity = f"replay:{iso(first)}"
+        self.identity = f"replay:{iso(first)}:{self._seed}"  # another seed draws other paths and books
         self._begin = epoch_second(begin)
         self._last_second = self._last_pushed(epoch_second(end))
         self.ends_at = moment_of(self._last_second)

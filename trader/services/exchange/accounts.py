@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
@@ -182,8 +183,15 @@ class Accounts:
                 self.version += 1
         return self._accounts[account_id]
 
-    async def change(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
-        """Lock, decide, commit, apply, publish. Runs to its end even when the caller is cancelled.
+    async def change(
+        self,
+        account_id: str,
+        decide: Callable[[Account], Posting | None],
+        within: AbstractAsyncContextManager[None] | None = None,
+    ) -> Posting | None:
+        """Lock, decide, commit, apply, publish, all of it `within` a context if one is given.
+
+        It runs to its end even when the caller is cancelled.
 
         :raises Unavailable: the database did not confirm the change; whether it was made is unknown until the account
             is read again, which happens before its next change
@@ -191,7 +199,7 @@ class Accounts:
         """
         assert self._changes is not None, "only a leader changes accounts"
         try:
-            return await self._changes.shield(self._change(account_id, decide))
+            return await self._changes.shield(self._change(account_id, decide, within or nullcontext()))
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
@@ -241,8 +249,13 @@ class Accounts:
         async with self._database.connection() as conn:
             await store.update_processed_until(conn, term, min([self.processed_until, *doubts]), marks)
 
-    async def _change(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
-        async with self._locks[account_id]:
+    async def _change(
+        self,
+        account_id: str,
+        decide: Callable[[Account], Posting | None],
+        within: AbstractAsyncContextManager[None],
+    ) -> Posting | None:
+        async with within, self._locks[account_id]:
             if self._term is None:  # it ended while the caller waited, for a book or for this account
                 raise _ended()
             if account_id in self._in_doubt:
@@ -270,8 +283,9 @@ def _ended() -> Unavailable:
 def _refuse_foreign(found: store.DatabaseIdentity, wanted: store.DatabaseIdentity) -> None:
     if found.market_identity != wanted.market_identity:
         raise StartError(
-            f"This database belongs to the market {found.market_identity}; MARKET_SOURCE selects "
-            f"{wanted.market_identity}. Prices of two markets never mix: use another database (DATABASE_URL)."
+            f"This database belongs to the market {found.market_identity}; MARKET_SOURCE and SIM_SEED select "
+            f"{wanted.market_identity}. Prices of two markets never mix: go on with the settings that this database "
+            "began with, or use another one (DATABASE_URL)."
         )
     if found.trading_mode != wanted.trading_mode:
         raise StartError(

@@ -5,7 +5,7 @@ The pure rules of `domain.exchange` decide; `Accounts` commits what they decided
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from decimal import Decimal
 
@@ -163,7 +163,7 @@ class PaperExchange:
         wanted = order_id_of(account_id, order_id)
         self._refuse_unless_trading()
         if account_id in self.accounts:
-            await self._accounts.change(
+            await self._decide(
                 account_id, lambda account: rules_of_exchange.cancel(account, wanted, self._ticks.seen_until())
             )
         return await present_answer(self._database, account_id, wanted)
@@ -186,7 +186,7 @@ class PaperExchange:
         self._refuse_unless_trading()
         if account_id not in self.accounts:
             return f"there is no {symbol} position"
-        await self._accounts.change(account_id, decide)
+        await self._decide(account_id, decide)
         return refusal
 
     # --- accounts -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class PaperExchange:
         if account_id not in self.accounts:
             return await self._open_within_limit(account_id)
         settings = self._settings
-        await self._accounts.change(
+        await self._decide(
             account_id,
             lambda account: rules_of_exchange.reset(
                 account,
@@ -223,14 +223,20 @@ class PaperExchange:
 
         def decide(account: Account) -> Posting:
             halted = self._halts.refusal_to_open(account.id) if may_open(account, order) else None
-            if (reason := halted or refusal or self._refusal_in_gap()) is not None:
-                return rules_of_exchange.refuse(account, order, reason, self._clock.now())
-            return rules_of_exchange.place(account, order, self._ticks.moment(), self._rules, self._market.funding_rate)
+            moment = self._ticks.moment()
+            missing = None if order.symbol in moment.quotes else f"there is no price for {order.symbol} yet"
+            if (reason := halted or refusal or self._refusal_in_gap() or missing) is not None:
+                return rules_of_exchange.refuse(account, order, reason, moment.at)
+            return rules_of_exchange.place(account, order, moment, self._rules, self._market.funding_rate)
 
-        posting = await self._accounts.change(order.account_id, decide)
+        posting = await self._decide(order.account_id, decide)
         assert posting is not None
         assert posting.answer is not None
         return posting.answer
+
+    async def _decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
+        """Change an account between two ticks, so that its date says which of them it has seen."""
+        return await self._accounts.change(account_id, decide, self._ticks.between_ticks())
 
     async def _wait_for_book(self, symbol: str) -> str | None:
         """Wait for the first book at or after now + latency. Return why there is none to trade on, or None.

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import Final
 
-from trader.clock import Clock, interval_elapsed, iso
+from trader.clock import Clock, ScaledClock, interval_elapsed, iso
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
-from trader.domain.market.markets import STALE_AFTER, Tick
+from trader.domain.market.markets import STALE_AFTER, Quote, Tick
 from trader.errors import BooksViolated, InternalError, MarketUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.market.feed import MarketFeed
@@ -40,11 +41,16 @@ class TickProcessor:
 
     def __init__(self, accounts: Accounts, market: MarketFeed, clock: Clock, rules: Rules) -> None:
         self._accounts = accounts
-        self._processed_marks: Mapping[str, Decimal] = {}
         self._market = market
         self._clock = clock
+        self._is_paced = isinstance(clock, ScaledClock)
         self._rules = rules
         self._seen_until: datetime | None = None
+        self._processed_quotes: Mapping[str, Quote] = {}
+        self._processed_marks: Mapping[str, Decimal] = {}
+        self._applying: datetime | None = None
+        self._deciding = 0
+        self._turn = asyncio.Event()
         self._checkpoint_due: datetime | None = None
         self._is_live = False
         self._ask_again_at: datetime | None = None
@@ -70,6 +76,7 @@ class TickProcessor:
             # Ticks went on arriving meanwhile; they are caught up on too, until none is missing.
             since = until if self._seen_until is not None and self._seen_until > until else None
         await self._market.prime()
+        self._note_processed()
         self._is_live = True
 
     def stop(self) -> None:
@@ -96,26 +103,69 @@ class TickProcessor:
 
     def seen_until(self) -> datetime:
         """Return until when the accounts have seen the market: now, or the start of a gap."""
-        now, until = self._clock.now(), self._accounts.processed_until
+        now, until = self._now(), self._accounts.processed_until
         return until if until is not None and (self._is_in_gap or now - until > STALE_AFTER) else now
 
-    def moment(self, tick: Tick | None = None) -> Moment:
-        """Return the markets as of a tick, or as of now."""
-        if tick is None:
-            return Moment(self._clock.now(), self._market.quotes(), self._market.marks)
-        return Moment(tick.at, self._market.quotes(), self._market.marks, frozenset(tick.quotes), self._processed_marks)
+    def _now(self) -> datetime:
+        """Return the date of a decision: after every tick that was applied before it, and before the next one.
+
+        So the date says which ticks the account has seen, and after a crash it misses none and sees none twice.
+        """
+        now, processed = self._clock.now(), self._accounts.processed_until
+        if self._applying is not None:
+            return min(now, self._applying - _INSTANT)
+        return max(now, processed) if self._is_paced and processed is not None else now
+
+    def moment(self) -> Moment:
+        """Return the markets as of the last applied tick, for a decision of now."""
+        return Moment(self._now(), self._processed_quotes, self._processed_marks)
+
+    def _note_processed(self) -> None:
+        self._processed_quotes, self._processed_marks = dict(self._market.quotes()), dict(self._market.marks)
+
+    @asynccontextmanager
+    async def between_ticks(self) -> AsyncIterator[None]:
+        """Decide between two ticks: wait until the present one is applied to every account, and hold off the next."""
+        while self._applying is not None:
+            await self._turn.wait()
+        self._deciding += 1
+        try:
+            yield
+        finally:
+            self._deciding -= 1
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        turn, self._turn = self._turn, asyncio.Event()
+        turn.set()
 
     async def on_tick(self, tick: Tick) -> None:
         """Apply a tick to every account: funding, resting orders, liquidation, exit plans."""
         self._seen_until = tick.at
-        if not self._is_live or not await self._close_gap(tick):
+        if not self._is_live or self._was_processed(tick):
             return
-        await self._apply_to_all(self.moment(tick), list(self._accounts.by_id))
-        self._processed_marks = dict(self._market.marks)
+        if not await self._close_gap(tick):
+            return
+        self._applying = tick.at
+        try:
+            while self._deciding:
+                await self._turn.wait()
+            quotes, marks = self._market.quotes(), self._market.marks
+            moment = Moment(tick.at, quotes, marks, frozenset(tick.quotes), self._processed_marks)
+            await self._apply_to_all(moment, list(self._accounts.by_id))
+        finally:
+            self._applying = None
+            self._note_processed()
+            self._next_turn()
         self._accounts.processed_until = tick.at
         if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
             self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + _CHECKPOINT_EVERY
             await self.checkpoint()
+
+    def _was_processed(self, tick: Tick) -> bool:
+        """Whether the feed is behind the accounts, as in a replay whose leader has changed: no second happens twice."""
+        until = self._accounts.processed_until
+        return self._is_paced and until is not None and tick.at <= until
 
     async def _close_gap(self, tick: Tick) -> bool:
         """Catch up on what was missed before a tick. Return False while the source may still answer later."""

@@ -69,6 +69,7 @@ class MarketFeed:
         self.last_update_at: datetime | None = None
         self.last_error: str | None = None
         self._is_down = False
+        self._is_taking = False
         self._quotes: dict[str, Quote] = {}
         self._marks: dict[str, Decimal] = {}
         self.marks: Mapping[str, Decimal] = MappingProxyType(self._marks)
@@ -154,7 +155,7 @@ class MarketFeed:
         :raises MarketUnavailable: none comes within the patience, or none can come
         """
         quote = self._quotes.get(symbol)
-        if quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
+        if not self._is_taking and quote is not None and quote.at >= moment and not quote.is_stale(self._clock.now()):
             return quote
         self._refuse_hopeless(symbol, moment)
         waiter = _Waiter(symbol, moment, self._clock.future())
@@ -261,10 +262,13 @@ class MarketFeed:
             self._follow_back(self.last_update_at - tick.at)
         self._note(tick)
         self._recent.append(tick)
+        self._is_taking = True
         try:
             await on_tick(tick)
         except Unavailable as error:
             logger.warning("The tick of %s was not fully applied: %s", iso(tick.at), error)
+        finally:
+            self._is_taking = False
         self._release(tick)
         if self.has_ended:
             self.last_error = f"the {self.source_name} ended at {iso(tick.at)}"

@@ -119,11 +119,14 @@ ALTER TABLE accounts ADD COLUMN IF NOT EXISTS liquidating boolean NOT NULL DEFAU
 """
 """Records which accounts are being liquidated, step by step."""
 
+LIVED_UNTIL: Final = "ALTER TABLE service_state ADD COLUMN IF NOT EXISTS lived_until timestamptz;"
+"""Records how far the time of a paced replay may have passed."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS,
+    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL,
 }
 """Each step by the version that it leads to."""
 

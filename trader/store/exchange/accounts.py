@@ -205,6 +205,33 @@ async def select_processed_until(conn: Connection) -> datetime | None:
     return moment
 
 
+# Of invocations the latest thousand: none that began earlier can still end.
+SELECT_LIVED_UNTIL = """
+SELECT greatest(
+    processed_until, lived_until,
+    (SELECT max(greatest(changed_at, last_order_at)) FROM accounts),
+    (SELECT max(greatest(started_at, finished_at))
+     FROM (SELECT started_at, finished_at FROM invocations ORDER BY started_at DESC LIMIT 1000) latest),
+    (SELECT max(last_at) FROM portfolio_hourly WHERE hour = (SELECT max(hour) FROM portfolio_hourly))
+)
+FROM service_state
+"""
+
+
+async def select_lived_until(conn: Connection) -> datetime | None:
+    """Return the last moment of the market's time that may have been lived; None in a new database."""
+    moment: datetime | None = await conn.fetchval(SELECT_LIVED_UNTIL)
+    return moment
+
+
+UPDATE_LIVED_UNTIL = "UPDATE service_state SET lived_until = greatest(lived_until, $1)"
+
+
+async def update_lived_until(conn: Connection, moment: datetime) -> None:
+    """Record that the market's time may pass up to `moment`."""
+    await conn.execute(UPDATE_LIVED_UNTIL, moment)
+
+
 UPDATE_PROCESSED_UNTIL = """
 WITH marked AS (
     INSERT INTO last_marks (symbol, mark, marked_at)
