@@ -105,6 +105,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replay_end: Annotated[datetime | None, Variable(
         "REPLAY_END", "", forms.MOMENT, "Time at which a replay ends, ISO 8601 (UTC).",
         shown_default="end of the data")]
+    replay_thinking: Annotated[str, Variable(
+        "REPLAY_THINKING", "on", forms.one_of("on", "off"),
+        "Whether the time of a replay passes while a model thinks, by as much as its thinking took.")]
     initial_capital: Annotated[Decimal, Variable(
         "SIM_INITIAL_CAPITAL", "10000", forms.CAPITAL, "Starting capital of a simulated account.")]
     quote_currency: Annotated[str, Variable(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -107,11 +107,13 @@ class Floor:
         provider: Provider | None = None,
         also: Sequence[Provider] = (),
         supplier: Callable[[ManualClock], Taapi] | None = None,
+        ends_at: datetime | None = None,
         **settings: str,
     ) -> None:
         self.database = database
         self.clock = ManualClock(START)
         self.source = ScriptedSource()
+        self.source.ends_at = ends_at
         self.events: list[Event] = []
         bus = EventBus()
         bus.subscribe(self.events.append)

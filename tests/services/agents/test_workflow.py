@@ -420,3 +420,38 @@ async def test_a_failing_invocation_produces_no_key(database: Database, caplog: 
     assert "I was called with ***" in "".join(rows), "the answer did come through"
     assert record.invocation.status == "failed"
     assert not [text for text in produced if key in text]
+
+
+@pytest.mark.parametrize(("thinking", "answered_s", "price"), [("on", 22, "94200.1"), ("off", 2, "94000.1")])
+async def test_an_order_of_a_replay_meets_the_book_after_the_model_has_thought(
+    database: Database, thinking: str, answered_s: int, price: str
+) -> None:
+    async with open_floor(database, REPLAY_THINKING=thinking) as floor:
+        await floor.add("ada")
+        await floor.agents.start()
+        answer = msgspec.structs.replace(calling(opening()), duration_ms=20_000)
+        floor.provider.scripts["ada"] = [answer, hold("done")]
+        await floor.see()
+        await floor.start_batch()
+        for _ in range(21):  # a frozen clock has no need of them
+            await floor.see(MIDS | {"BTC": "94200"})
+        await floor.idle()
+        (record,) = await floor.agents.invocations(limit=1)
+        (call, _) = record.tool_calls
+        assert call.created_at == START + timedelta(seconds=answered_s)
+        assert call.metadata["results"][0]["averagePrice"] == price
+
+
+async def test_nobody_thinks_beyond_the_end_of_a_recording(database: Database) -> None:
+    async with open_floor(database, ends_at=START + timedelta(seconds=4)) as floor:
+        await floor.add("ada")
+        await floor.agents.start()
+        floor.provider.scripts["ada"] = [msgspec.structs.replace(calling(opening()), duration_ms=60_000), hold()]
+        await floor.see()
+        await floor.start_batch()
+        for _ in range(2):
+            await floor.see()
+        await floor.clock.advance(timedelta(seconds=31))
+        await asyncio.wait_for(floor.idle(), 5)
+        (record,) = await floor.agents.invocations(limit=1)
+        assert "too old to trade on" in record.tool_calls[0].metadata["results"][0]["reason"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec.structs import replace
@@ -37,6 +38,8 @@ class Conversation:
         clock: Clock,
         limit_s: float,
         restriction: str | None,
+        *,
+        thinks_until: datetime | None,
     ) -> None:
         self._record = record
         self._model: Model = record.model
@@ -45,6 +48,7 @@ class Conversation:
         self._observer = observer
         self._clock = clock
         self._restriction = restriction
+        self._thinks_until = thinks_until
         self._tokens_by_estimate = 1.0
         self._ends_at_s = asyncio.get_running_loop().time() + limit_s
         self._waited_s = 0.0
@@ -86,7 +90,7 @@ class Conversation:
                 wait_max_s=self._wait_max_s(),
             )
             try:
-                answer = await self._provider.answer(turn)
+                answer = await self._think(turn)
             except asyncio.CancelledError:
                 if self._provider.is_remote:  # what it was asked may be charged, whoever hears the answer
                     self._record.add_failure(ProviderError("cancelled", unmetered_attempts=1))
@@ -101,6 +105,18 @@ class Conversation:
                 self._calibrate(answer, number)
                 return answer
             await self.renew_view()
+
+    async def _think(self, turn: Turn) -> ModelAnswer:
+        """Ask the provider, and let as much of the market's time pass as its answer took by its record."""
+        if self._thinks_until is None:
+            return await self._provider.answer(turn)
+        began = self._clock.now()
+        with self._clock.thinking():
+            answer = await self._provider.answer(turn)
+        if answer.duration_ms:
+            thought = began + timedelta(milliseconds=answer.duration_ms)
+            await self._clock.sleep_until(min(thought, self._thinks_until))
+        return answer
 
     def expected_tokens(self) -> int:
         """Return how many tokens the next prompt will have, as the provider counts them."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 from uuid import UUID
@@ -14,6 +14,7 @@ import msgspec
 from trader.clock import Clock, cut_to_ms, iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import Invocation, ToolCall
+from trader.domain.market.markets import STALE_AFTER
 from trader.domain.models import Model, VariantId
 from trader.errors import NotFound, Unavailable
 from trader.gateways.agents.providers import Provider
@@ -126,7 +127,12 @@ class Agents:
         self._events = events
         self._settings = settings
         self._providers = providers
-        self._limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max, invocation_limit_s)
+        self._limits = InvocationLimits(
+            settings.run_tokens_max,
+            settings.answer_tokens_max,
+            invocation_limit_s,
+            _thinks_until(market.ends_at) if settings.replay_thinking == "on" else None,
+        )
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = Packer()
         self._entrants = Entrants(database, settings)
@@ -422,6 +428,11 @@ class Agents:
 def _spent(model: Model, budget: Budget) -> str:
     does = "only manages what it holds" if budget.state == "manage" else "pauses"
     return f"{model.id} {does} until 00:00 UTC: a budget of the day that limits it is spent"
+
+
+def _thinks_until(ends_at: datetime | None) -> datetime:
+    """Return when a model's thinking can no longer matter: its order is refused once the last prices are stale."""
+    return datetime.max.replace(tzinfo=UTC) if ends_at is None else ends_at + STALE_AFTER + timedelta(milliseconds=1)
 
 
 def _short_answers(invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes]) -> dict[UUID, list[str]]:

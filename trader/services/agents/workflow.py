@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -64,11 +65,16 @@ _log = logging.getLogger("trader.agents")
 
 
 class InvocationLimits(NamedTuple):
-    """Limits of one invocation: its tokens, the tokens of one answer, and seconds of real time."""
+    """Limits of one invocation: its tokens, the tokens of one answer, and seconds of real time.
+
+    `thinks_until` is the time of the market beyond which nobody waits for a model that thinks: the end of a recording;
+    None: a replay stands still while models think.
+    """
 
     tokens: int
     answer_tokens: int
     seconds: float = INVOCATION_LIMIT_S
+    thinks_until: datetime | None = None
 
 
 class Workflow:
@@ -130,7 +136,13 @@ class Workflow:
         provider = self._provider()
         await self._exchange.open_account(self._model.id)
         talk = self._conversation = Conversation(
-            self._record, provider, self._observer, self._clock, self._limits.seconds, self._restriction
+            self._record,
+            provider,
+            self._observer,
+            self._clock,
+            self._limits.seconds,
+            self._restriction,
+            thinks_until=self._limits.thinks_until,
         )
         await talk.open()
         tokens_left = self._limits.tokens

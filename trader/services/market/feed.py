@@ -79,6 +79,11 @@ class MarketFeed:
         self._waiters: list[_Waiter] = []
         self._series: dict[tuple[str, Interval], _Series] = {}
 
+    @property
+    def ends_at(self) -> datetime | None:
+        """The time of the last tick; None for a source without an end."""
+        return self._source.ends_at
+
     # What is known now
 
     def quote(self, symbol: str) -> Quote | None:
