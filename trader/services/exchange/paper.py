@@ -89,8 +89,7 @@ class PaperExchange:
 
     async def resign(self) -> None:
         """Stop trading: let the changes under way finish, and record the last processed tick."""
-        self._ticks.stop()
-        await self._ticks.checkpoint()
+        await self._ticks.finish()
         await self._accounts.resign()
 
     async def on_tick(self, tick: Tick) -> None:
