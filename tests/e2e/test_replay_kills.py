@@ -10,7 +10,7 @@ from random import Random, SystemRandom
 
 import aiohttp
 import pytest
-from support.kills import SIZES, Storm, acts_of_rows, carry_on, repeat, rows, without_models, write_candles
+from support.kills import SIZES, Storm, acts_of_rows, carry_on, repeat, rows, settle, without_models, write_candles
 from support.process import ServiceProcess
 
 from trader.gateways.market.replay import ReplaySource
@@ -46,12 +46,12 @@ async def test_a_killed_replay_leaves_the_rows_of_one_never_killed(
         assert not service.traceback()
     assert storm.lived_twice == []
     assert (await audit(database)).problems == []
-    found, timed = await rows(database), await acts_of_rows(database, storm.acts)
-    async with database.connection() as conn:
-        until = await conn.fetchval("SELECT processed_until FROM service_state")
-        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
     source = ReplaySource(folder, list(SIZES))
     await source.open()
+    until = await settle(source, database)
+    found, timed = await rows(database), await acts_of_rows(database, storm.acts)
+    async with database.connection() as conn:
+        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
     await repeat(source, database, timed, BEGIN, until)
     expected = await rows(database)
     for table, each in expected.items():  # printed first: pytest shows it when they differ

@@ -117,7 +117,8 @@ class Floor:
         self.events: list[Event] = []
         bus = EventBus()
         bus.subscribe(self.events.append)
-        self.settings = make_settings(**settings)
+        # Nothing moves the clock while a model thinks, unless the test does.
+        self.settings = make_settings(**{"REPLAY_THINKING": "off", **settings})
         self.market = MarketFeed(self.source, self.clock)
         self.halts = Halts(database, self.clock, bus)
         accounts = Accounts(database, LedgerWriter(database), bus)

@@ -26,6 +26,7 @@ from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_lived_until
 
 ACCOUNTS: Final = [f"storm-{n}" for n in range(6)]
 SIZES: Final = {"BTC": 0.05, "ETH": 1.5, "SOL": 20.0}
@@ -176,6 +177,18 @@ async def acts_of_rows(database: Database, acts: list[Act]) -> list[Timed]:
     assert not placed
     assert not cancelled
     return sorted(found, key=lambda timed: (timed.at, timed.act.number))
+
+
+async def settle(source: MarketSource, database: Database) -> datetime:
+    """Take every account through the same ticks: a stop ends within one. Return until when."""
+    async with database.connection() as conn:
+        lived_until = await select_lived_until(conn)
+    assert lived_until is not None
+    clock = ManualClock(lived_until + timedelta(seconds=5))
+    exchange = make_exchange(database, MarketFeed(source, clock), clock, make_settings())
+    await exchange.lead()
+    await exchange.resign()
+    return clock.now()
 
 
 async def repeat(

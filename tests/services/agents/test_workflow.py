@@ -443,7 +443,7 @@ async def test_an_order_of_a_replay_meets_the_book_after_the_model_has_thought(
 
 
 async def test_nobody_thinks_beyond_the_end_of_a_recording(database: Database) -> None:
-    async with open_floor(database, ends_at=START + timedelta(seconds=4)) as floor:
+    async with open_floor(database, ends_at=START + timedelta(seconds=4), REPLAY_THINKING="on") as floor:
         await floor.add("ada")
         await floor.agents.start()
         floor.provider.scripts["ada"] = [msgspec.structs.replace(calling(opening()), duration_ms=60_000), hold()]
@@ -454,4 +454,4 @@ async def test_nobody_thinks_beyond_the_end_of_a_recording(database: Database) -
         await floor.clock.advance(timedelta(seconds=31))
         await asyncio.wait_for(floor.idle(), 5)
         (record,) = await floor.agents.invocations(limit=1)
-        assert "too old to trade on" in record.tool_calls[0].metadata["results"][0]["reason"]
+        assert "30 s old" in record.tool_calls[0].metadata["results"][0]["reason"]

@@ -89,7 +89,8 @@ class PaperExchange:
 
     async def resign(self) -> None:
         """Stop trading: let the changes under way finish, and record the last processed tick."""
-        await self._ticks.finish()
+        self._ticks.stop()
+        await self._ticks.checkpoint()
         await self._accounts.resign()
 
     async def on_tick(self, tick: Tick) -> None:

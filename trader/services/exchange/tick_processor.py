@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -34,9 +34,6 @@ _TICKS_AT_ONCE: Final = 60
 """How many missed ticks are checked together when catching up."""
 
 _INSTANT: Final = timedelta(milliseconds=1)
-
-_FINISH_S: Final = 1.0
-"""How long a tick may take to be applied when the term ends."""
 
 
 class TickProcessor:
@@ -193,15 +190,6 @@ class TickProcessor:
             log.error("the ticks from %s to %s are lost and were not applied: %s", iso(since), iso(tick.at), error)
         self._give_up_at = self._ask_again_at = None
         return True
-
-    async def finish(self) -> None:
-        """Stop, once the tick that is being applied is applied to every account, and record that it was."""
-        self.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FINISH_S):
-                while self._applying is not None:
-                    await self._turn.wait()
-        await self.checkpoint()
 
     async def checkpoint(self) -> None:
         """Record the last processed tick; when the database is unavailable the next checkpoint covers this one."""
