@@ -266,6 +266,26 @@ replicates = 2
     assert models["rules-c"].configuration == ModelConfiguration()
 
 
+async def test_an_ai_model_without_a_cadence_is_told_what_a_day_costs(
+    seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--variant", "Apex", "--provider", "nim", "--router-model", "a/b", "--demo", "--database-url", dsn]
+    assert _run(seed, *asked) == 0
+    assert "b-apex has no `every`, so it decides 1440 times a day" in capsys.readouterr().out
+    assert _run(seed, *asked, "--every", "5m") == 0
+    assert "every" not in capsys.readouterr().out
+    price = "\nprice = {input = 1, cached = 0.1, output = 2}\nname"
+    Path("models.toml").write_text(FILE.replace("\nname", price, 1), encoding="utf-8")
+    assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+    told = capsys.readouterr().out
+    assert "deepseek-apex has no `every`" in told
+    assert "2.68 USD when the provider caches prompts and 8.64 when it does not" in told
+    assert "rules-c has" not in told
+    async with database.connection() as conn:
+        cadences = {model.id: model.configuration.every for model in await select_models(conn)}
+    assert cadences == {"b-apex": "5m", "deepseek-apex": None, "rules-c": None}
+
+
 async def _requests(database: Database) -> dict[str, Mapping[str, object]]:
     async with database.connection() as conn:
         return {model.id: model.configuration.request for model in await select_models(conn)}
