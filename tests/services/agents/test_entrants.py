@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from decimal import Decimal
 
 from msgspec.structs import replace
 from support.floor import Floor, hold, open_floor
@@ -129,3 +130,19 @@ async def test_cycles_count_as_decided_or_missed_over_restarts(database: Databas
     async with database.connection() as conn:
         record = (await select_current_runs(conn))["ada"].entrant
     assert (record.number, record.cycles_decided, record.cycles_due) == (1, 4, 8)
+
+
+async def test_a_cycle_is_due_by_the_cadence_even_when_the_budget_is_spent(floor: Floor) -> None:
+    await floor.add("ada")
+    async with floor.database.connection() as conn:
+        await conn.execute(
+            """UPDATE models SET configuration = '{"every": "5m", "budget_usd_per_day": 1, "when_spent": "pause"}'"""
+        )
+    floor.provider.scripts["ada"] = [replace(hold(), cost_usd=Decimal(1))]
+    for _ in range(16):
+        await floor.see(after_s=60)
+        await floor.start_batch()
+        await floor.idle()
+    async with floor.database.connection() as conn:
+        record = (await select_current_runs(conn))["ada"].entrant
+    assert (record.cycles_decided, record.cycles_due) == (1, 3)

@@ -101,12 +101,20 @@ class Budgets:
         return {model_id: budget for model_id, budget in found.items() if budget is not None}
 
     def is_due(self, model: Model, now: datetime) -> bool:
-        """Return whether a model decides in this cycle; its cadence lies on a fixed grid, as all schedules do."""
+        """Return whether a model decides in this cycle, as its cadence asks for and its budget allows."""
         budget, cadence = self.of(model), model.configuration.cadence
         if budget is not None and budget.state == "pause":
             return False
         if budget is not None and budget.state == "manage":
             cadence = max(cadence, MANAGE_EVERY)
+        return self._is_on_grid(cadence, now)
+
+    def is_asked_for(self, model: Model, now: datetime) -> bool:
+        """Return whether the cadence of a model asks for a decision in this cycle, whatever its budget allows."""
+        return self._is_on_grid(model.configuration.cadence, now)
+
+    def _is_on_grid(self, cadence: timedelta, now: datetime) -> bool:
+        """Return whether the cadence has a time in this cycle; it lies on a fixed grid, as all schedules do."""
         if cadence <= CYCLE:
             return True
         last = self._last_cycle

@@ -81,7 +81,7 @@ class Entrants:
         return known
 
     async def count_missed(self, models: Sequence[Model], at: datetime) -> None:
-        """Count a cycle that was due for these models and begins no invocation, as when they still run the last one.
+        """Count a cycle that was due for these models and begins no invocation: they still run, or spent their budget.
 
         :raises Unavailable: the database did not confirm it
         """

@@ -326,7 +326,8 @@ class Agents:
             return
         waiting = self.waiting()
         await self.budgets.begin_cycle(now)
-        active = [model for model in self._models.values() if model.active and self.budgets.is_due(model, now)]
+        asked = [model for model in self._models.values() if model.active and self.budgets.is_asked_for(model, now)]
+        active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
         due = [model for model in active if model.id not in self._running and model.id not in waiting]
         late = [model for model in active if model.id in self._running or model.id in waiting]
@@ -339,8 +340,8 @@ class Agents:
             for provider in {model.provider: None for model in due}:
                 self._fill_slots(provider)
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
-        if late:
-            await self._entrants.count_missed(late, now)
+        if missed := [model for model in asked if model not in due]:
+            await self._entrants.count_missed(missed, now)
 
     def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
         if model_ids:
