@@ -4,18 +4,21 @@
 
 Each invocation is written as the service writes it, to a durable embedded PostgreSQL: opened, two steps with a call
 each, its end, and its payload; as many at once as the service runs. The reference is the same without the link: short
-rounds with and without it alternate, in a changing order, and the ratio of their medians is judged.
+rounds with and without it alternate, in a changing order, and their processor time is judged, which
+other processes disturb least.
 """
 
 import argparse
 import asyncio
+import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 from unittest.mock import patch
 
 from benchmarks.figures import Figures, temporary_folder
@@ -95,17 +98,35 @@ async def _close(conn: Connection, invocation: Invocation, *_: object) -> bool:
     return True
 
 
-def without_chain() -> object:
+def without_chain() -> AbstractContextManager[object]:
     return patch.multiple(
         recorder, update_invocation_closed=_close, record_digest=lambda *_: b"", shown_digest=lambda _: None,
         answers_digest=lambda _: None,
     )  # fmt: skip
 
 
-async def _timed(write: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    await write()  # type: ignore[misc]
-    return time.perf_counter() - began_s
+class Spent(NamedTuple):
+    """Seconds of a round: by the clock, and of the processor, this process and the server's together."""
+
+    real: float
+    processor: float
+
+
+async def _spent(database: Database, write: Callable[[], Awaitable[object]]) -> Spent:
+    began_s, cpu_s = time.perf_counter(), await _processor_s(database)
+    await write()
+    return Spent(time.perf_counter() - began_s, await _processor_s(database) - cpu_s)
+
+
+async def _processor_s(database: Database) -> float:
+    """Return the processor time of this process and of the server's processes that serve it."""
+    async with database.connection() as conn:
+        pids = [row["pid"] for row in await conn.fetch("SELECT pid FROM pg_stat_activity ORDER BY pid")]
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
@@ -125,17 +146,17 @@ async def measure(folder: Path, rounds: int, count: int) -> int:
         writer = Writer(database, models=20)
         await writer.prepare()
         await writer.write(count)  # the first ones pay for empty caches
-        with_s: list[float] = []
-        without_s: list[float] = []
+        linked: list[Spent] = []
+        plain: list[Spent] = []
         for number in range(rounds):
             for is_linked in (number % 2 == 0, number % 2 == 1):
-                if is_linked:
-                    with_s.append(await _timed(lambda: writer.write(count)))
-                else:
-                    with without_chain():  # type: ignore[attr-defined]
-                        without_s.append(await _timed(lambda: writer.write(count)))
-        each_ms, plain_ms = (1000 * median(times) / count for times in (with_s, without_s))
+                with nullcontext() if is_linked else without_chain():
+                    spent = await _spent(database, lambda: writer.write(count))
+                (linked if is_linked else plain).append(spent)
+        each_ms, plain_ms = (1000 * median(one.real for one in spent) / count for spent in (linked, plain))
         figures.show(f"an invocation, {PARALLEL} at once", each_ms, "ms", reference=("no chain", plain_ms))
+        each_ms, plain_ms = (1000 * sum(one.processor for one in spent) / count / rounds for spent in (linked, plain))
+        figures.show("processor time of an invocation", each_ms, "ms", reference=("no chain", plain_ms))
         figures.show("price of the chain", 100 * (each_ms / plain_ms - 1), "%", at_most=PRICE_PERCENT_MAX)
         began_s = time.perf_counter()
         found = await verify(database, [])

@@ -371,7 +371,7 @@ async def test_the_same_script_gives_the_same_rows(dsn: str, database: Database)
             seen.append(
                 [[dict(row) for row in await conn.fetch(f"SELECT * FROM {t} ORDER BY 1, 2, 3")] for t in tables]
             )
-            await conn.execute("TRUNCATE models, accounts, service_state, last_marks CASCADE")
+            await conn.execute("TRUNCATE models, accounts, service_state, last_marks, chain_links CASCADE")
     assert seen[0] == seen[1]
     assert all(seen[0])
 
