@@ -68,6 +68,14 @@ class _Stint(NamedTuple):
         return f"{self.model.id}#{self.entrant.record.number}"
 
     @property
+    def replicates(self) -> tuple[str, str] | None:
+        """The group and the fingerprint of a present entrant that is one of several replicates."""
+        group, fingerprint = self.model.configuration.replicate_of, self.entrant.record.fingerprint
+        return (
+            None if group is None or fingerprint is None or self.entrant.ended_at is not None else (group, fingerprint)
+        )
+
+    @property
     def started_at(self) -> datetime:
         return max(self.run.run.started_at, self.entrant.record.began_at or self.run.run.started_at)
 
@@ -140,24 +148,22 @@ def _judge(
     """Return the best entrant, and the evidence of all or of one model: of a hundred models a tenth of a second."""
     contenders = [Contender(one.key, one.model.variant, one.series, len(one.trades_after(None))) for one in stints]
     board = judge_board(contenders, baselines, since)
-    groups: dict[str, dict[str, ReturnSeries]] = {}
+    groups: dict[tuple[str, str], dict[str, ReturnSeries]] = {}
     for one in stints:
-        group = one.model.configuration.replicate_of
-        if group is not None and one.entrant.ended_at is None and one.series is not None:
-            groups.setdefault(group, {})[one.model.id] = one.series
+        if one.replicates is not None and one.series is not None:
+            groups.setdefault(one.replicates, {})[one.model.id] = one.series
     noise = {group: split_variance(series) for group, series in groups.items() if len(series) > 1}
     shown = [one for one in stints if model_id in {None, one.model.id}]
     return board.best, [(one, _evidence(one, board, noise, since)) for one in shown]
 
 
 def _evidence(
-    stint: _Stint, board: Board, noise: Mapping[str, ReplicateNoise | None], since: datetime | None
+    stint: _Stint, board: Board, noise: Mapping[tuple[str, str], ReplicateNoise | None], since: datetime | None
 ) -> EntrantEvidence:
     series = stint.series
     if series is not None and since is not None:
         series = series.within(since, series.end)
     trades = stint.trades_after(since)
-    group = stint.model.configuration.replicate_of
     return EntrantEvidence(
         model=stint.model,
         record=stint.entrant.record,
@@ -170,5 +176,5 @@ def _evidence(
         comparisons=board.comparisons[stint.key],
         is_among_best=stint.key in board.among_best,
         luck=COMPUTING,
-        replicates=None if group is None or stint.entrant.ended_at is not None else noise.get(group),
+        replicates=None if stint.replicates is None else noise.get(stint.replicates),
     )
