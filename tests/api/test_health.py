@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.health_sources import NAMES, START, House
 from trader.api import health
 from trader.api.broadcast import Subscriber
 from trader.errors import Unavailable
+from trader.services.agents.budgets import Budget
 
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
@@ -143,6 +145,10 @@ async def test_the_detailed_report(path: str) -> None:
         }
         house.models_waiting = {"ada": START}
         assert (await get(client, path))[1]["modelsWaiting"] == [{"modelId": "ada", "waitingForSeconds": 1.0}]
+        house.budgets = {"ada": Budget(Decimal(2), Decimal("2.5"), True, "manage")}
+        assert (await get(client, path))[1]["budgets"] == {
+            "ada": {"usdPerDay": 2.0, "spentTodayUsd": 2.5, "isPartial": True, "state": "manage"}
+        }
         house.market.last_update_at = START
         market = (await get(client, path))[1]["market"]
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}

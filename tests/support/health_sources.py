@@ -8,6 +8,7 @@ from support.manual_clock import ManualClock
 from trader.api.broadcast import Broadcaster
 from trader.api.health import HealthSources
 from trader.schedulers import Job, Schedulers
+from trader.services.agents.budgets import Budget
 
 START = datetime(2025, 1, 1, 12, tzinfo=UTC)
 NAMES = ("priceTracker", "tradeExecutor", "portfolioSnapshot")
@@ -50,6 +51,7 @@ class House:
         self.error: Exception | None = None
         self.models_running: dict[str, datetime] = {}
         self.models_waiting: dict[str, datetime] = {}
+        self.budgets: dict[str, Budget] = {}
         self.troubles: dict[str, str] = {}
         self.write_trouble: str | None = None
         self.hub = Broadcaster("positions")
@@ -73,6 +75,7 @@ class House:
             role=lambda: "leader",
             models_running=lambda: self.models_running,
             models_waiting=lambda: self.models_waiting,
+            budgets=lambda: self.budgets,
             troubles=lambda: self.troubles,
             write_trouble=lambda: self.write_trouble,
         )
