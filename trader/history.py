@@ -26,6 +26,7 @@ from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
+from trader.services.portfolio.baselines import Baselines
 from trader.services.portfolio.snapshots import Portfolio
 from trader.settings import Settings
 from trader.store.agents.invocations import select_models
@@ -96,11 +97,19 @@ async def write_history(
     accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
     exchange = PaperExchange(database, market, clock, settings, accounts, halts)
     portfolio = Portfolio(database, exchange, clock, settings)
+    baselines = Baselines(database, exchange, market, clock, settings)
     agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
 
     async def take_snapshots(now: datetime) -> None:
         await portfolio.take_snapshots(now)
+        if not now.minute:
+            await baselines.decide(now, ())  # no rule agents: those are what trades here
+            await baselines.record(now)
         progress(now, len(exchange.accounts))
+
+    async def on_tick(tick: Tick) -> None:
+        await exchange.on_tick(tick)
+        await baselines.on_tick(tick)
 
     jobs = (
         Job("tradeExecutor", pace.cycle, agents.start_batch),
@@ -109,12 +118,13 @@ async def write_history(
     async with AsyncExitStack() as stack:
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
+        await baselines.lead()
         await agents.start()
         stack.push_async_callback(agents.close)
         schedulers = Schedulers(jobs, clock)
         await schedulers.start()
         stack.push_async_callback(schedulers.close)
-        feed = asyncio.create_task(market.run(exchange.on_tick, start))
+        feed = asyncio.create_task(market.run(on_tick, start))
         finished = asyncio.create_task(source.finished.wait())
         try:
             await asyncio.wait([feed, finished], return_when=asyncio.FIRST_COMPLETED)
@@ -124,6 +134,7 @@ async def write_history(
             feed.cancel()
             finished.cancel()
             await asyncio.wait([feed, finished])
+        await baselines.record(end)
         progress(end, len(exchange.accounts))
     return f"The history from {iso(start)} to {iso(end)} is written."
 
