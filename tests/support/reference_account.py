@@ -246,8 +246,6 @@ class ReferenceAccount:
     def update(self, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> None:
         """Funding, resting orders, liquidation, exit plans, when the update concerns the account at all."""
         self.see(moment)
-        for symbol in moment.updated:
-            self.seen.setdefault(symbol, []).append((moment.at, self.marks[symbol]))
         if not (self.books().holdings.keys() & moment.updated or any(_reached(rest, moment) for rest in self.resting)):
             return
         at = max(moment.at, self.changed_at)
@@ -437,6 +435,8 @@ class ReferenceAccount:
 
     def see(self, moment: Moment) -> None:
         self.marks = {symbol: Fraction(mark) for symbol, mark in moment.marks.items()}
+        for symbol, mark in self.marks.items():
+            self.seen.setdefault(symbol, []).append((moment.at, mark))
 
     def _memory(self) -> Memory:
         watches = {symbol: replace(watch) for symbol, watch in self.watches.items()}
