@@ -29,6 +29,7 @@ from trader.api.envelope import Style
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.gateways.market.synthetic import SyntheticSource
+from trader.services.agents.budgets import Budgets
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
@@ -48,6 +49,13 @@ NOW = START + timedelta(days=2, hours=5, minutes=30)
 
 
 @dataclass
+class RecordsAgents:
+    """The part of the agents that these procedures use."""
+
+    budgets: Budgets
+
+
+@dataclass
 class RecordsContext:
     """The part of the context that these procedures use."""
 
@@ -56,6 +64,7 @@ class RecordsContext:
     portfolio: Portfolio
     analytics: Analytics
     evidence: Evidence
+    agents: RecordsAgents
     exchange: FakeExchange
 
 
@@ -71,6 +80,7 @@ async def context(database: Database) -> RecordsContext:
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
         evidence=Evidence(database, CurrentRuns(database), luck, clock),
+        agents=RecordsAgents(Budgets(database, None)),
         exchange=exchange,
     )
 
