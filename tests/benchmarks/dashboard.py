@@ -34,7 +34,7 @@ new PerformanceObserver(found => tasks.push(...found.getEntries().map(one => one
 CHART: Final = "performance.getEntriesByName('curves')[0]?.startTime ?? null"
 BARE: Final = """(async () => {
     const began = performance.now()
-    const startDate = new Date(Math.floor(Date.now() / 60000 - 30 * 1440) * 60000).toISOString()
+    const startDate = (await (await fetch('/api/rpc/analytics.getRunInfo', { method: 'POST' })).json()).runStartTime
     const answer = await fetch('/api/rpc/trading.getEquityCurves', { method: 'POST',
         body: JSON.stringify({ startDate, points: 300 }) })
     const size = (await answer.text()).length
@@ -69,7 +69,7 @@ async def measure(folder: Path, scratch: Path, days: int) -> int:
         bare, _ = await tab.evaluate(BARE)
         charts, tasks = [], []
         for number in range(LOADS):
-            charts.append(await load(tab, f"{service.url}/#/?window=30d", CHART))
+            charts.append(await load(tab, f"{service.url}/#/?window=run", CHART))
             await asyncio.sleep(LIVE_S if number == LOADS - 1 else 2)
             tasks.append(await tab.evaluate("Math.max(0, ...tasks)"))
         wire = await wire_bytes(service)

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 from trader import __version__, errors
 from trader.api import batch, broadcast, health, metrics, rpc, streams, typescript
 from trader.api.context import Context
-from trader.api.dashboard.assets import Content
+from trader.api.dashboard.assets import PAGE_HEADERS, Content
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
@@ -268,7 +268,7 @@ def setup(app: web.Application, context: Context, registry: rpc.Registry | None 
     contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
         (DOCUMENT, msgspec.json.encode(document), JSON, {}),
         (CONTRACT, typescript.declarations(document).encode(), "text/plain; charset=utf-8", {}),
-        (PAGE, page.render(document).encode(), "text/html; charset=utf-8", page.HEADERS),
+        (PAGE, page.render(document).encode(), "text/html; charset=utf-8", PAGE_HEADERS),
     )
     for route, body, media_type, headers in contents:
         route.add_to(app, _constant(Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers}))

@@ -113,6 +113,16 @@ async def test_a_listed_origin_works_and_another_is_refused(frontend: Frontend, 
         assert service.traceback() == ""
 
 
+TRY = """(async () => {
+    const trial = document.querySelector('.try[data-path$="variants.getVariants"]')
+    trial.open = true
+    trial.querySelector('button').click()
+    const shown = trial.querySelector('pre')
+    while (!/^\\d+ in/.test(shown.textContent)) await new Promise(resolve => setTimeout(resolve, 20))
+    return Number(shown.textContent.split(' ')[0])
+})()"""
+
+
 async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(tmp_path: Path, dsn: str) -> None:
     chromium_program()
     shown = "[...document.querySelectorAll('article')].filter(one => one.offsetParent).map(one => one.id)"
@@ -130,14 +140,18 @@ async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(tmp
             found = await tab.evaluate(shown)
             assert {"simulator.placeOrder", "simulator.cancelOrder"} <= set(found)
             assert "variants.getVariants" not in found
+            await tab.evaluate(f"{search}('liquidationprice')")
+            assert {"trading.getPositions", "positions"} & set(await tab.evaluate(shown)), "fields are found too"
             await tab.evaluate(f"{search}('')")
+            assert await tab.evaluate(TRY) == 200
+            assert await tab.evaluate("document.querySelectorAll('pre .copy').length") > 0
             assert len(await tab.evaluate(shown)) == len(document["paths"])
             colours = {}
             for scheme in ("light", "dark"):
                 features = [{"name": "prefers-color-scheme", "value": scheme}]
                 await tab.command("Emulation.setEmulatedMedia", features=features)
                 colours[scheme] = await tab.evaluate(ground)
-            assert colours == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 21, 27)"}
+            assert colours == {"light": "rgb(247, 248, 250)", "dark": "rgb(11, 13, 16)"}
             await tab.command(
                 "Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True
             )

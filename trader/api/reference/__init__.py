@@ -1,1 +1,1 @@
-"""The page to read at `/api/docs`: the OpenAPI document as one self-contained HTML file."""
+"""The page to read at `/api/docs`: the OpenAPI document as HTML."""

@@ -1,32 +1,35 @@
-"""Reference page: the OpenAPI document as one HTML page that fetches nothing; its script only filters the list."""
+"""Reference page: the OpenAPI document as one HTML page, whose script searches, copies and calls procedures."""
 
-import hashlib
 import json
-from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import Any, Final
 
-from trader.api.reference.markdown import inline, table, to_html
+import mistune
+
+from trader.api.dashboard.assets import FOLDER
 
 Document = Mapping[str, Any]
 Schema = Mapping[str, Any]
 
-_FILES: Final = resources.files("trader.api.reference")
-STYLE: Final = _FILES.joinpath("page.css").read_text(encoding="utf-8")
-SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
+_MARKDOWN: Final = mistune.create_markdown(escape=True, plugins=["table"])
 
 
-def _hash(source: str) -> str:
-    return f"'sha256-{b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+def to_html(text: str) -> str:
+    """Return Markdown as HTML; everything in it is escaped. Wide tables scroll."""
+    return str(_MARKDOWN(text)).replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
 
 
-HEADERS: Final = {
-    "Content-Security-Policy": f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
+def inline(text: str) -> str:
+    """Return Markdown within a line as HTML."""
+    return str(_MARKDOWN(" ".join(text.split()))).strip().removeprefix("<p>").removesuffix("</p>")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of cells that are HTML already."""
+    shown = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    heads = "".join(f"<th>{cell}</th>" for cell in head)
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{shown}</tbody></table></div>'
 
 
 def render(document: Document) -> str:
@@ -54,16 +57,22 @@ class _Page:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(info["title"])} {escape(info["version"])}: reference</title>
-<link rel="icon" href="data:,">
-<style>{STYLE}</style>
+<link rel="icon" href="{FOLDER}/icon.svg">
+<link rel="stylesheet" href="{FOLDER}/base.css">
+<link rel="stylesheet" href="{FOLDER}/reference.css">
+<script src="{FOLDER}/theme.js"></script>
+<script type="module" src="{FOLDER}/reference.js"></script>
 </head>
 <body>
 <div class="layout">
 <nav aria-label="Contents">
 <h1>{escape(info["title"])} <small>{escape(info["version"])}</small></h1>
-<input type="search" placeholder="Search ( / )" aria-label="Search">
-<ul><li><a href="#introduction">Introduction</a></li><li><a href="openapi.json">openapi.json</a></li></ul>
+<input type="search" placeholder="Search, fields too ( / )" aria-label="Search">
+<details open><summary>Contents</summary>
+<ul><li><a href="/">Dashboard</a></li><li><a href="#introduction">Introduction</a></li>
+<li><a href="openapi.json">openapi.json</a></li></ul>
 {"".join(self._contents(tag["name"]) for tag in self._document["tags"])}
+</details>
 </nav>
 <main>
 <section class="introduction" id="introduction">
@@ -73,7 +82,6 @@ class _Page:
 {sections}
 </main>
 </div>
-<script>{SCRIPT}</script>
 </body>
 </html>
 """
@@ -83,7 +91,7 @@ class _Page:
 
     def _contents(self, tag: str) -> str:
         items = "".join(
-            f'<li data-words="{_words(path, one)}"><a href="#{one["operationId"]}">{escape(_short(path))}</a></li>'
+            f'<li data-words="{self._words(path, one)}"><a href="#{one["operationId"]}">{escape(_short(path))}</a></li>'
             for path, _, one in self._of_tag(tag)
         )
         return f"<div data-group><h2>{escape(tag)}</h2><ul>{items}</ul></div>"
@@ -112,8 +120,30 @@ class _Page:
         if answer is not None:
             parts.append(f"<h4>Answer</h4>{self._body(answer['schema'])}")
         parts.append(self._others(operation["responses"]))
-        words = _words(path, operation)
-        return f'<article id="{operation["operationId"]}" data-words="{words}">{"".join(parts)}</article>'
+        words = self._words(path, operation)
+        return f'<article class="panel" id="{operation["operationId"]}" data-words="{words}">{"".join(parts)}</article>'
+
+    def _words(self, path: str, operation: Mapping[str, Any]) -> str:
+        """Return the text that the search looks through: path, summary, description, and the names of all fields."""
+        parts = [path, operation["summary"], *operation["tags"], operation.get("description", "")]
+        schemas = [media["schema"] for media in operation.get("requestBody", {}).get("content", {}).values()]
+        schemas += [media["schema"] for media in operation["responses"]["200"]["content"].values()]
+        parts += sorted(self._names([*schemas, operation.get("x-event-data", {})]))
+        return escape(" ".join(" ".join(parts).lower().split()))
+
+    def _names(self, schemas: Sequence[Schema]) -> set[str]:
+        """Return the names of all fields of these schemas, at any depth."""
+        names: set[str] = set()
+        left, seen = [one for schema in schemas for one in self._objects(schema)], set[str]()
+        while left:
+            found = left.pop()
+            if (title := str(found.get("title"))) in seen:
+                continue
+            seen.add(title)
+            fields = found.get("properties", {})
+            names |= fields.keys()
+            left += [one for field in fields.values() for one in self._objects(field)]
+        return names
 
     def _input(self, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
         media = operation["requestBody"]["content"]["application/json"]
@@ -121,6 +151,7 @@ class _Page:
         example = json.dumps(media.get("example", {}))
         yield f"<pre><code>curl -s {escape(self._server + path)} -d '{escape(example, quote=False)}'</code></pre>"
         yield f'<p class="note">With the oRPC client: <code>{escape(operation["x-orpc-path"])}</code></p>'
+        yield _trial(path, example, changes="security" in operation)
 
     def _others(self, responses: Mapping[str, Any]) -> str:
         """Return the table of errors."""
@@ -160,7 +191,7 @@ class _Page:
     def _fields(self, schema: Schema) -> str:
         required = schema.get("required", ())
         rows = "".join(self._row(name, field, name in required) for name, field in schema["properties"].items())
-        return f'<div class="table"><table>{rows}</table></div>'
+        return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
 
     def _row(self, name: str, field: Schema, is_required: bool) -> str:
         kind = "name" if is_required else "name optional"
@@ -215,6 +246,22 @@ class _Page:
         return {"integer": "whole number", "boolean": "true | false"}.get(kind, kind)
 
 
+def _trial(path: str, example: str, *, changes: bool) -> str:
+    """Return the form in which a procedure is tried out."""
+    name, given = escape(path), escape(example)
+    token = (
+        '<input type="text" autocomplete="off" placeholder="API_TOKEN, if one is set" aria-label="API_TOKEN">'
+        if changes
+        else ""
+    )
+    send = "Send; this changes something" if changes else "Send"
+    return (
+        f'<details class="try" data-path="{name}"><summary>Try it</summary><div>'
+        f'<textarea aria-label="Input of {name}" spellcheck="false">{given}</textarea>'
+        f'{token}<button class="button" type="button">{send}</button><pre hidden></pre></div></details>'
+    )
+
+
 def _is_decimal(schema: Schema) -> bool:
     return str(schema.get("pattern", "")).startswith("^-?(0|")
 
@@ -233,9 +280,3 @@ def _limits(field: Schema) -> str:
 
 def _short(path: str) -> str:
     return path.removeprefix("/api/rpc/").removeprefix("/api/events/")
-
-
-def _words(path: str, operation: Mapping[str, Any]) -> str:
-    """Return the text that the search looks through."""
-    text = f"{path} {operation['summary']} {' '.join(operation['tags'])} {operation.get('description', '')}"
-    return escape(" ".join(text.lower().split()))

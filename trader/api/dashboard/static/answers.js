@@ -69,7 +69,10 @@ export const useAnswer = (procedure, input = {}, everyMs = SHOWN_MS) => useKept(
 /** The same of anything else that is read: `load` returns a promise of it. */
 export const useReport = (key, everyMs, load = () => get(key)) => useKept(key, load, everyMs)
 
-/** Begin to read an answer before the part of the page that shows it is there. */
-export function preload(procedure, input = {}) {
-  refresh(entryOf(`${procedure} ${JSON.stringify(input)}`, () => call(procedure, input)))
+/** Return a promise of an answer that is kept, or read now, also before a part of the page shows it. */
+export async function answerOf(procedure, input = {}) {
+  const entry = entryOf(`${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
+  if (entry.data === null) await refresh(entry)
+  if (entry.data === null) throw new Error(entry.error)
+  return entry.data
 }

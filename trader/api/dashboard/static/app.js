@@ -1,5 +1,5 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
-import { preload, useAnswer } from './answers.js'
+import { answerOf, useAnswer } from './answers.js'
 import { Conversations } from './conversations.js'
 import { isDark } from './colors.js'
 import { clock, price, signedPercent, tone } from './format.js'
@@ -110,7 +110,7 @@ function Banners() {
   const troubles = troublesOf(state, useHealth(), useSystem(), known.warning)
   return html`<div class="banners" role="alert">${troubles.map(one => html`<p key=${one.text} class=${`notice ${one.kind}`}>${one.text}</p>`)}</div>
     ${demo !== 'off' && html`<p class="notice">Demo: rule agents trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : 'on paper'}.${
-      demo === 'history' ? ' The first three days of a new folder were traded by the same agents at the start, in steps of a minute.' : ''}</p>`}
+      demo === 'history' ? ' The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.' : ''}</p>`}
     ${isPublic === 'on' && html`<p class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`}`
 }
 
@@ -127,6 +127,6 @@ function shortcut(event) {
   if (event.key === 't') switchScheme()
 }
 
-preload('models.getModels')
+answerOf('models.getModels').catch(() => {}) // a failure is shown by the parts that need it
 connect()
 render(html`<${App} />`, document.getElementById('app'))

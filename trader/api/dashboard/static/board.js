@@ -31,7 +31,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
     { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
     { key: 'coverage', title: 'Coverage', className: 'narrow-hide', by: one => one.coverage, cell: one => percent(one.coverage) },
     { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
-    { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
+    !isCompact && { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
       cell: one => number(figureOf(costs.get(one.modelId)?.costUsd)) },
     { key: 'net', title: 'Net after cost', by: one => figureOf(costs.get(one.modelId)?.netAfterCost),
       cell: one => html`<${Money} value=${figureOf(costs.get(one.modelId)?.netAfterCost)} />` },
@@ -40,7 +40,7 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
   const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${boardWindow(window)} onChange=${onWindow} options=${BOARD_WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
-    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} keyOf=${one => one.modelId}
+    ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} keyOf=${one => one.modelId} first=${isCompact ? 20 : 100}
       empty=${known.warning ?? 'No model has traded in this window yet.'} />`}
   </${Panel}>`
 }

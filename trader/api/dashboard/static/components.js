@@ -67,9 +67,9 @@ const STEP = 100
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
  * `rows` keep their order until a head is pressed.
  */
-export function Table({ label, columns, rows, keyOf, empty, rowClass }) {
+export function Table({ label, columns, rows, keyOf, empty, rowClass, first = STEP }) {
   const [order, setOrder] = useState(null)
-  const [limit, setLimit] = useState(STEP)
+  const [limit, setLimit] = useState(first)
   if (!rows.length) return html`<p class="empty">${empty}</p>`
   const column = order && columns.find(one => one.key === order.key)
   const sorted = column ? [...rows].sort((one, other) => order.sign * compare(column.by(one), column.by(other))) : rows

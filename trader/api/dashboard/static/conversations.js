@@ -18,7 +18,7 @@ export function Conversations({ modelId, variant, title = 'Conversations', isFee
   const chosen = { modelId: modelId ?? filter.modelId, variant: variant ?? filter.variant }
   const isChosen = Boolean(chosen.modelId || chosen.variant)
   const entry = useAnswer('models.getInvocations', { limit, modelId: chosen.modelId || undefined, variant: chosen.variant || 'all' }, isFeed && !isChosen ? 0 : 60_000)
-  const rows = ((isChosen || !isFeed ? entry.data?.conversations : state.conversations) ?? entry.data?.conversations ?? []).filter(one => isShown(one, show))
+  const rows = ((isChosen || !isFeed ? entry.data?.conversations : state.conversations) ?? entry.data?.conversations ?? []).filter(one => isShown(one, show)).slice(0, isFeed ? 25 : limit)
   const running = [...state.running].filter(([id]) => (!chosen.modelId || id === chosen.modelId)
     && (!chosen.variant || known.byId.get(id)?.variant === chosen.variant))
   const tools = html`

@@ -1,5 +1,5 @@
 // Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
-import { call, useAnswer, useReport } from './answers.js'
+import { answerOf, call, useReport } from './answers.js'
 import { averageOf, drawdownsOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
 import { day, clock, number, signedPercent, percent } from './format.js'
@@ -10,14 +10,12 @@ import { useLive } from './store.js'
 const EQUITY_PX = 320
 const NARROW_EQUITY_PX = 240
 const DRAWDOWN_PX = 92
+const FEW = 20
 
 /** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker. */
-export function Curves({ title = 'Equity', window, onWindow, only, main, points = 300, modelId }) {
+export function Curves({ title = 'Equity', window, onWindow, only, main }) {
   const known = useModels()
-  const run = useAnswer('analytics.getRunInfo')
-  const entry = useReport(`trading.getEquityCurves ${window} ${modelId ?? ''}`, 60_000, () => call('trading.getEquityCurves', {
-    startDate: startOf(window, run.data?.runStartTime), points, modelId,
-  }))
+  const entry = useReport(`trading.getEquityCurves ${window}`, 60_000, () => readCurves(window))
   const state = useLive()
   const [by, setBy] = useState('models')
   const [unit, setUnit] = useState('%')
@@ -51,7 +49,7 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, points 
     if (event.key === 'Escape') setChosen(new Set())
   }
   const tools = html`
-    ${!modelId && html`<${Choice} label="Lines" value=${by} onChange=${setBy} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
+    ${!main && html`<${Choice} label="Lines" value=${by} onChange=${setBy} options=${[['models', 'Models'], ['variants', 'Variants']]} />`}
     ${by === 'models' && html`<${Choice} label="Unit" value=${unit} onChange=${setUnit} options=${[['%', '%'], ['money', document.body.dataset.currency]]} />`}
     <${Choice} label="Window" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   const place = at ?? (lines?.times.length ?? 0) - 1
@@ -69,6 +67,13 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, points 
 }
 
 let showNow = number
+
+/** Read the curves of a window: of few models with the finest detail of a week or a month, of many with less. */
+async function readCurves(window) {
+  const { models } = await answerOf('models.getModels')
+  const start = window === 'run' ? (await answerOf('analytics.getRunInfo')).runStartTime : null
+  return call('trading.getEquityCurves', { startDate: startOf(window, start), points: models.length > FEW ? 300 : 750 })
+}
 
 function Legend({ lines, place, chosen, toggle, isMoney }) {
   const last = lines.times.length - 1

@@ -26,8 +26,11 @@ export function useModels() {
   }, [models.data, models.error, variants.data])
 }
 
-/** The start of a window, to the minute, so that readers of the same minute share one answer; undefined: the default. */
+/**
+ * The start of a window, to the minute, so that readers of the same minute share one answer; undefined: the default.
+ * It is the next minute, since a range that is longer than its window by a moment would get a coarser resolution.
+ */
 export function startOf(window, runStart) {
   const at = window === 'run' ? runStart && Date.parse(runStart) : Date.now() - WINDOWS_MS[window]
-  return at ? new Date(Math.floor(at / 60_000) * 60_000).toISOString() : undefined
+  return at ? new Date(Math.ceil(at / 60_000) * 60_000 + (window === 'run' ? 0 : 60_000)).toISOString() : undefined
 }

@@ -94,7 +94,7 @@ export function ModelPage({ route, id }) {
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
-      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} points=${600} />
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
       <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write]) => html`<div key=${key}><dt>${label}</dt><dd>${write(figureOf(more?.[key]))}</dd></div>`)}</dl></${Panel}>
       <${Trades} modelId=${id} />

@@ -42,6 +42,6 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
   ].filter(Boolean)
   return html`<${Panel} title=${title} tools=${html`<span class="soft small">${rows.length || ''}</span>`}>
     ${state.positions === null ? html`<p class="empty">Waiting for the positions stream.</p>`
-    : html`<${Table} label=${title} columns=${columns} rows=${rows} keyOf=${one => one.id} empty="No open positions." />`}
+    : html`<${Table} label=${title} columns=${columns} rows=${rows} keyOf=${one => one.id} first=${isCompact ? 20 : 100} empty="No open positions." />`}
   </${Panel}>`
 }
