@@ -121,6 +121,9 @@ async def _trade(service: ServiceProcess, storm: Storm, account_id: str, rng: Ra
         status, body = await service.try_call(
             "simulator.placeOrder", accountId=account_id, clientOrderId=str(number), **order
         )
+        if status == 503:  # the database has not noticed yet that the killed process is gone: this one stands by
+            await asyncio.sleep(0.05)
+            continue
         assert status == 200, (status, body)
         if body["order"]["status"] == "resting":
             storm.resting[number] = account_id, body["order"]["id"]
