@@ -45,12 +45,12 @@ VALID: Mapping[str, dict[str, Any]] = {
     "models.getConversation": {"invocationId": "00000000-0000-5000-8000-000000000000"},
 }
 FIELDS: Mapping[str, Sequence[str]] = {
-    "trading.getTrades": ("variant", "modelId", "limit"),
+    "trading.getTrades": ("variant", "modelId", "limit", "before"),
     "trading.getPositions": ("variant", "modelId"),
     "trading.getCryptoPrices": ("symbols",),
     "trading.getPortfolioHistory": ("variant", "modelId", "startDate", "endDate", "maxPoints"),
     "trading.getEquityCurves": ("variant", "modelId", "startDate", "endDate", "points", "baselines"),
-    "models.getInvocations": ("variant", "modelId", "limit"),
+    "models.getInvocations": ("variant", "modelId", "limit", "before"),
     "models.getConversation": ("invocationId",),
     "simulator.placeOrder": (
         "accountId", "symbol", "side", "quantity", "type", "limitPrice", "leverage", "reduceOnly", "exitPlan",
@@ -59,11 +59,11 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "simulator.cancelOrder": ("accountId", "orderId"),
     "simulator.getAccount": ("accountId",),
     "simulator.resetAccount": ("accountId",),
-    "simulator.getCompletedTradesFromDB": ("modelId", "limit"),
+    "simulator.getCompletedTradesFromDB": ("modelId", "limit", "before"),
     "analytics.getModelStats": ("mode", "variant"),
     "analytics.getLeaderboard": ("window", "sortBy", "variant"),
     "analytics.getEvidence": ("window", "variant", "modelId"),
-    "analytics.getFailures": ("limit", "variant"),
+    "analytics.getFailures": ("limit", "variant", "before"),
     "variants.getVariantHistory": ("window",),
 }  # fmt: skip
 """Every input field of every procedure."""

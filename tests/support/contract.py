@@ -233,7 +233,7 @@ HISTORY_POINT = {"timestamp": hour, "value": number}
 _MODEL_HEAD = {"modelId": text, "modelName": text, "variant": VARIANT}
 
 OUTPUTS: Mapping[str, Shape] = {
-    "trading.getTrades": {"trades": [TRADE]},
+    "trading.getTrades": {"trades": [TRADE], "nextBefore?": text},
     "trading.getPositions": [POSITION],
     "trading.getCryptoPrices": {
         "prices": [{"symbol": SYMBOL, "price": number, "timestamp": iso, "change24hPercent?": number, "message?": text}]
@@ -276,7 +276,7 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
         "warning?": text,
     },
-    "models.getInvocations": {"conversations": [INVOCATION]},
+    "models.getInvocations": {"conversations": [INVOCATION], "nextBefore?": text},
     "models.getConversation": {"messages": [{"role": text, "text": text}]},
     "simulator.placeOrder": {"order": ORDER},
     "simulator.cancelOrder": {"order": ORDER},
@@ -298,6 +298,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "invocationId": (uuid, None),
             }
         ],
+        "nextBefore?": text,
         "stats": {
             "tradeCount": count,
             "totalRealized": number,
@@ -417,6 +418,7 @@ OUTPUTS: Mapping[str, Shape] = {
         ],
     },
     "analytics.getFailures": {
+        "nextBefore?": text,
         "failures": [
             {
                 "invocationId": uuid,

@@ -22,6 +22,7 @@ from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.invocations import upsert_model
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 
 MIDS = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -173,7 +174,7 @@ class Floor:
         await self.see()
         await self.start_batch()
         await self.idle()
-        latest = await self.agents.invocations(limit=200)
+        latest = await self.agents.invocations(page=Page(200))
         since = max((record.invocation.started_at for record in latest), default=START)
         return sorted(
             (record for record in latest if record.invocation.started_at == since), key=lambda r: r.model.id

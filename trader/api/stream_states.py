@@ -13,6 +13,7 @@ from trader.api.schemas.trades import TradeView
 from trader.domain.exchange.account import Account
 from trader.domain.models import Model
 from trader.services.exchange.protocol import Exchange
+from trader.store.database.paging import Page
 
 TRADES_MAX = 100
 CONVERSATIONS_MAX = 50
@@ -28,10 +29,10 @@ def state_loaders(context: Context) -> dict[str, Load]:
         return ENCODER.encode(await position_entries(context.exchange, context.agents.models))
 
     async def trades() -> bytes:
-        return ENCODER.encode([TradeView.of(trade) for trade in await context.portfolio.trades(limit=TRADES_MAX)])
+        return ENCODER.encode([TradeView.of(trade) for trade in await context.portfolio.trades(page=Page(TRADES_MAX))])
 
     async def conversations() -> bytes:
-        records = await context.agents.invocations(limit=CONVERSATIONS_MAX)
+        records = await context.agents.invocations(page=Page(CONVERSATIONS_MAX))
         return ENCODER.encode([invocation_of(record) for record in records])
 
     async def portfolio() -> bytes:

@@ -11,6 +11,7 @@ from support.floor import Floor, calling, hold, open_floor, opening
 from trader.domain.agents.conversation import ModelAnswer
 from trader.domain.models import ModelConfiguration, Price
 from trader.services.agents.budgets import Budget
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 
 PRICE = Price(input=1, cached=0.1, output=2)
@@ -64,7 +65,7 @@ async def test_a_model_whose_budget_is_spent_only_reduces_once_in_15_minutes(flo
     view = floor.provider.turns[-1].view
     assert view.restriction is not None
     assert "your budget of 0.0005 USD for the day is spent" in floor.provider.turns[-1].messages[1]["content"]
-    (record,) = await floor.agents.invocations(limit=1)
+    (record,) = await floor.agents.invocations(page=Page(1))
     assert [call.status for call in record.tool_calls] == ["rejected", "ok", "ok"]
     assert record.tool_calls[0].metadata["results"][0]["rule"] == "budget"
     assert floor.exchange.account("ada").positions == {}

@@ -21,6 +21,7 @@ from trader.gateways.agents.chat import ChatClient, ProviderRow
 from trader.services.agents.schedule import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import upsert_model
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 
 TIMEOUT = ProviderTimeout("fake did not answer within 120 s", unmetered_attempts=1)
@@ -49,7 +50,7 @@ async def run_as_time_passes(floor: Floor, *script: Any) -> FinishedInvocation:
     await floor.start_batch()
     while floor.agents.running():
         await floor.see(RISEN, after_s=10)
-    return (await floor.agents.invocations(limit=1))[0]
+    return (await floor.agents.invocations(page=Page(1)))[0]
 
 
 def in_order(*steps: Any) -> Callable[[Turn], Any]:

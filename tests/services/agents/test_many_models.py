@@ -15,6 +15,7 @@ from trader.domain.models import VariantId
 from trader.gateways.agents.providers import make_providers
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 
 MODELS = 20
@@ -50,7 +51,7 @@ async def test_the_loop_is_never_held_for_long(database: Database) -> None:
                 await floor.idle()
         gc.unfreeze()
         assert monotonic() - began_s < 10, "they think at the same time, not one after the other"
-        records = await floor.agents.invocations(limit=100)
+        records = await floor.agents.invocations(page=Page(100))
         assert [record.invocation.status for record in records] == ["completed"] * 2 * MODELS
         assert {call.status for record in records for call in record.tool_calls} == {"ok"}
         assert len(floor.exchange.accounts) == MODELS
@@ -73,7 +74,7 @@ async def test_the_executor_keeps_its_interval_and_a_shutdown_is_prompt(database
         began_s = monotonic()
         await floor.agents.close()
         assert monotonic() - began_s < 2
-        records = await floor.agents.invocations(limit=100)
+        records = await floor.agents.invocations(page=Page(100))
         assert [record.invocation.failure_reason for record in records] == ["interrupted"] * MODELS
         assert not floor.agents.running()
 
@@ -88,6 +89,6 @@ async def test_a_failing_model_stops_no_other(database: Database, number: int) -
         await floor.see()
         await floor.start_batch()
         await floor.idle()
-        records = await floor.agents.invocations(limit=100)
+        records = await floor.agents.invocations(page=Page(100))
         statuses = sorted(record.invocation.status for record in records)
         assert statuses == ["completed"] * (MODELS - number) + ["failed"] * number

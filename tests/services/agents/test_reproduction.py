@@ -21,6 +21,7 @@ from trader.domain.exchange.orders import Cause
 from trader.errors import NotFound
 from trader.services.agents.reproduction import InvocationReproduction, reproduce_invocation
 from trader.services.agents.schedule import FinishedInvocation
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "replay_run.py"
@@ -111,7 +112,7 @@ async def test_updates_while_the_order_waited_are_reproduced(database: Database)
             await floor.start_batch()
             await floor.see(mids, after_s=after_s)
             await floor.idle()
-            return (await floor.agents.invocations(limit=1))[0]
+            return (await floor.agents.invocations(page=Page(1)))[0]
 
         await cycle(calling(opening(stop=93_900, target=None)), {"BTC": "94000", "ETH": "3300"})
         to_the_hour = floor.clock.now().replace(minute=0, second=0) + timedelta(hours=1) - floor.clock.now()

@@ -20,6 +20,7 @@ from trader.gateways.agents.providers import RuleProvider
 from trader.services.agents import recorder
 from trader.services.exchange.paper import PaperExchange
 from trader.store.agents.chain import update_invocation_closed
+from trader.store.database.paging import Page
 from trader.store.database.pool import Connection, Database
 
 # --- starts and ends --------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ async def test_at_most_max_parallel_models_run_at_once(database: Database) -> No
         release.set()
         await floor.idle()
         assert floor.provider.active_max == 3
-        records = await floor.agents.invocations(limit=200)
+        records = await floor.agents.invocations(page=Page(200))
         assert sorted(record.model.id for record in records) == names
         batches = [event for event in floor.progress() if event.type == "batch:complete"]
         assert [batch.details for batch in batches] == [{"modelIds": names}]

@@ -27,6 +27,7 @@ from trader.gateways.agents.providers import PROVIDERS
 from trader.services.events import ConversationsChanged
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_payloads, select_steps
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 from trader.variants import VARIANTS
 
@@ -436,7 +437,7 @@ async def test_an_order_of_a_replay_meets_the_book_after_the_model_has_thought(
         for _ in range(21):  # a frozen clock has no need of them
             await floor.see(MIDS | {"BTC": "94200"})
         await floor.idle()
-        (record,) = await floor.agents.invocations(limit=1)
+        (record,) = await floor.agents.invocations(page=Page(1))
         (call, _) = record.tool_calls
         assert call.created_at == START + timedelta(seconds=answered_s)
         assert call.metadata["results"][0]["averagePrice"] == price
@@ -453,5 +454,5 @@ async def test_nobody_thinks_beyond_the_end_of_a_recording(database: Database) -
             await floor.see()
         await floor.clock.advance(timedelta(seconds=31))
         await asyncio.wait_for(floor.idle(), 5)
-        (record,) = await floor.agents.invocations(limit=1)
+        (record,) = await floor.agents.invocations(page=Page(1))
         assert "30 s old" in record.tool_calls[0].metadata["results"][0]["reason"]

@@ -36,6 +36,7 @@ from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_B
 from trader.services.portfolio.leaderboard import LeaderboardEntry
 from trader.services.portfolio.run_statistics import CurrentRuns, figures_of_trades
 from trader.store.agents import invocations as agents_store
+from trader.store.database.paging import Page
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 from trader.store.exchange import trades as trades_store
@@ -281,7 +282,7 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
         await ensure_partitions(conn, START)
         kept = {"messages": [], "answers": [{"id": "x"}]}
         await agents_store.insert_payload(conn, failed, zlib.compress(json.dumps(kept).encode()), START)
-    found = await bench.analytics.failures(10)
+    found = await bench.analytics.failures(Page(10))
     assert [one.id for one in found.invocations] == [late, by_call, failed]
     assert [call.number for call in found.tool_calls[failed]] == [1, 2]
     assert {key: bytes(answers) for key, answers in found.answers.items()} == {failed: b'[{"id": "x"}]'}
@@ -289,10 +290,10 @@ async def test_failures_are_failed_runs_and_runs_with_failed_calls(bench: Bench)
     assert seen(counts["one"].workflows, counts["one"].tool_calls, counts["one"].invocations) == (1, 0, 2)
     assert seen(counts["two"].workflows, counts["two"].tool_calls, counts["two"].invocations) == (1, 1, 2)
     assert seen(counts["one"].rate_percent, counts["two"].rate_percent) == (50, 100)
-    only = await bench.analytics.failures(10, VariantId.SOVEREIGN)
+    only = await bench.analytics.failures(Page(10), VariantId.SOVEREIGN)
     assert [one.id for one in only.invocations] == [late, by_call]
     assert [each.model.id for each in only.counts] == ["two"]
-    assert [one.id for one in (await bench.analytics.failures(1)).invocations] == [late]
+    assert [one.id for one in (await bench.analytics.failures(Page(1))).invocations] == [late]
 
 
 async def test_long_answers_of_failures_are_left_out_and_the_latest_come_first(bench: Bench) -> None:
@@ -306,7 +307,7 @@ async def test_long_answers_of_failures_are_left_out_and_the_latest_come_first(b
             ids.append(await add_invocation(conn, "one", at, "failed"))
             payload = zlib.compress(json.dumps({"answers": ["x" * size]}).encode(), 1)
             await agents_store.insert_payload(conn, ids[-1], payload, at)
-    found = await bench.analytics.failures(100)
+    found = await bench.analytics.failures(Page(100))
     assert [one.id for one in found.invocations] == ids
     assert list(found.answers) == ids[1 : 1 + ANSWERS_BYTES_MAX // RUN_ANSWERS_BYTES_MAX]
 

@@ -36,6 +36,7 @@ from trader.store.agents.invocations import (
     update_invocation,
     upsert_model,
 )
+from trader.store.database.paging import Page
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 
@@ -80,16 +81,16 @@ async def test_an_invocation_from_start_to_end(database: Database) -> None:
     async with database.connection() as conn:
         await add_models(conn)
         await insert_invocation(conn, run)
-        assert await select_invocations(conn, 10) == []
+        assert await select_invocations(conn, Page(10)) == []
         await update_invocation(conn, msgspec.structs.replace(run, step_count=1, input_tokens=5))
         closed = ended(
             run, status="failed", failure_reason="why", response="words", step_count=2, input_tokens=10,
             output_tokens=20, cost_usd=Decimal("0.0025"),
         )  # fmt: skip
         await update_invocation(conn, closed)
-        assert await select_invocations(conn, 10) == [closed]
+        assert await select_invocations(conn, Page(10)) == [closed]
         await update_invocation(conn, ended(run))
-        assert await select_invocations(conn, 10) == [closed], "what is closed stays as it is"
+        assert await select_invocations(conn, Page(10)) == [closed], "what is closed stays as it is"
 
 
 async def test_lists_are_filtered_and_the_latest_first(database: Database) -> None:
@@ -101,9 +102,9 @@ async def test_lists_are_filtered_and_the_latest_first(database: Database) -> No
                 await update_invocation(conn, ended(running(model, minute)))
 
         async def ids(model_id: str | None, variant: VariantId | None, limit: int = 10) -> list[UUID]:
-            chosen = await select_chosen_invocations(conn, model_id, variant, limit)
+            chosen = await select_chosen_invocations(conn, model_id, variant, Page(limit))
             if model_id is variant is None:
-                assert chosen == await select_invocations(conn, limit)
+                assert chosen == await select_invocations(conn, Page(limit))
             return [one.id for one in chosen]
 
         first, second, third = (running(m, n).id for n, m in ((0, ADA), (1, BOB), (2, ADA)))
@@ -124,7 +125,7 @@ async def test_interrupted_invocations_are_closed(database: Database) -> None:
             await insert_invocation(conn, running(model, 0))
         await update_invocation(conn, ended(running(BOB, 0)))
         assert await update_interrupted(conn, "interrupted", AT - timedelta(hours=1)) == [(running(ADA, 0).id, "ada")]
-        (one,) = await select_chosen_invocations(conn, "ada", None, 10)
+        (one,) = await select_chosen_invocations(conn, "ada", None, Page(10))
         assert (one.status, one.failure_reason, one.finished_at) == ("failed", "interrupted", AT)
         assert await update_interrupted(conn, "interrupted", AT) == []
 

@@ -72,8 +72,8 @@ RECENT = [NOW - HOUR] * len(MODELS)
 
 # The query, its arguments, and the index (or, of partitions, how their names begin) that it must use.
 QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
-    "trades": (trades.SELECT_TRADES, (100,), "orders_closed_by_time"),
-    "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100), "orders_closed_by_account"),
+    "trades": (trades.SELECT_TRADES, (100, None, 0), "orders_closed_by_time"),
+    "trades of accounts": (trades.SELECT_ACCOUNT_TRADES, (MODELS[:5], 100, None, 0), "orders_closed_by_account"),
     "new trades of runs": (trades.SELECT_RUN_TRADES, (MODELS, RUNS, RECENT), "orders_closed_by_account"),
     "new hours of runs": (portfolio.SELECT_RUN_HOURS, (MODELS, RUNS, RECENT), "portfolio_hourly_pkey"),
     "variant history": (portfolio.SELECT_VARIANT_HOURS, (NOW - DAY, NOW - DAY), "variant_hourly_pkey"),
@@ -98,15 +98,15 @@ QUERIES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "history of all": (
         portfolio.SELECT_HISTORY, (None, None, NOW - HOUR / 3, NOW, QUARTER, 8 * QUARTER), "portfolio_snapshots_",
     ),
-    "invocations": (agents.SELECT_INVOCATIONS, (50,), "invocations_by_time"),
-    "invocations of a model": (agents.SELECT_CHOSEN_INVOCATIONS, ("m5", None, 50), "invocations_by_model"),
-    "invocations of a variant": (agents.SELECT_CHOSEN_INVOCATIONS, (None, "Apex", 50), "invocations_by_model"),
+    "invocations": (agents.SELECT_INVOCATIONS, (50, None, 0), "invocations_by_time"),
+    "invocations of a model": (agents.SELECT_CHOSEN_INVOCATIONS, ("m5", None, 50, None, 0), "invocations_by_model"),
+    "invocations of a variant": (agents.SELECT_CHOSEN_INVOCATIONS, (None, "Apex", 50, None, 0), "invocations_by_model"),
     "activity of models": (agents.SELECT_MODEL_ACTIVITY, (), "invocations_by_model"),
     "tool calls": (agents.SELECT_TOOL_CALLS, (RUNS,), "tool_calls_pkey"),
     "steps": (agents.SELECT_STEPS, (RUNS,), "invocation_steps_pkey"),
     "payloads": (agents.SELECT_PAYLOADS, (RUNS, RECENT), "invocation_payloads_"),
-    "failures": (analytics.SELECT_FAILURES, (50,), "invocations_failed"),
-    "failures of models": (analytics.SELECT_MODEL_FAILURES, (MODELS[:5], 50), "invocations_failed_by_model"),
+    "failures": (analytics.SELECT_FAILURES, (50, NOW, 0), "invocations_failed"),
+    "failures of models": (analytics.SELECT_MODEL_FAILURES, (MODELS[:5], 50, NOW, 0), "invocations_failed_by_model"),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from support.records import HOUR, START, add_model, add_run, add_trade, id_of, m
 
 from trader.domain.exchange.orders import Side
 from trader.domain.models import VariantId
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 from trader.store.exchange import trades as store
 
@@ -37,9 +38,9 @@ async def test_the_latest_of_chosen_accounts_are_those_of_all_that_belong_to_the
                 await add_run(conn, account_id, make_run(account_id, 2, at=START + HOUR))
             for account_id, hour, number in closed:
                 await add_trade(conn, account_id, START + hour * HOUR, number=number, label=number)
-            everything = await store.select_trades(conn, 100)
-            latest = await store.select_trades(conn, limit)
-            theirs = await store.select_account_trades(conn, list(chosen), limit)
+            everything = await store.select_trades(conn, Page(100))
+            latest = await store.select_trades(conn, Page(limit))
+            theirs = await store.select_account_trades(conn, list(chosen), Page(limit))
             since = [(name, id_of("run", name, 2), START + 3 * HOUR) for name in sorted(chosen)]
             of_runs = await store.select_run_trades(conn, since)
         finally:
@@ -69,7 +70,7 @@ async def test_a_trade_is_read_whole(database: Database) -> None:
             leverage=3, confidence=70,
         )  # fmt: skip
         await add_trade(conn, "manual", START + HOUR)
-        theirs, manual = await store.select_trades(conn, 2)
+        theirs, manual = await store.select_trades(conn, Page(2))
     assert theirs.model_name == "Model one"
     assert theirs.model_variant is VariantId.CONTRARIAN
     assert theirs.model_router_name == "rules/one"

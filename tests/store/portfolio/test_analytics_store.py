@@ -21,6 +21,7 @@ from support.records import (
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
 from trader.domain.models import VariantId
 from trader.store.agents import invocations as agents_store
+from trader.store.database.paging import Page
 from trader.store.database.pool import Connection, Database
 from trader.store.database.schema import apply_schema
 from trader.store.portfolio import analytics as store
@@ -102,8 +103,8 @@ async def test_kept_counts_and_failures_equal_the_counted_rows(
             kept = [tuple(row) for row in await conn.fetch(KEPT_COUNTS)]
             plain = [tuple(row) for row in await conn.fetch(PLAIN_COUNTS)]
             failed_ids = [row["id"] for row in await conn.fetch(PLAIN_FAILURES)]
-            latest = await store.select_failures(conn, limit)
-            of_two = await store.select_model_failures(conn, ["one", "homeless"], limit)
+            latest = await store.select_failures(conn, Page(limit))
+            of_two = await store.select_model_failures(conn, ["one", "homeless"], Page(limit))
             current = await store.select_current_runs(conn)
         finally:
             await rolled_back.rollback()

@@ -1,5 +1,7 @@
 """Procedures of `analytics`: statistics, leaderboard, failures, and the current runs together."""
 
+from operator import attrgetter
+
 from trader.api.context import Context
 from trader.api.response_cache import evidence_token, rankings_token
 from trader.api.rpc import procedure
@@ -17,6 +19,7 @@ from trader.api.schemas.analytics import (
 )
 from trader.api.schemas.common import Empty, chosen_variant, iso, or_none
 from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
+from trader.api.schemas.paging import cut_page, page_of
 
 
 @procedure("analytics.getModelStats")
@@ -55,10 +58,12 @@ async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEviden
 @procedure("analytics.getFailures")
 async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
     """List invocations that failed or in which a tool call failed, the latest first, and failure counts by model."""
+    page = page_of(request.limit, request.before)
     found = await context.analytics.failures(
-        request.limit, chosen_variant(request.variant), with_answers=context.settings.public == "off"
+        page, chosen_variant(request.variant), with_answers=context.settings.public == "off"
     )
-    return GetFailuresOutput.of(found)
+    shown, next_before = cut_page(found.invocations, page, attrgetter("started_at"))
+    return GetFailuresOutput.of(found._replace(invocations=shown), next_before)
 
 
 @procedure("analytics.getRunInfo")

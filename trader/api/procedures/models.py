@@ -13,6 +13,7 @@ from trader.api.schemas.models import (
     ModelView,
     invocation_of,
 )
+from trader.api.schemas.paging import cut_page, page_of
 
 
 @procedure("models.getModels")
@@ -28,13 +29,15 @@ async def get_models(context: Context, _: Empty) -> GetModelsOutput:
 @procedure("models.getInvocations")
 async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
     """List finished runs with their tool calls, the latest first."""
+    page = page_of(request.limit, request.before)
     found = await context.agents.invocations(
         model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
-        limit=request.limit,
+        page=page,
         with_answers=context.settings.public == "off",
     )
-    return GetInvocationsOutput(conversations=[invocation_of(record) for record in found])
+    shown, next_before = cut_page(found, page, lambda record: record.invocation.started_at)
+    return GetInvocationsOutput(conversations=[invocation_of(record) for record in shown], next_before=next_before)
 
 
 @procedure("models.getConversation", private=True)

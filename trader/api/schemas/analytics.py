@@ -21,6 +21,7 @@ from trader.api.schemas.common import (
     or_unset,
     trimmed,
 )
+from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Contamination, Model, contamination
 from trader.domain.portfolio.evidence import Word
@@ -397,6 +398,7 @@ class GetRunInfoOutput(Wire, kw_only=True):
 
 class GetFailuresInput(Input, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 50
+    before: IsoTime | UnsetType = UNSET
     variant: VariantFilter = "all"
 
 
@@ -515,10 +517,12 @@ class FailureStats(Wire, kw_only=True):
 class GetFailuresOutput(Wire, kw_only=True):
     failures: list[Failure]
     model_stats: list[FailureStats]
+    next_before: str | UnsetType = UNSET
 
     @classmethod
-    def of(cls, failures: Failures) -> "GetFailuresOutput":
+    def of(cls, failures: Failures, next_before: str | UnsetType = UNSET) -> "GetFailuresOutput":
         return cls(
             failures=[Failure.of(one, failures.models[one.model_id], failures) for one in failures.invocations],
             model_stats=[FailureStats.of(counts) for counts in failures.counts],
+            next_before=next_before,
         )

@@ -20,6 +20,7 @@ from trader.api.schemas.common import (
     iso,
     or_unset,
 )
+from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import ToolCall, ToolCallStatus, ToolCallType
 from trader.services.agents.schedule import FinishedInvocation, ModelSummary
@@ -72,6 +73,7 @@ class GetInvocationsInput(Input, kw_only=True):
     model_id: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
     variant: VariantFilter = "all"
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    before: IsoTime | UnsetType = UNSET
 
 
 class ToolCallMetadata(Wire, kw_only=True):
@@ -138,6 +140,7 @@ class InvocationView(Wire, kw_only=True):
 
 class GetInvocationsOutput(Wire, kw_only=True):
     conversations: list[InvocationView]
+    next_before: str | UnsetType = UNSET
 
 
 class GetConversationInput(Input, kw_only=True):

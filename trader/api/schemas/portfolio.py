@@ -1,7 +1,7 @@
 """Equity of models on the wire: its history, and the live values of the portfolio stream."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Final
 
@@ -20,24 +20,11 @@ from trader.api.schemas.common import (
     iso,
     trimmed,
 )
+from trader.api.schemas.paging import IsoTime, moment_of
 from trader.api.schemas.positions import ModelId
-from trader.clock import cut_to_ms
 from trader.domain.models import Model
 from trader.domain.portfolio.histories import Resolution
-from trader.errors import InvalidInput, Issue
 from trader.services.portfolio.snapshots import Curves, History, LiveValues
-
-IsoTime = Annotated[
-    str,
-    Meta(
-        min_length=10,
-        max_length=40,
-        description="an ISO 8601 time or date",
-        extra_json_schema={"anyOf": [{"format": "date-time"}, {"format": "date"}]},
-    ),
-]
-
-_EXAMPLE = "expected an ISO 8601 time such as 2025-01-31T12:00:00.000Z"
 
 
 class RangeInput(Input, kw_only=True):
@@ -49,10 +36,10 @@ class RangeInput(Input, kw_only=True):
     end_date: IsoTime | UnsetType = UNSET
 
     def start(self) -> datetime | None:
-        return None if self.start_date is UNSET else _moment(self.start_date, "startDate")
+        return None if self.start_date is UNSET else moment_of(self.start_date, "startDate")
 
     def end(self) -> datetime | None:
-        return None if self.end_date is UNSET else _moment(self.end_date, "endDate")
+        return None if self.end_date is UNSET else moment_of(self.end_date, "endDate")
 
 
 class GetPortfolioHistoryInput(RangeInput, kw_only=True):
@@ -66,14 +53,6 @@ class GetEquityCurvesInput(RangeInput, kw_only=True):
 
     points: Annotated[int, Meta(ge=50, le=2000)] = 300
     baselines: bool = False
-
-
-def _moment(written: str, field: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(written)
-        return cut_to_ms(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC))
-    except (ValueError, OverflowError):
-        raise InvalidInput(Issue((field,), _EXAMPLE)) from None
 
 
 class HistoryModel(Wire, kw_only=True):

@@ -20,6 +20,7 @@ from trader.api.schemas.common import (
     or_unset,
     trimmed,
 )
+from trader.api.schemas.paging import IsoTime
 from trader.api.schemas.positions import ModelId
 from trader.domain.exchange.orders import Side, Trade
 from trader.domain.money import ZERO, divide
@@ -89,10 +90,14 @@ class GetTradesInput(Input, kw_only=True):
     variant: VariantFilter = "all"
     model_id: ModelId | UnsetType = UNSET
     limit: Limit = 100
+    before: IsoTime | UnsetType = UNSET
 
 
 class GetTradesOutput(Wire, kw_only=True):
+    """A list that is cut carries `nextBefore`, for the `before` of the next call."""
+
     trades: list[TradeView]
+    next_before: str | UnsetType = UNSET
 
 
 class CompletedTrade(Wire, kw_only=True):
@@ -163,11 +168,13 @@ class CompletedStats(Wire, kw_only=True):
 class GetCompletedTradesInput(Input, kw_only=True):
     model_id: ModelId | UnsetType = UNSET
     limit: Limit = 200
+    before: IsoTime | UnsetType = UNSET
 
 
 class GetCompletedTradesOutput(Wire, kw_only=True):
     trades: list[CompletedTrade]
     stats: CompletedStats
+    next_before: str | UnsetType = UNSET
 
 
 def hours_and_minutes(span: timedelta) -> str:

@@ -43,6 +43,7 @@ from trader.store.agents.invocations import (
     update_interrupted,
     upsert_model,
 )
+from trader.store.database.paging import Page
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
 
@@ -62,6 +63,10 @@ CUT_PROMPT: Final = (
 )
 
 _log = logging.getLogger("trader.agents")
+
+
+LATEST: Final = Page(50)
+"""The page of invocations that is read when none is asked for."""
 
 
 class FinishedInvocation(msgspec.Struct, frozen=True):
@@ -244,16 +249,16 @@ class Agents:
         self,
         model_id: str | None = None,
         variant: VariantId | None = None,
-        limit: int = 50,
+        page: Page = LATEST,
         *,
         with_answers: bool = False,
     ) -> list[FinishedInvocation]:
         """Return finished invocations, latest first, of one model, one variant, or all (None)."""
         async with self._database.connection() as conn:
             if model_id is None and variant is None:
-                found = await select_invocations(conn, limit)
+                found = await select_invocations(conn, page)
             else:
-                found = await select_chosen_invocations(conn, model_id, variant, limit)
+                found = await select_chosen_invocations(conn, model_id, variant, page)
             calls = await select_tool_calls(conn, [invocation.id for invocation in found])
             payloads = await select_payloads(conn, found) if with_answers else {}
             if any(invocation.model_id not in self._models for invocation in found):

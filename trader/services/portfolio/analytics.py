@@ -21,6 +21,7 @@ from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, make_figures
 from trader.store.agents import invocations as agents_store
+from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 from trader.store.portfolio import analytics as store
 from trader.store.portfolio.analytics import CurrentRun
@@ -160,15 +161,15 @@ class Analytics:
         ]
         return make_board(contestants, window, sort_by, minute_end(self._clock.now()))
 
-    async def failures(self, limit: int, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
+    async def failures(self, page: Page, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""
         models = await self._models(variant)
         async with self._database.connection() as conn:
             runs = await store.select_current_runs(conn)
             if variant is None:
-                found = await store.select_failures(conn, limit)
+                found = await store.select_failures(conn, page)
             else:
-                found = await store.select_model_failures(conn, list(models), limit)
+                found = await store.select_model_failures(conn, list(models), page)
             ids = [invocation.id for invocation in found]
             tool_calls = await agents_store.select_tool_calls(conn, ids)
             steps = await agents_store.select_steps(conn, ids)

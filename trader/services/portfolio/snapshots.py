@@ -27,6 +27,7 @@ from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.services.exchange.protocol import Exchange
 from trader.settings import Settings
 from trader.store.agents import invocations as agents_store
+from trader.store.database.paging import Page
 from trader.store.database.partitions import drop_partitions_before, ensure_partitions, week_of
 from trader.store.database.pool import Database
 from trader.store.exchange import trades as trades_store
@@ -222,7 +223,7 @@ class Portfolio:
         return start, resolution
 
     async def trades(
-        self, *, account_id: str | None = None, variant: VariantId | None = None, limit: int
+        self, *, account_id: str | None = None, variant: VariantId | None = None, page: Page
     ) -> list[Trade]:
         """Return the latest completed trades of one account or variant, or of all (None), the newest first.
 
@@ -235,8 +236,8 @@ class Portfolio:
             elif account_id is not None:
                 accounts = [account_id]
             else:
-                return await trades_store.select_trades(conn, limit)
-            return await trades_store.select_account_trades(conn, accounts, limit)
+                return await trades_store.select_trades(conn, page)
+            return await trades_store.select_account_trades(conn, accounts, page)
 
 
 def is_due(account: Account, last: store.LastSnapshot | None, now: datetime) -> bool:

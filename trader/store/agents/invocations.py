@@ -11,6 +11,7 @@ import msgspec
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
 from trader.domain.models import Model, ModelConfiguration, VariantId
+from trader.store.database.paging import Page
 from trader.store.database.pool import Connection
 
 SELECT_MODELS = """
@@ -265,15 +266,15 @@ SELECT_INVOCATIONS = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
        finished_at, entrant, unmetered_attempts, unpriced_steps
 FROM invocations
-WHERE status <> 'running'
+WHERE status <> 'running' AND started_at < coalesce($2::timestamptz, 'infinity')
 ORDER BY started_at DESC, model_id
-LIMIT $1
+LIMIT $1 OFFSET $3
 """
 
 
-async def select_invocations(conn: Connection, limit: int) -> list[Invocation]:
+async def select_invocations(conn: Connection, page: Page) -> list[Invocation]:
     """Return finished invocations of all models, latest first."""
-    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, limit)]
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS, *page)]
 
 
 # The latest of each model, then the latest of those: models without recent invocations cost no long scan.
@@ -282,19 +283,22 @@ SELECT i.id, i.model_id, i.status, i.failure_reason, i.response, i.step_count, i
        i.cost_usd, i.started_at, i.finished_at, i.entrant, i.unmetered_attempts, i.unpriced_steps
 FROM models m
 CROSS JOIN LATERAL (
-    SELECT * FROM invocations WHERE model_id = m.id AND status <> 'running' ORDER BY started_at DESC LIMIT $3
+    SELECT * FROM invocations
+    WHERE model_id = m.id AND status <> 'running' AND started_at < coalesce($4::timestamptz, 'infinity')
+    ORDER BY started_at DESC
+    LIMIT $3::bigint + $5::bigint
 ) i
 WHERE ($1::text IS NULL OR m.id = $1) AND ($2::text IS NULL OR m.variant::text = $2)
 ORDER BY i.started_at DESC, i.model_id
-LIMIT $3
+LIMIT $3 OFFSET $5
 """
 
 
 async def select_chosen_invocations(
-    conn: Connection, model_id: str | None, variant: VariantId | None, limit: int
+    conn: Connection, model_id: str | None, variant: VariantId | None, page: Page
 ) -> list[Invocation]:
     """Return finished invocations of one model, or of the models of a variant, latest first."""
-    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, variant, limit)
+    rows = await conn.fetch(SELECT_CHOSEN_INVOCATIONS, model_id, variant, *page)
     return [Invocation(**row) for row in rows]
 
 

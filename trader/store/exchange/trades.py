@@ -10,20 +10,21 @@ import msgspec
 
 from trader.domain.exchange.orders import Trade
 from trader.domain.money import divide
+from trader.store.database.paging import Page
 from trader.store.database.pool import Connection
 
 SELECT_TRADES = """
 SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
 FROM orders o LEFT JOIN models m ON m.id = o.account_id
-WHERE o.status = 'CLOSED'
+WHERE o.status = 'CLOSED' AND o.closed_at < coalesce($2::timestamptz, 'infinity')
 ORDER BY o.closed_at DESC, o.id
-LIMIT $1
+LIMIT $1 OFFSET $3
 """
 
 
-async def select_trades(conn: Connection, limit: int) -> list[Trade]:
+async def select_trades(conn: Connection, page: Page) -> list[Trade]:
     """Return the latest trades of all accounts and runs, the newest first."""
-    return [_trade(row) for row in await conn.fetch(SELECT_TRADES, limit)]
+    return [_trade(row) for row in await conn.fetch(SELECT_TRADES, *page)]
 
 
 # The latest of each account, then the latest of those: an account that traded long ago needs no long scan.
@@ -31,17 +32,20 @@ SELECT_ACCOUNT_TRADES = """
 SELECT o.*, m.name AS model_name, m.variant::text AS model_variant, m.router_model_name AS model_router_name
 FROM (SELECT DISTINCT id FROM unnest($1::text[]) AS id) a
 CROSS JOIN LATERAL (
-    SELECT * FROM orders WHERE account_id = a.id AND status = 'CLOSED' ORDER BY closed_at DESC, id LIMIT $2
+    SELECT * FROM orders
+    WHERE account_id = a.id AND status = 'CLOSED' AND closed_at < coalesce($3::timestamptz, 'infinity')
+    ORDER BY closed_at DESC, id
+    LIMIT $2::bigint + $4::bigint
 ) o
 LEFT JOIN models m ON m.id = o.account_id
 ORDER BY o.closed_at DESC, o.id
-LIMIT $2
+LIMIT $2 OFFSET $4
 """
 
 
-async def select_account_trades(conn: Connection, account_ids: Sequence[str], limit: int) -> list[Trade]:
+async def select_account_trades(conn: Connection, account_ids: Sequence[str], page: Page) -> list[Trade]:
     """Return the latest trades of these accounts in all their runs, the newest first."""
-    return [_trade(row) for row in await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, limit)]
+    return [_trade(row) for row in await conn.fetch(SELECT_ACCOUNT_TRADES, account_ids, *page)]
 
 
 def _trade(row: asyncpg.Record) -> Trade:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from trader.domain.agents.entrants import NO_RECORD, EntrantRecord
 from trader.domain.agents.invocations import Invocation
+from trader.store.database.paging import Page
 from trader.store.database.pool import Connection
 
 
@@ -97,15 +98,16 @@ SELECT_FAILURES = """
 SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
        finished_at, entrant, unmetered_attempts, unpriced_steps
 FROM invocations
-WHERE status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0)
+WHERE (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
+  AND started_at < coalesce($2::timestamptz, 'infinity')
 ORDER BY started_at DESC, id
-LIMIT $1
+LIMIT $1 OFFSET $3
 """
 
 
-async def select_failures(conn: Connection, limit: int) -> list[Invocation]:
+async def select_failures(conn: Connection, page: Page) -> list[Invocation]:
     """Return the latest invocations that failed, or in which a tool call failed, the newest first."""
-    return [Invocation(**row) for row in await conn.fetch(SELECT_FAILURES, limit)]
+    return [Invocation(**row) for row in await conn.fetch(SELECT_FAILURES, *page)]
 
 
 SELECT_MODEL_FAILURES = """
@@ -116,14 +118,15 @@ CROSS JOIN LATERAL (
     SELECT * FROM invocations
     WHERE model_id = m.id
       AND (status IN ('failed', 'timeout') OR (status = 'completed' AND failed_tool_calls > 0))
+      AND started_at < coalesce($3::timestamptz, 'infinity')
     ORDER BY started_at DESC, id
-    LIMIT $2
+    LIMIT $2::bigint + $4::bigint
 ) i
 ORDER BY i.started_at DESC, i.id
-LIMIT $2
+LIMIT $2 OFFSET $4
 """
 
 
-async def select_model_failures(conn: Connection, model_ids: Sequence[str], limit: int) -> list[Invocation]:
+async def select_model_failures(conn: Connection, model_ids: Sequence[str], page: Page) -> list[Invocation]:
     """Return the latest failures of these models, the newest first."""
-    return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, limit)]
+    return [Invocation(**row) for row in await conn.fetch(SELECT_MODEL_FAILURES, model_ids, *page)]

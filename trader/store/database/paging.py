@@ -1,0 +1,12 @@
+"""Pages of lists that are read newest first: how many rows, and where the page before ended."""
+
+from datetime import datetime
+from typing import NamedTuple
+
+
+class Page(NamedTuple):
+    """At most `limit` rows older than `until` (None: the newest), without the first `skip` of those."""
+
+    limit: int
+    until: datetime | None = None
+    skip: int = 0
