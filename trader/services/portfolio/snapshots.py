@@ -202,7 +202,7 @@ class Portfolio:
 
         With `baselines`, those of the variant (or all) follow.
         """
-        end = min(end, _LAST_DAY)
+        end = min(end, max(start, minute_end(self._clock.now())), _LAST_DAY)  # nothing was recorded in the future
         start, resolution = self._fitting(min(start, end), end, points_max)
         bucket = RESOLUTIONS[resolution]
         first = floor_to_bucket(start, bucket)
