@@ -72,7 +72,7 @@ let showNow = number
 async function readCurves(window) {
   const { models } = await answerOf('models.getModels')
   const start = window === 'run' ? (await answerOf('analytics.getRunInfo')).runStartTime : null
-  return call('trading.getEquityCurves', { startDate: startOf(window, start), points: models.length > FEW ? 300 : 750 })
+  return call('trading.getEquityCurves', { startDate: startOf(window, start), points: models.length > FEW ? 300 : 750, baselines: true })
 }
 
 function Legend({ lines, place, chosen, toggle, isMoney }) {
@@ -88,9 +88,15 @@ function Legend({ lines, place, chosen, toggle, isMoney }) {
   </div>`
 }
 
+/** A baseline has a line once it has two values; that of a rule agent only where no model is that agent itself. */
+function isWorthALine(one, known) {
+  const isDouble = one.variant && known.models.some(model => model.provider === 'rules' && model.variant === one.variant)
+  return !isDouble && one.values.filter(value => value != null).length > 1
+}
+
 /** The lines of an answer, to the live values at their end: {id, name, color, values, returns, drawdowns}, and `times`. */
 function linesOf(answer, portfolio, known, by, only) {
-  const members = answer.models.filter(one => !only || only(one))
+  const members = answer.models.filter(one => (!only || only(one)) && (!one.baseline || isWorthALine(one, known)))
   const now = Date.parse(portfolio?.lastUpdatedAt) / 1000
   const liveOf = new Map((portfolio?.snapshots ?? []).map(one => [one.modelId, one.netPortfolio]))
   const all = answer.times.map(time => Date.parse(time) / 1000)
@@ -103,10 +109,11 @@ function linesOf(answer, portfolio, known, by, only) {
     const values = one.values.slice(begin, end)
     if (now) values.push(liveOf.get(one.id) ?? one.values[end] ?? null)
     return { id: one.id, name: one.name, variant: one.variant, color: one.color ?? known.colorOf(one.id, one.variant),
-      isBaseline: known.isBaseline(one.id), values, returns: returnsOf(values), drawdowns: drawdownsOf(values) }
+      isBaseline: Boolean(one.baseline) || known.isBaseline(one.id), values, returns: returnsOf(values), drawdowns: drawdownsOf(values) }
   })
+  const baselines = new Set(members.filter(one => one.baseline).map(one => one.id))
   const lines = by === 'models' ? models : known.variants.flatMap(variant => {
-    const those = models.filter(one => one.variant === variant.id)
+    const those = models.filter(one => one.variant === variant.id && !baselines.has(one.id))
     if (!those.length) return []
     const returns = averageOf(those.map(one => one.returns))
     const drawdowns = drawdownsOf(returns.map(value => (value == null ? null : 100 + value)))

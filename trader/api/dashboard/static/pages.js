@@ -76,7 +76,8 @@ export function ModelPage({ route, id }) {
   const model = known.byId.get(id)
   const overall = useAnswer('analytics.getModelStats', { variant: model?.variant ?? 'all' })
   const advanced = useAnswer('analytics.getModelStats', { mode: 'advanced', variant: model?.variant ?? 'all' })
-  const only = useMemo(() => one => one.id === id || known.isBaseline(one.id) && one.variant === model?.variant, [id, known])
+  const only = useMemo(() => one => one.id === id || (one.baseline ? !one.variant || one.variant === model?.variant
+    : known.isBaseline(one.id) && one.variant === model?.variant), [id, known])
   const figures = overall.data?.overall?.find(one => one.modelId === id)
   const more = advanced.data?.advanced?.find(one => one.modelId === id)
   if (known.entry.data && !model) return html`<p class="notice">There is no model ${id}. <a href="#/models">All models</a></p>`
@@ -107,7 +108,7 @@ export function VariantPage({ route, id }) {
   const stats = useAnswer('variants.getVariantStats')
   const variant = known.byVariant.get(id)
   const figures = stats.data?.stats.find(one => one.variantId === id)
-  const only = useMemo(() => one => one.variant === id, [id])
+  const only = useMemo(() => one => one.variant === id || Boolean(one.baseline && !one.variant), [id])
   if (known.variants.length && !variant) return html`<p class="notice">There is no variant ${id}. <a href="#/models">All models and variants</a></p>`
   if (!variant) return html`<p class="empty">Reading …</p>`
   return html`
