@@ -49,8 +49,8 @@ class Pace(NamedTuple):
     cycle: timedelta
 
 
-DEMO_PACE: Final = Pace(ticks=timedelta(seconds=30), snapshots=5 * _MINUTE, cycle=15 * _MINUTE)
-"""The rule agents decide on closed candles, the shortest of 15 minutes."""
+DEMO_PACE: Final = Pace(ticks=timedelta(seconds=30), snapshots=15 * _MINUTE, cycle=30 * _MINUTE)
+"""As coarse as a start of a few seconds asks for; rule agents decide on closed candles of 15 minutes or more."""
 
 
 class PastMarket(SyntheticSource):
