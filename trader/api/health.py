@@ -244,18 +244,19 @@ def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[str]
 
 
 async def _watch(sources: HealthSources, database: _DatabaseProbe) -> None:
-    """Log what is wrong when it begins, once a minute while it lasts, and when it ends."""
-    known: list[str] = []
-    logged_s = 0.0
+    """Log what is wrong when it has lasted for two looks, once a minute while it goes on, and when it ends."""
+    looks = 0
+    logged_s = -LOG_EVERY_S
     while True:
         problems = find_problems(sources, await database.ask())
         now_s = time.monotonic()
-        if problems and (not known or now_s - logged_s >= LOG_EVERY_S):
+        if problems and looks > 0 and now_s - logged_s >= LOG_EVERY_S:
             log.error("unhealthy: %s", "; ".join(problems))
             logged_s = now_s
-        elif known and not problems:
+        elif not problems and logged_s > 0:
             log.info("healthy again")
-        known = problems
+            logged_s = -LOG_EVERY_S
+        looks = looks + 1 if problems else 0
         await asyncio.sleep(WATCH_EVERY_S)
 
 
