@@ -23,7 +23,7 @@ PATHS = (
 
 
 def call(body: bytes, *headers: str, path: str = "demo.echo", method: str = "POST", version: str = "HTTP/1.1") -> bytes:
-    lines = (f"{method} /api/rpc/{path} {version}", "Host: x", *headers)
+    lines = (f"{method} /api/rpc/{path} {version}", "Host: localhost", *headers)
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

@@ -371,7 +371,7 @@ async def test_broken_compression_is_a_bad_request(client: Client, body: bytes) 
 
 @pytest.mark.parametrize("path", [PLAIN, "/api/rpc/demo/echo", "/api/rpc/no.such", "/figures", "/nowhere"])
 async def test_an_expectation_is_met_or_refused_as_json(client: Client, path: str) -> None:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\nExpect: ".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\nExpect: ".encode()
     answer = await exchange_bytes(client, head + b"miracles\r\n\r\n{}", close=False)
     assert answer.startswith(b"HTTP/1.1 417 ")
     assert b"Content-Type: application/json\r\n" in answer
@@ -399,7 +399,7 @@ async def exchange_bytes(client: Client, *parts: bytes, close: bool = True) -> b
 
 async def test_a_body_that_does_not_come_is_waited_for_only_so_long(make_service: ServiceFactory) -> None:
     client = await make_service(HTTP_BODY_TIMEOUT_S="1")
-    head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nConnection: close\r\n\r\n{"
+    head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\nConnection: close\r\n\r\n{"
     answer = await exchange_bytes(client, head, close=False)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"TIMEOUT"' in answer
@@ -408,7 +408,7 @@ async def test_a_body_that_does_not_come_is_waited_for_only_so_long(make_service
 async def test_a_caller_who_leaves_within_the_body_is_no_error(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
+    head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
     assert await exchange_bytes(client, head) == b""
     status, _ = await send(client, PLAIN)
     assert status == 200
@@ -418,10 +418,10 @@ async def test_a_caller_who_leaves_within_the_body_is_no_error(
 @pytest.mark.parametrize(
     "request_text",
     [
-        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
-        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
     ],
 )
 async def test_malformed_http_is_refused_without_a_traceback(client: Client, request_text: bytes) -> None:
@@ -432,7 +432,7 @@ async def test_malformed_http_is_refused_without_a_traceback(client: Client, req
 
 
 async def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
-    one = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
+    one = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
     requests = b"".join(one % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
     answer = await exchange_bytes(client, requests, close=False)
     assert re.findall(rb'"text":"(\d)"', answer) == [b"0", b"1", b"2", b"3", b"4"]
