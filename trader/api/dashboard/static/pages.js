@@ -11,6 +11,10 @@ import { Positions, positionsOf } from './positions.js'
 import { useLive } from './store.js'
 import { Trades } from './trades.js'
 
+const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
+
+const budgetNote = budget => `${budget.isPartial ? 'at least; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
+
 /** The window of the address, and how to choose another. */
 const windowOf = route => [route.query.get('window') ?? '7d', window => route.set('window', window)]
 
@@ -85,11 +89,13 @@ export function ModelPage({ route, id }) {
   return html`
     <div class="title"><${Key} color=${known.colorOf(id)} /><h1>${model.name}</h1><${VariantName} variant=${model.variant} />
       <span class="badge">${model.provider}</span><span class="soft">${model.routerModelName}</span>
-      ${!model.active && html`<span class="badge warn">inactive</span>`}</div>
+      ${!model.active && html`<span class="badge warn">inactive</span>`}
+      ${figures?.budget && figures.budget.state !== 'open' && html`<span class="badge warn">${BUDGET_STATES[figures.budget.state]}</span>`}</div>
     <${Failed} entry=${overall} what="The statistics" />
     <section class="panel" aria-label="Figures"><div class="body tiles">
       <${Tile} label="Equity" value=${number(figureOf(figures?.accountValue))} note=${figures && html`<span class=${tone(figureOf(figures.returnPercent))}>${signedPercent(figureOf(figures.returnPercent))}</span> since the start`} />
-      <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))} kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD`} />
+      <${Tile} label="Net after model cost" value=${signed(figureOf(figures?.netAfterCost))} kind=${tone(figureOf(figures?.netAfterCost))} note=${`cost ${number(figureOf(figures?.costUsd))} USD${figures?.costIsPartial ? ', not all of it known' : ''}`} />
+      ${figures?.budget && html`<${Tile} label="Model cost today, USD" value=${number(figures.budget.spentTodayUsd)} note=${budgetNote(figures.budget)} />`}
       <${Tile} label="Completed trades" value=${whole(figures?.tradesCount)} note=${`won ${percent(figureOf(figures?.winRate), 1)}`} />
       <${Tile} label="Largest drawdown" value=${percent(figureOf(figures?.maxDrawdown))} note=${`best ${signed(figureOf(figures?.biggestWin))}, worst ${signed(figureOf(figures?.biggestLoss))}`} />
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
