@@ -31,7 +31,7 @@ const isObject = value => typeof value === 'object' && value !== null && !Array.
 export function openStream(names, on, { base = '', streams = [...STATES, 'workflow'] } = {}) {
   const key = `trader ${base}/api/events ${streams} ${names}`
   const states = new Map()
-  const ending = new AbortController()
+  let ending = null
   let lastId = ''
   let source = null
   let channel = null
@@ -99,21 +99,34 @@ export function openStream(names, on, { base = '', streams = [...STATES, 'workfl
     if (state) on.state?.(state)
   }
 
-  if (globalThis.navigator?.locks && globalThis.BroadcastChannel) {
+  function begin() {
+    ending = new AbortController()
+    if (!(globalThis.navigator?.locks && globalThis.BroadcastChannel)) return connect()
+    const { signal } = ending
     channel = new BroadcastChannel(key)
     channel.onmessage = listen
     channel.postMessage({ hello: true })
-    const held = () => { connect(); return new Promise(release => ending.signal.addEventListener('abort', release)) }
-    navigator.locks.request(key, { signal: ending.signal }, held).catch(() => {})
-  } else {
-    connect()
+    const held = () => { connect(); return new Promise(release => signal.addEventListener('abort', release)) }
+    navigator.locks.request(key, { signal }, held).catch(() => {})
   }
 
-  return () => {
+  function end() {
     ending.abort()
     for (const timer of [watch, again]) clearTimeout(timer)
     source?.close()
     channel?.close()
     source = channel = null
+  }
+
+  // A browser may keep a page that one has left, with its lock and its connection, to show it again at once.
+  const onShow = event => event.persisted && begin()
+  globalThis.addEventListener?.('pagehide', end)
+  globalThis.addEventListener?.('pageshow', onShow)
+  begin()
+
+  return () => {
+    globalThis.removeEventListener?.('pagehide', end)
+    globalThis.removeEventListener?.('pageshow', onShow)
+    end()
   }
 }
