@@ -1,5 +1,6 @@
 """Boards: verdicts against each reference, the set that cannot be told from the best, and how often they are wrong."""
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -173,3 +174,12 @@ def test_models_that_differ_by_luck_alone_are_not_told_apart_however_often_one_l
     """The family-wise error is 5 % at most; of so many seasons no more may be wrong than 999 in 1,000 times."""
     wrong = sum(is_wrong_once(seed) for seed in range(SEASONS))
     assert wrong <= (7 if SEASONS == 40 else 2)
+
+
+def test_an_account_that_began_without_money_has_returns_from_its_first_hour_on() -> None:
+    series = EquitySeries(0.0)
+    assert series.returns(START + 3 * HOUR) is None
+    series.set([EquityPoint(START, 100.0), EquityPoint(START + HOUR, 110.0)])
+    found = series.returns(START + 2 * HOUR)
+    assert found is not None
+    assert found.values.tolist() == [0.0, pytest.approx(math.log(1.1))]

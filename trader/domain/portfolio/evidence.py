@@ -63,7 +63,7 @@ class EquitySeries:
     def __init__(self, initial_capital: float) -> None:
         self._start: datetime | None = None
         self._logs = array("d")
-        self._capital = math.log(initial_capital)
+        self._capital = math.log(initial_capital) if initial_capital > 0 else None  # a venue's account without money
 
     def set(self, points: Iterable[EquityPoint]) -> None:
         """Take ascending hours; those that are known from the first of them on are replaced."""
@@ -81,7 +81,7 @@ class EquitySeries:
             return None
         logs = np.array(self._logs)[: (until - self._start) // _HOUR]
         with np.errstate(invalid="ignore"):  # equity that stays at zero
-            return ReturnSeries(self._start, np.diff(logs, prepend=self._capital))
+            return ReturnSeries(self._start, np.diff(logs, prepend=logs[0] if self._capital is None else self._capital))
 
 
 class Statement(NamedTuple):
