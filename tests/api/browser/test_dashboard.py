@@ -189,6 +189,7 @@ async def test_it_lives_through_a_takeover_and_a_restart(tmp_path: Path, dsn: st
         async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
             switch.to(first.url)
             async with on_page(tmp_path / "profile", switch.url) as tab:
+                await until(lambda: order_is_shown(tab, first, "before"))  # it has heard from the service
                 await first.kill()
                 switch.to(None)
                 await shows(tab, "The connection to the service is lost. What you see is as of")
