@@ -63,7 +63,7 @@ class EquitySeries:
     def __init__(self, initial_capital: float) -> None:
         self._start: datetime | None = None
         self._logs = array("d")
-        self._capital = math.log(initial_capital) if initial_capital > 0 else None  # a venue's account without money
+        self._capital = math.log(initial_capital) if initial_capital > 0 else None  # an account not opened yet
 
     def set(self, points: Iterable[EquityPoint]) -> None:
         """Take ascending hours; those that are known from the first of them on are replaced."""
