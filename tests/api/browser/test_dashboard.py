@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,14 @@ HOSTILE = """<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>
 ADD_MODEL = """
 INSERT INTO models (id, name, variant, provider, router_model_name, active, created_at)
 VALUES ($1, $2, $3, 'openrouter', $4, false, $5)
+"""
+ADD_MODEL_WITH_BUDGET = """
+INSERT INTO models (id, name, variant, provider, router_model_name, created_at, configuration)
+VALUES ($1, $1, 'Apex', 'openrouter', 'some/model', $2, $3)
+"""
+ADD_COST = """
+INSERT INTO invocations (id, model_id, status, started_at, finished_at, cost_usd)
+VALUES ($1, $2, 'completed', $3, $3, $4)
 """
 ADD_INVOCATION = """
 INSERT INTO invocations
@@ -135,6 +144,38 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
                 assert await tab.evaluate("document.querySelectorAll('#app img, #app script').length") == 0
             assert tab.problems == []
         assert service.traceback() == ""
+
+
+@pytest.mark.parametrize(
+    ("when_spent", "usd", "tile", "badge"),
+    [
+        ("pause", 0.5, "of 0.50 a day", "budget spent: paused"),
+        ("manage", 0.5, "of 0.50 a day", "budget spent: only reduces"),
+        ("pause", 500, "of 500.00 a day", None),
+    ],
+)
+async def test_the_budget_of_a_model_is_on_its_page(
+    tmp_path: Path, dsn: str, when_spent: str, usd: float, tile: str, badge: str | None
+) -> None:
+    chromium_program()
+    conn, now = await asyncpg.connect(dsn), datetime.now(UTC)
+    try:
+        configuration = json.dumps({"budget_usd_per_day": usd, "when_spent": when_spent, "every": "24h"})
+        await conn.execute(ADD_MODEL_WITH_BUDGET, "spender", now, configuration)
+        await conn.execute(ADD_COST, uuid4(), "spender", now, Decimal("0.75"))
+    finally:
+        await conn.close()
+    async with (
+        serving(tmp_path, DATABASE_URL=dsn) as service,
+        on_page(tmp_path / "profile", service.url, "/#/models/spender") as tab,
+    ):
+        await shows(tab, "Model cost today, USD")
+        await shows(tab, tile)
+        text = "[...document.querySelectorAll('.tile')].find(one => one.innerText.includes('today')).innerText"
+        assert (await tab.evaluate(text)).split("\n") == ["Model cost today, USD", "0.75", tile]
+        badges = await tab.evaluate("[...document.querySelectorAll('.title .badge.warn')].map(one => one.innerText)")
+        assert badges == ([] if badge is None else [badge])
+        assert tab.problems == []
 
 
 async def figures(
