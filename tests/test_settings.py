@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.__main__ import main, settings_help
+from trader.__main__ import main
+from trader.commands.serve import settings_help
 from trader.domain.market.presets import PRESET_MARKETS
 from trader.dotenv import parse_dotenv, read_dotenv
 from trader.errors import SettingsError

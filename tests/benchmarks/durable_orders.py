@@ -26,7 +26,7 @@ from aiohttp import web
 from benchmarks.figures import Figures, temporary_folder
 from support.process import ServiceProcess
 
-from trader.__main__ import loop_factory
+from trader.commands.serve import loop_factory
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 
 CLIENTS, WARM_UP_S, TURN_S, TURNS = 16, 2.0, 4, 3

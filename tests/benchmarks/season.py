@@ -27,12 +27,12 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season, measure_writes, timed
 
-from trader.__main__ import loop_factory
 from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.rpc import REGISTRY, Dispatcher, Target, load_procedures
 from trader.app import freeze_startup_objects
 from trader.clock import SystemClock
+from trader.commands.serve import loop_factory
 from trader.domain.exchange.account import Account
 from trader.domain.market.markets import MARKETS
 from trader.domain.portfolio.histories import WINDOWS

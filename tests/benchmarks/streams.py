@@ -37,8 +37,8 @@ from benchmarks.figures import Figures
 from benchmarks.stream_readers import STREAMS, Arrivals, pin_server, resident_bytes, start_caller, stolen_s
 from benchmarks.stream_servers import Bare, Service, followed
 
-from trader.__main__ import loop_factory
 from trader.api.streams import Timing
+from trader.commands.serve import loop_factory
 from trader.logs import configure_logs
 from trader.services.events import WorkflowProgress
 

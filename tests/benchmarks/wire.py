@@ -327,7 +327,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(coroutine: Any) -> None:
     """On the loop that the service takes too."""
-    from trader.__main__ import loop_factory  # noqa: PLC0415 - only here
+    from trader.commands.serve import loop_factory  # noqa: PLC0415 - only here
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(coroutine)

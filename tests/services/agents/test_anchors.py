@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.floor import Floor
 
-from trader import console
+from trader.__main__ import main
 from trader.gateways.agents import anchor_sinks
 from trader.gateways.agents.anchor_sinks import make_sink
 from trader.services.agents import anchors as service
@@ -146,7 +146,7 @@ async def test_verify_compares_a_file_of_anchors(
     arguments = ["verify", "--anchors", str(file)]
 
     async def check() -> tuple[int, str]:
-        code = await asyncio.to_thread(console.main, arguments)
+        code = await asyncio.to_thread(main, arguments)
         return code, capsys.readouterr().out
 
     code, printed = await check()
@@ -167,6 +167,5 @@ async def test_verify_compares_a_file_of_anchors(
 
 
 def _main(arguments: list[str]) -> int:
-    from trader.__main__ import main  # noqa: PLC0415 - the whole command line is only needed here
 
     return main(arguments)

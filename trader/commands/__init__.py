@@ -1,0 +1,1 @@
+"""Commands of the command line: one module for each group, loaded when one of its commands is called."""

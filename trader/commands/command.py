@@ -1,0 +1,148 @@
+"""Declaration of commands, their parser, and the printing of their results.
+
+Exit codes of every command: 0 done, and nothing is wrong; 1 not all is done, something is wrong, or it cannot be told;
+2 wrong arguments or settings; 130 interrupted.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+MODULES: Final[Mapping[str, str]] = {
+    "serve": "serve",
+    "check": "serve",
+    "version": "serve",
+    "halt": "operate",
+    "resume": "operate",
+    "flatten": "operate",
+    "verify": "books",
+    "audit": "books",
+}
+"""The module of each command, or of each group of commands, by its first word."""
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_WRONG_SETTINGS: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class Result(NamedTuple):
+    """What a command found: `value` for programs, `lines` for people, and the exit code."""
+
+    value: Mapping[str, Any]
+    lines: Iterable[str]
+    code: int = EXIT_DONE
+
+
+class Command(NamedTuple):
+    """A command as it was declared; `name` is of one word or, in a group, of two."""
+
+    name: str
+    run: Callable[[argparse.Namespace], int]
+    meaning: str
+    example: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+
+
+REGISTRY: Final[dict[str, Command]] = {}
+"""The commands of the modules that are loaded."""
+
+Declared = Callable[[argparse.Namespace], int]
+
+
+def no_arguments(_: argparse.ArgumentParser) -> None:
+    """Add nothing: the command has no arguments of its own."""
+
+
+def command(
+    name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
+) -> Callable[[Declared], Declared]:
+    """Declare a function as a command; the first line of its docstring is its help, `example` a call of it."""
+
+    def declare(run: Declared) -> Declared:
+        REGISTRY[name] = Command(name, run, (run.__doc__ or "").partition("\n")[0], example, arguments)
+        return run
+
+    return declare
+
+
+def load(first: str) -> None:
+    """Import the module of a command, or every module when there is no such command (as for `--help`)."""
+    for module in [MODULES[first]] if first in MODULES else dict.fromkeys(MODULES.values()):
+        importlib.import_module(f"trader.commands.{module}")
+
+
+def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return the parser of the commands that are loaded."""
+    parser = argparse.ArgumentParser(
+        prog="trader",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    groups: dict[str, Any] = {}
+    for one in sorted(REGISTRY.values(), key=lambda each: list(MODULES).index(each.name.partition(" ")[0])):
+        group, _, last = one.name.rpartition(" ")
+        if group and group not in groups:
+            names = ", ".join(name.rpartition(" ")[2] for name in REGISTRY if name.startswith(f"{group} "))
+            outer = found.add_parser(group, help=f"{names}", description=f"Commands of {group}: {names}.")
+            groups[group] = outer.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        inner = groups[group] if group else found
+        sub = inner.add_parser(
+            last,
+            help=one.meaning,
+            description=one.meaning,
+            epilog=f"example: {one.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.arguments(sub)
+        sub.set_defaults(run=one.run)
+    return parser
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> Iterator[str]:
+    """Yield the lines of a table: the first `text_columns` columns to the left, figures to the right."""
+    cells = [tuple(heads), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = [
+            cell.ljust(width) if place < text_columns else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(padded).rstrip()
+
+
+def to_wire(value: Any) -> Any:
+    """Return a value with its structs and named tuples as objects with camelCase names, as the API has them."""
+    if isinstance(value, msgspec.Struct):
+        value = {_camel(name): getattr(value, name) for name in value.__struct_fields__}
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = {_camel(name): item for name, item in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {name: to_wire(item) for name, item in value.items()}
+    return [to_wire(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
+def print_result(result: Result, *, as_json: bool) -> int:
+    """Print a result, as one JSON object in one line or as text, and return its exit code."""
+    try:
+        if as_json:
+            print(msgspec.json.encode(to_wire(result.value)).decode())
+        else:
+            for line in result.lines:
+                print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has enough; what is flushed at the end goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return result.code

@@ -1,0 +1,116 @@
+"""The database of a command: that of DATABASE_URL, or the embedded one of the working folder.
+
+Commands read and write the database and never call the service's port: so they need no address and no token, and work
+whether the service runs or not. Where the embedded server does not run, it is started for the command's time.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, NamedTuple
+
+from trader.commands.command import Result, command, no_arguments, print_result
+from trader.dotenv import add_env_file_option
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.errors import StartError
+from trader.settings import read_database_url
+from trader.store.database.pool import Database, place
+from trader.store.database.schema import open_database
+from trader.store.operations.halts import select_has_leader
+
+
+class FoundDatabase(NamedTuple):
+    """The database of a command. `is_alone`: this process started its server, so it is certain that no service runs."""
+
+    database: Database
+    dsn: str
+    place: str
+    is_served: bool
+    is_alone: bool
+
+    def __str__(self) -> str:
+        return f"database: {self.place}, the service is {'running' if self.is_served else 'not running'}"
+
+
+DatabaseRun = Callable[[argparse.Namespace, FoundDatabase], Awaitable[Result]]
+
+
+def database_command(
+    name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
+) -> Callable[[DatabaseRun], DatabaseRun]:
+    """Declare a command that works on the database: it gets `--json` and the options that choose the database."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        arguments(parser)
+        add_database_options(parser)
+        parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+
+    def declare(run: DatabaseRun) -> DatabaseRun:
+        def run_in_database(options: argparse.Namespace) -> int:
+            return print_result(asyncio.run(_run(run, options)), as_json=options.json)
+
+        run_in_database.__doc__ = run.__doc__
+        command(name, example=example, arguments=add_arguments)(run_in_database)
+        return run
+
+    return declare
+
+
+async def _run(run: DatabaseRun, options: argparse.Namespace) -> Result:
+    async with find_database(options) as found:
+        print(found, file=sys.stderr, flush=True)
+        result = await run(options, found)
+    facts: dict[str, Any] = {"place": found.place, "serviceRunning": found.is_served}
+    return result._replace(value={"database": facts, **result.value})
+
+
+def add_database_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `find_database` needs."""
+    parser.add_argument("--database-url", metavar="URL", help="default: DATABASE_URL, from the environment or .env")
+    parser.add_argument("--database", metavar="NAME", help="database of the embedded PostgreSQL, if it has several")
+    add_env_file_option(parser)
+
+
+@asynccontextmanager
+async def find_database(options: argparse.Namespace) -> AsyncIterator[FoundDatabase]:
+    """Open the database: of --database-url, of DATABASE_URL, or of the embedded PostgreSQL of this folder.
+
+    Of several embedded databases that of the running service is taken.
+
+    :raises StartError: it cannot be opened, or there is a choice
+    :raises SettingsError: DATABASE_URL is not the address of a database
+    """
+    async with AsyncExitStack() as stack:
+        url = options.database_url or read_database_url(os.environ, options.env_file)
+        if url:
+            database = await stack.enter_async_context(open_database(url))
+            yield FoundDatabase(database, url, place(url), await _has_leader(database), is_alone=False)
+            return
+        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
+        name = await _choose(server, options.database)
+        database = await stack.enter_async_context(open_database(server.dsn(name)))
+        where = f"embedded in ./{EMBEDDED_FOLDER} ({name})"
+        is_served = not server.is_own and await _has_leader(database)
+        yield FoundDatabase(database, server.dsn(name), where, is_served, server.is_own)
+
+
+async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:
+    names = await server.databases()
+    if wanted is not None and wanted not in names:
+        raise StartError(f"There is no embedded database {wanted!r}. There are: {', '.join(names) or 'none'}.")
+    if wanted is not None or len(names) == 1:
+        return wanted or names[0]
+    for one in names:
+        with suppress(StartError):  # one of an earlier version, so not that of the running service
+            async with open_database(server.dsn(one)) as database:
+                if await _has_leader(database):
+                    return one
+    raise StartError(f"Choose one with --database: {', '.join(names) or 'there is none'}.")
+
+
+async def _has_leader(database: Database) -> bool:
+    async with database.connection() as conn:
+        return await select_has_leader(conn)

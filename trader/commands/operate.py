@@ -1,0 +1,233 @@
+"""The operator's commands: halt, resume and flatten.
+
+A command is written into the database: a halt is in force from that moment, over restarts, until it is lifted. The
+running service reads it within a second, carries it out and writes the outcome, which the command waits for and prints.
+"""
+
+import argparse
+import asyncio
+import getpass
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+from uuid import UUID, uuid4
+
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
+from trader.commands.database import FoundDatabase, database_command
+from trader.domain.exchange.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
+from trader.domain.money import format_decimal
+from trader.errors import StartError, Unavailable
+from trader.store.database.pool import Database
+from trader.store.operations import halts as store
+from trader.store.operations.loss_baselines import update_baselines_reset
+
+_POLL_S: Final = 0.2
+_GRACE_S: Final = 5.0
+"""How long a command waits for a service that is starting or taking over."""
+
+_RESTART_S: Final = 60.0
+"""How long a command that was begun waits for the service to come back."""
+
+_LIMIT_S: Final = 120.0
+"""How long a command waits for its outcome; the service goes on with it after that."""
+
+_LINES_MAX: Final = 200
+_REASON_MAX: Final = 500
+_WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
+
+
+class Written(NamedTuple):
+    """A command as it was written, the halts that it lifted, and whether its halt was in force before."""
+
+    command: Command
+    lifted: Sequence[HaltCause]
+    was_halted: bool
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--account", metavar="ID", help="one account; default: all")
+    reason = "reason for the record and for rejected orders"
+    parser.add_argument("--reason", type=_reason, default="asked by an operator", help=reason)
+
+
+def _reason(text: str) -> str:
+    if not 0 < len(text := text.strip()) <= _REASON_MAX:
+        raise argparse.ArgumentTypeError(f"expected 1 to {_REASON_MAX} characters")
+    return text
+
+
+@database_command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments)
+async def halt(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Halt: open no more positions; orders that reduce, stops and closing go on."""
+    return await _operate(Verb.HALT, options, found)
+
+
+@database_command("resume", example="trader resume --account apex-rules", arguments=_arguments)
+async def resume(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Lift the halt of an account or, without --account, the halt of all accounts."""
+    return await _operate(Verb.RESUME, options, found)
+
+
+@database_command("flatten", example="trader flatten", arguments=_arguments)
+async def flatten(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Halt, cancel every resting order and close every position at market."""
+    return await _operate(Verb.FLATTEN, options, found)
+
+
+def operator() -> str:
+    """Return the user and the machine, for the record."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # the user of a container has no name
+        name = f"user {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+async def _operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Write a command, and wait for its outcome where a service may run.
+
+    :raises StartError: there is no such account
+    """
+    database = found.database
+    written = await _write(database, verb, options.account, options.reason)
+    # What is in force already is said at once: the outcome may take a minute.
+    print(_describe_written(written), file=sys.stderr if options.json else sys.stdout, flush=True)
+    value = {"command": written.command, "lifted": written.lifted, "outcome": None}
+    if verb is Verb.RESUME and not written.lifted:
+        return await _with_halts(database, Result(value, [], EXIT_FAILED))
+    is_served, outcome = (False, None) if found.is_alone else await _wait(database, written.command.id)
+    if outcome is None and (is_served or not await _withdraw(database, written.command)):
+        who = "the service" if is_served else "a service that starts soon"
+        line = f"It is NOT finished; {who} goes on with it. See the log and the table `commands` for its outcome."
+        return Result(value, [line], EXIT_FAILED)
+    if outcome is None:
+        done, lines = await _describe_unserved(database, written.command)
+    else:
+        done, lines = not outcome.left and outcome.note is None, list(_describe_outcome(outcome, verb))
+    result = Result({**value, "outcome": outcome}, lines, EXIT_DONE if done else EXIT_FAILED)
+    return await _with_halts(database, result)
+
+
+async def _write(database: Database, verb: Verb, account_id: str | None, reason: str) -> Written:
+    by = operator()
+    command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by=by)
+    lifted: list[HaltCause] = []
+    is_new = True
+    async with database.transaction() as conn:
+        if account_id is not None and not await store.select_known_account(conn, account_id):
+            raise StartError(f"There is no account {account_id!r}. Nothing was changed.")
+        if verb is Verb.RESUME:
+            lifted = await store.update_halts_lifted(conn, account_id, by)
+            if LIMITS.intersection(lifted):
+                await update_baselines_reset(conn, account_id)
+        else:
+            at = await store.select_now(conn)
+            halt = Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=by, at=at)
+            is_new = await store.insert_halt(conn, halt)
+        if verb is not Verb.RESUME or lifted:
+            await store.insert_command(conn, command)
+    return Written(command, lifted, not is_new)
+
+
+async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | None]:
+    """Wait for the outcome and print the progress. Return whether a service runs, and the outcome if there is one."""
+    started_s = alive_s = time.monotonic()
+    printed, taken = "", False
+    while (now_s := time.monotonic()) - started_s < _LIMIT_S:
+        try:
+            async with database.connection() as conn:
+                state = await store.select_command_state(conn, command_id)
+                alive_s = now_s if await store.select_has_leader(conn) else alive_s
+        except Unavailable as error:
+            news = f"waiting: {error}"
+        else:
+            assert state is not None, "nobody deletes commands"
+            if state.outcome is not None:
+                return True, state.outcome
+            taken, news = state.taken, state.progress or ""
+            if taken and now_s - alive_s > _GRACE_S:
+                news = "the service is gone; waiting for it to come back and go on"
+        if news not in ("", printed):
+            printed = news
+            print(f"  {news}", file=sys.stderr, flush=True)
+        if now_s - alive_s > (_RESTART_S if taken else _GRACE_S):
+            return False, None
+        await asyncio.sleep(_POLL_S)
+    return True, None
+
+
+async def _withdraw(database: Database, command: Command) -> bool:
+    async with database.connection() as conn:
+        return await store.update_command_withdrawn(conn, command.id, Outcome(note=_WITHDRAWN))
+
+
+def _describe_written(written: Written) -> str:
+    verb, whom = written.command.verb, scope(written.command.account_id)
+    if verb is Verb.RESUME:
+        return f"Lifted the halt of {whom} ({', '.join(written.lifted)})." if written.lifted else f"No halt of {whom}."
+    if written.was_halted:
+        return f"An operator's halt of {whom} is already in force."
+    return f"Halted {whom}, until the halt is lifted with `resume`."
+
+
+def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
+    """Yield what was done, and what was left."""
+    lines = [
+        f"  cancelled: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
+        f"at {format_decimal(one.limit_price)}"
+        for one in outcome.cancelled
+    ]
+    lines += [
+        f"  closed: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol} "
+        f"at {format_decimal(round(one.price, 8))}, "
+        f"gross {one.gross_pnl:+.2f}"
+        for one in outcome.closed
+    ]
+    lines += [f"  LEFT: {one.account_id}: {one.what}: {one.reason}" for one in outcome.left]
+    yield from lines[:_LINES_MAX]
+    if len(lines) > _LINES_MAX:
+        yield f"  and {len(lines) - _LINES_MAX} more, in the table `commands`"
+    counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
+    if verb is Verb.RESUME:
+        counts = "the service trades again"
+    yield f"NOT all done: {counts}." if outcome.left else f"Done: {counts}."
+    if outcome.note is not None:
+        yield outcome.note
+
+
+async def _describe_unserved(database: Database, command: Command) -> tuple[bool, list[str]]:
+    """Return whether the command is complete without a service, and what remains to be done."""
+    if command.verb is Verb.RESUME:
+        return True, ["No service runs; it trades again from its next start on."]
+    async with database.connection() as conn:
+        holdings = await store.select_exposures(conn, command.account_id)
+    lines = [
+        "No service runs. From its next start on the halt holds, and resting orders that could open are cancelled."
+    ]
+    for one in holdings[:_LINES_MAX]:
+        limit = "" if one.limit_price is None else f", resting at {format_decimal(one.limit_price)}"
+        lines.append(f"  remains: {one.account_id}: {one.side} {format_decimal(one.quantity)} {one.symbol}{limit}")
+    if len(holdings) > _LINES_MAX:
+        lines.append(f"  and {len(holdings) - _LINES_MAX} more")
+    if command.verb is Verb.FLATTEN and holdings:
+        positions = sum(one.limit_price is None for one in holdings)
+        return False, [*lines, f"NOT closed: {positions} positions. Start the service and flatten again."]
+    return True, lines
+
+
+async def _with_halts(database: Database, result: Result) -> Result:
+    """Return the result with the halts that are in force now."""
+    async with database.connection() as conn:
+        halts = await store.select_halts(conn)
+    lines = list(result.lines)
+    for one in halts:
+        option = "" if one.account_id is None else f" --account {one.account_id}"
+        lines.append(
+            f"In force: {one} (since {one.at:%Y-%m-%d %H:%M:%S} UTC, by {one.by}); lift it with: resume{option}"
+        )
+    if not halts:
+        lines.append("Nothing is halted.")
+    return result._replace(value={**result.value, "halts": halts}, lines=lines)

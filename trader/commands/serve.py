@@ -1,0 +1,113 @@
+"""The commands serve, check and version."""
+
+import argparse
+import asyncio
+import logging
+import os
+import platform
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, command
+from trader.dotenv import add_env_file_option
+from trader.errors import TraderError
+from trader.logs import configure_logs
+from trader.settings import BASE_URL_NAMES, KEY_NAMES, VARIABLES, Settings, find_risks
+
+log = logging.getLogger("trader")
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--demo",
+        nargs="?",
+        const="history",
+        choices=["history", "fresh"],
+        help="run rule agents on a synthetic market; needs no API key and no database. In an empty database they have "
+        "traded for three days already; --demo=fresh leaves that out",
+    )
+    add_env_file_option(parser)
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    _demo_arguments(parser)
+    parser.add_argument("--check", action="store_true", help="the same as the command check")
+
+
+@command("serve", example="trader serve --demo", arguments=_serve_arguments)
+def serve(options: argparse.Namespace) -> int:
+    """Run the service until it is stopped; the default, so that `trader --demo` is `trader serve --demo`."""
+    return _start(options, is_check=options.check)
+
+
+@command("check", example="trader check --env-file /etc/trader.env", arguments=_demo_arguments)
+def check(options: argparse.Namespace) -> int:
+    """Check the settings, connect to the database, apply its schema, and exit."""
+    return _start(options, is_check=True)
+
+
+@command("version", example="trader version")
+def show_version(_: argparse.Namespace) -> int:
+    """Print the versions of trader and of Python."""
+    print(f"{program_version()} (Python {platform.python_version()})")
+    return EXIT_DONE
+
+
+def _start(options: argparse.Namespace, *, is_check: bool) -> int:
+    settings = Settings.load(
+        os.environ, options.env_file, demo=options.demo is not None, demo_history=options.demo == "history"
+    )
+    configure_logs(settings.log_level, settings.log_format, threaded=not is_check)
+    for risk in find_risks(settings, options.env_file):
+        log.warning(risk)
+    from trader import app  # noqa: PLC0415 - so that --help and wrong settings are answered at once
+
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            if is_check:
+                print(*runner.run(app.check(settings)), sep="\n")
+            else:
+                runner.run(app.serve(settings))
+    except TraderError as error:
+        print(f"trader cannot start: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:  # before the service handles its signals itself
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return uvloop's loop factory, where it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415 - not available on Windows
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def program_version() -> str:
+    """Return the name and the version of the program."""
+    try:
+        return f"trader {version('trader')}"
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "trader"
+
+
+def settings_help() -> str:
+    """Return the settings as `--help` shows them."""
+    lines = ["settings, read from the environment and from .env in the working folder (the environment wins):", ""]
+    for variable in VARIABLES.values():
+        lines += _entry(variable.name, f"{variable.meaning} Default: {variable.default_text}.")
+    providers = (
+        f"At least one AI provider, except with --demo: {', '.join(KEY_NAMES)}; more keys of one provider as "
+        f"..._API_KEY1, ..._API_KEY_2 and so on. Other servers of the same protocol: {', '.join(BASE_URL_NAMES)}."
+    )
+    lines += ["", *textwrap.wrap(providers, width=100, initial_indent="  ", subsequent_indent="  ")]
+    return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    wrapped = textwrap.wrap(text.replace("`", ""), width=72)
+    return [f"  {name:28}  {wrapped[0]}", *(f"{'':32}{line}" for line in wrapped[1:])]
