@@ -1,7 +1,7 @@
 -- The whole schema of trader (PostgreSQL 15 or later). Applying it again changes nothing. A change of an existing table
 -- needs a new version, and a step to it in trader/store/database/schema.py.
 -- Amounts are in the run's quote currency, quantities in base units, times in UTC.
--- Invariants that one row or one index can express are constraints here; `scripts/audit` checks the sums.
+-- Invariants that one row or one index can express are constraints here; `trader audit` checks the sums.
 
 CREATE TABLE IF NOT EXISTS schema_version (
     only_row   boolean PRIMARY KEY DEFAULT true CHECK (only_row),

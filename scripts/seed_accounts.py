@@ -49,10 +49,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
-from models_file import Entry, day_cost_of, entry_of, read_models
 from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
+from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal, from_number

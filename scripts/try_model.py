@@ -31,9 +31,9 @@ if importlib.util.find_spec("trader") is None:  # called by a Python without the
 
 # ruff: noqa: E402 - nothing of the service can be imported before its environment is there
 import orjson
-from models_file import request_fields
 
 from trader.clock import Clock, LockstepClock
+from trader.commands.models_file import request_fields
 from trader.domain.agents.invocations import Invocation
 from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.domain.money import format_decimal

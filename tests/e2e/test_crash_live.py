@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.process import ROOT, ServiceProcess, serving
+from support.process import ServiceProcess, serving
 from support.scripted import make_settings
 from support.venue import make_exchange
 
@@ -179,7 +179,7 @@ async def liquidated(service: ServiceProcess) -> Any:
 async def is_clean(dsn: str) -> None:
     """The audit, as its operator runs it."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", str(ROOT / "scripts" / "audit.py"), "--database-url", dsn, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-P", "-m", "trader", "audit", "--database-url", dsn, stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
     assert process.returncode == 0, output.decode()

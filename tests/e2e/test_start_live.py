@@ -126,7 +126,7 @@ async def test_scripts_run_on_a_fresh_folder_needs_nothing_else(open_folder: Pat
             assert len({trade["modelVariant"] for trade in trades}) == len(VARIANT)
             curves = await first.call("trading.getEquityCurves")
             assert all(sum(value is not None for value in one["values"]) >= 70 for one in curves["models"])
-            audit = await asyncio.create_subprocess_exec(ROOT / "scripts" / "audit", cwd=open_folder)
+            audit = await asyncio.create_subprocess_exec(ROOT / "scripts" / "run", "audit", cwd=open_folder)
             assert await audit.wait() == 0
             placed = await first.call("simulator.placeOrder", symbol="ETH", side="sell", quantity=1, clientOrderId="a")
             resting = {"symbol": "BTC", "side": "buy", "quantity": 0.01, "type": "limit", "limitPrice": 900}

@@ -6,6 +6,7 @@ Exit codes of every command: 0 done, and nothing is wrong; 1 not all is done, so
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ MODULES: Final[Mapping[str, str]] = {
     "flatten": "operate",
     "verify": "books",
     "audit": "books",
+    "report": "reports",
+    "drift": "reports",
+    "reproduce": "reproduce",
 }
 """The module of each command, or of each group of commands, by its first word."""
 
@@ -62,10 +66,10 @@ def no_arguments(_: argparse.ArgumentParser) -> None:
 def command(
     name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
 ) -> Callable[[Declared], Declared]:
-    """Declare a function as a command; the first line of its docstring is its help, `example` a call of it."""
+    """Declare a function as a command; its docstring is its help, `example` a call of it."""
 
     def declare(run: Declared) -> Declared:
-        REGISTRY[name] = Command(name, run, (run.__doc__ or "").partition("\n")[0], example, arguments)
+        REGISTRY[name] = Command(name, run, inspect.getdoc(run) or "", example, arguments)
         return run
 
     return declare
@@ -96,7 +100,7 @@ def make_parser(description: str, epilog: str) -> argparse.ArgumentParser:
         inner = groups[group] if group else found
         sub = inner.add_parser(
             last,
-            help=one.meaning,
+            help=one.meaning.partition("\n")[0],
             description=one.meaning,
             epilog=f"example: {one.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,

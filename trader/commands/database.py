@@ -17,7 +17,7 @@ from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
 from trader.settings import read_database_url
-from trader.store.database.pool import Database, place
+from trader.store.database.pool import Connection, Database, place
 from trader.store.database.schema import open_database
 from trader.store.operations.halts import select_has_leader
 
@@ -30,6 +30,20 @@ class FoundDatabase(NamedTuple):
     place: str
     is_served: bool
     is_alone: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the database on its server."""
+        return place(self.dsn).rpartition("/")[2]
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """Borrow a connection that reads the database as of one moment."""
+        async with (
+            self.database.connection() as conn,
+            conn.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            yield conn
 
     def __str__(self) -> str:
         return f"database: {self.place}, the service is {'running' if self.is_served else 'not running'}"

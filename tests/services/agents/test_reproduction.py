@@ -1,14 +1,11 @@
 """Reproduction of invocations: on the recorded market they give the same books, and a changed row is noticed."""
 
 import asyncio
-import importlib.util
 import zlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +13,7 @@ import orjson
 import pytest
 from support.floor import Floor, calling, hold, open_floor, opening
 
+from trader.__main__ import main
 from trader.domain.exchange.halts import HaltCause
 from trader.domain.exchange.orders import Cause
 from trader.errors import NotFound
@@ -23,8 +21,6 @@ from trader.services.agents.reproduction import InvocationReproduction, reproduc
 from trader.services.agents.schedule import FinishedInvocation
 from trader.store.database.paging import Page
 from trader.store.database.pool import Database
-
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "replay_run.py"
 
 
 @pytest.fixture
@@ -220,24 +216,12 @@ async def test_calls_executed_at_a_venue_are_not_reproduced_on_paper(floor: Floo
     assert [found.same for _, found in (await again(floor, record)).calls] == [None, False, False, True]
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replay_run", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-async def test_the_script_reports_the_result(
-    floor: Floor, dsn: str, script: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_command_reports_the_result(floor: Floor, dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     record = await run_one(floor, calling(opening(), ("holding", {"reason": "in"})))
 
     def run(invocation: UUID) -> int:
         with ThreadPoolExecutor(1) as pool:  # the test has an event loop already
-            code: int = pool.submit(script.main, [str(invocation), "--database-url", dsn]).result()
+            code: int = pool.submit(main, ["reproduce", str(invocation), "--database-url", dsn]).result()
         return code
 
     assert run(record.invocation.id) == 0
@@ -248,5 +232,5 @@ async def test_the_script_reports_the_result(
         await conn.execute("UPDATE fills SET fee = fee + $1", Decimal(1))
     assert run(record.invocation.id) == 1
     assert capsys.readouterr().out.endswith("The books do NOT come out the same.\n")
-    assert run(UUID(int=7)) == 2
+    assert run(UUID(int=7)) == 1
     assert "there is no invocation" in capsys.readouterr().err

@@ -98,7 +98,7 @@ class Accounts:
             if differences := await audit_store.select_differences(conn):
                 raise StartError(
                     f"The books of this database do not balance: {'; '.join(map(str, differences[:5]))}. "
-                    "Run scripts/audit for the whole list. Nothing was changed."
+                    "Run trader audit for the whole list. Nothing was changed."
                 )
             accounts = await store.select_accounts(conn)
             _refuse_unfollowed(accounts, symbols)

@@ -28,7 +28,7 @@ async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
     await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
 
 
-# The sums that cash is made of come from `orders` alone; `scripts/audit` compares them with the ledger.
+# The sums that cash is made of come from `orders` alone; `trader audit` compares them with the ledger.
 SELECT_ACCOUNTS = """
 SELECT a.id, a.sequence, a.changed_at, a.last_order_at, a.liquidating,
        r.id AS run_id, r.number, r.initial_capital, r.quote_currency, r.started_at,

@@ -1,11 +1,11 @@
-"""Invocations of a running service, reproduced by the script: with a moving market and the latency of orders."""
+"""Invocations of a running service, reproduced by the command: with a moving market and the latency of orders."""
 
 import asyncio
 import os
 import sys
 from pathlib import Path
 
-from support.process import ROOT, serving
+from support.process import serving
 from support.slow_provider import slow_provider
 
 from trader.clock import SystemClock
@@ -18,7 +18,7 @@ MODELS = 6
 
 async def replay(folder: Path, invocation: str, dsn: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(ROOT / "scripts" / "replay_run.py"), invocation,
+        sys.executable, "-P", "-m", "trader", "reproduce", invocation,
         cwd=folder, env={"PATH": os.environ["PATH"], "DATABASE_URL": dsn},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip

@@ -20,16 +20,18 @@ WHERE account_id = $1 AND sequence = (SELECT min(sequence) FROM fills WHERE acco
 """
 
 
-def _run(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+def _run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [str(SCRIPTS / name)] if name.endswith(".py") else ["-P", "-m", "trader", name]
+    return subprocess.run(
+        [sys.executable, *program, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 async def test_a_season_is_rendered_and_unexplained_equity_named(database: Database, dsn: str, tmp_path: Path) -> None:
     season = ["--demo", "--models", "8", "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
     seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
     assert seeded.returncode == 0, seeded.stderr
-    made = _run(tmp_path, "report.py", "--database-url", dsn, "--name", "<Season & one>")
+    made = _run(tmp_path, "report", "--database-url", dsn, "--name", "<Season & one>")
     assert made.returncode == 0, made.stderr
     html = (tmp_path / "season.html").read_text(encoding="utf-8")
     assert "to the last digit" in html
@@ -46,9 +48,9 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
             assert account.change == account.explained
             assert f"{account.equity:,.2f}" in html
         assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
-    broken = _run(tmp_path, "report.py", "--database-url", dsn)
+    broken = _run(tmp_path, "report", "--database-url", dsn)
     assert broken.returncode == 1
-    assert "do not explain the equity of 1 accounts" in broken.stderr
+    assert "NOT explained by the books: the equity of 1 accounts" in broken.stdout
     assert "qwen-apex" in (tmp_path / "season.html").read_text(encoding="utf-8").partition("seal bad")[2][:200]
 
 
@@ -83,7 +85,7 @@ async def test_a_model_between_its_reset_and_its_next_snapshot_is_shown(
     assert seeded.returncode == 0, seeded.stderr
     async with database.connection() as conn:
         assert await conn.execute(RESET, "apex-rules") == "INSERT 0 1"
-    made = _run(tmp_path, "report.py", "--database-url", dsn)
+    made = _run(tmp_path, "report", "--database-url", dsn)
     assert made.returncode == 0, made.stderr
     assert "Without a snapshot in their current run, so in no figure: 1 models: apex-rules" in made.stdout
     board = (tmp_path / "season.html").read_text(encoding="utf-8").partition("<h2>Leaderboard</h2>")[2]
@@ -93,6 +95,6 @@ async def test_a_model_between_its_reset_and_its_next_snapshot_is_shown(
 
 
 async def test_without_models_there_is_nothing_to_report(database: Database, dsn: str, tmp_path: Path) -> None:
-    made = _run(tmp_path, "report.py", "--database-url", dsn)
+    made = _run(tmp_path, "report", "--database-url", dsn)
     assert made.returncode == 1
     assert "nothing to report" in made.stderr

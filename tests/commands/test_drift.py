@@ -17,8 +17,6 @@ from trader.domain.live.drift import Drift
 from trader.store.database.pool import Database
 from trader.store.live.drift import insert_drift, select_drift_figures, select_uncompared
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
 INSERT_FILL = """
 INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,
                    cause, created_at)
@@ -51,7 +49,7 @@ async def write(database: Database, rows: Sequence[Row], *, unsimulated: int = 0
 
 
 def run(folder: Path, dsn: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "drift.py"), "--database-url", dsn]
+    command = [sys.executable, "-P", "-m", "trader", "drift", "--database-url", dsn]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 

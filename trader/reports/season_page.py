@@ -7,11 +7,10 @@ from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
-from report_document import bar, document, interval, key, minus, table
-
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.evidence import Statement, Verdict
+from trader.reports.document import bar, document, interval, key, minus, table
 from trader.store.portfolio.season import AccountReport, TradeOutcome, UnvaluedModel
 from trader.variants import VARIANTS
 

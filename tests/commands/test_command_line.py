@@ -1,0 +1,80 @@
+"""The command line as a whole: every command has help, an example that can be parsed, and a row in its document."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from trader.__main__ import main
+from trader.commands.command import MODULES, REGISTRY, load, make_parser, table, to_wire
+from trader.domain.exchange.halts import Outcome
+
+ROOT = Path(__file__).parents[2]
+load("")
+EVERY = sorted(REGISTRY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*name.split(), "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    example = REGISTRY[name].example
+    assert f"example: {example}" in shown
+    assert example.startswith(f"trader {name}")
+    env_file = tmp_path / "settings"
+    env_file.touch()
+    words = [str(env_file) if word == "/etc/trader.env" else word for word in shlex.split(example)[1:]]
+    assert make_parser("", "").parse_args(words).run is REGISTRY[name].run
+
+
+def test_every_module_of_the_table_declares_its_commands() -> None:
+    assert {name.partition(" ")[0] for name in EVERY} == set(MODULES)
+
+
+def test_the_document_has_every_command() -> None:
+    document = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `trader ([a-z ]+?)(?: [A-Z<].*?)?` \|", document, re.MULTILINE)) == EVERY
+
+
+@pytest.mark.parametrize("file", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_documents_name_only_commands_that_exist(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    for line in re.findall(r"(?:`|^    (?:\$ )?)(?:trader|scripts/run) ([a-z][^`\n#;]*)", text, re.MULTILINE):
+        words = line.split()
+        name = " ".join(words[:2]) if " ".join(words[:2]) in REGISTRY else words[0]
+        assert name in REGISTRY or name in MODULES, f"{file}: trader {line}"
+        options = re.findall(r"(?<!\S)--[a-z-]+", line)
+        if options and name in REGISTRY:
+            with pytest.raises(SystemExit):
+                main([*name.split(), "--help"])
+            shown = capsys.readouterr().out
+            assert [option for option in options if option not in shown] == [], f"{file}: trader {line}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["stauts"], "invalid choice: 'stauts'"), (["halt", "--acount", "x"], "unrecognized arguments: --acount x")],
+)
+def test_wrong_arguments_are_answered_with_what_is_allowed(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:
+    assert list(table(("name", "value"), [("a", "1"), ("long name", "12345.00")])) == [
+        "name          value",
+        "a                 1",
+        "long name  12345.00",
+    ]
+
+
+def test_values_for_programs_have_the_names_of_the_interface() -> None:
+    value = {"the-id": Outcome(note="n")}
+    assert to_wire(value) == {"the-id": {"cancelled": [], "closed": [], "left": [], "note": "n"}}

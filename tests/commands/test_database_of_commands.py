@@ -1,0 +1,60 @@
+"""The commands use the same database as the service: a DATABASE_URL in .env names it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trader.store.database.pool import Database, place
+
+NO_RUN = "0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10"
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    command = [sys.executable, "-P", "-m", "trader", *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "code", "printed"),
+    [
+        ("audit", [], 0, "{place}, the service is not running\n0 runs, 0 orders"),
+        ("report", [], 1, "{place} has no model with a snapshot"),
+        ("drift", [], 1, "{place} has no fill of a venue"),
+        ("reproduce", [NO_RUN], 1, f"there is no invocation {NO_RUN}"),
+    ],
+)
+async def test_the_database_of_the_env_file_is_read(
+    database: Database, dsn: str, tmp_path: Path, command: str, arguments: list[str], code: int, printed: str
+) -> None:
+    (tmp_path / ".env").write_text(f"DATABASE_URL={dsn}\n", encoding="utf-8")
+    ended = _run(tmp_path, command, *arguments)
+    assert ended.returncode == code, ended.stderr
+    assert printed.format(place=place(dsn)) in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"), [("audit", []), ("report", []), ("drift", []), ("reproduce", [NO_RUN])]
+)
+async def test_a_database_of_another_schema_version_is_reported(
+    database: Database, dsn: str, tmp_path: Path, command: str, arguments: list[str]
+) -> None:
+    async with database.connection() as conn:
+        await conn.execute("UPDATE schema_version SET version = 1")
+    ended = _run(tmp_path, command, "--database-url", dsn, *arguments)
+    assert ended.returncode == 1
+    assert f"The database at {place(dsn)} has schema version 1; this program needs version" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["audit", "report", "drift"])
+def test_a_wrong_address_is_reported_without_its_password(tmp_path: Path, command: str) -> None:
+    (tmp_path / ".env").write_text("DATABASE_URL=mysql://root:hunter2@localhost/x\n", encoding="utf-8")
+    ended = _run(tmp_path, command)
+    assert ended.returncode == 2
+    assert "DATABASE_URL: expected postgresql://" in ended.stderr
+    assert "hunter2" not in ended.stderr
+    assert "Traceback" not in ended.stderr

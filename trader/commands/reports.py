@@ -1,0 +1,133 @@
+"""The commands report and drift: HTML files about a season, and about paper against the venue."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
+from trader.commands.database import FoundDatabase, database_command
+from trader.domain.portfolio.evidence import (
+    EquitySeries,
+    ReturnSeries,
+    compare,
+    judge_family,
+    missing_trades,
+    state_return,
+)
+from trader.domain.portfolio.statistics import EquityPoint, max_drawdown
+from trader.errors import StartError
+from trader.reports import drift as drift_report
+from trader.reports import season_page
+from trader.reports.season_page import Season, Standing
+from trader.store.live import drift as drift_store
+from trader.store.portfolio import season as store
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", help="of the season, for its title; default: the database")
+    parser.add_argument("output", nargs="?", type=Path, default=Path("season.html"), help="default: season.html")
+
+
+@database_command("report", example="trader report season.html --name Spring", arguments=_report_arguments)
+async def report(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs and the leaderboard.
+
+    Fails when the books do not explain the equity; the report says of which accounts.
+    """
+    season = await _read_season(options.name or found.name, found)
+    _write(options.output, season_page.page(season))
+    lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
+    if season.unvalued:
+        names = ", ".join(model.model_id for model in season.unvalued[:10])
+        lines.append(
+            f"Without a snapshot in their current run, so in no figure: {len(season.unvalued)} models: {names}"
+        )
+    if season.unexplained:
+        lines.append(f"NOT explained by the books: the equity of {len(season.unexplained)} accounts")
+    value = {
+        "file": str(options.output),
+        "models": len(season.standings),
+        "trades": len(season.trades),
+        "unvalued": [model.model_id for model in season.unvalued],
+        "unexplained": [account.model_id for account in season.unexplained],
+    }
+    return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
+
+
+async def _read_season(name: str, found: FoundDatabase) -> Season:
+    async with found.reading() as conn:
+        accounts = await store.select_report_accounts(conn)
+        hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
+        trades = await store.select_report_trades(conn)
+        unvalued = await store.select_unvalued_models(conn)
+    if not accounts:
+        raise StartError(f"{found.place} has no model with a snapshot: there is nothing to report.")
+    return Season(name, make_standings(accounts, hours), unvalued, trades)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StartError(f"{file} cannot be written: {error.strerror}.") from None
+
+
+def make_standings(
+    accounts: Sequence[store.AccountReport], hours: Mapping[str, Sequence[tuple[datetime, float]]]
+) -> list[Standing]:
+    """Return the accounts with their statistics, best return first."""
+    standings: list[Standing] = []
+    series: dict[str, ReturnSeries | None] = {}
+    for account in accounts:
+        points, capital = hours.get(account.model_id, ()), float(account.initial_capital)
+        fall = max_drawdown([capital, *(value for _, value in points)])
+        returns = series[account.model_id] = _returns(points, capital)
+        curve = [(hour, 100 * value / capital - 100) for hour, value in points]
+        evidence = state_return(returns, account.trades)
+        standings.append(Standing(account, curve, evidence, fall.percent if fall else 0.0))
+    standings.sort(key=lambda one: (-one.account.change / one.account.initial_capital, one.account.model_id))
+    statements = [
+        compare(series[one.model_id], series[other.model_id], missing_trades(one.trades), missing_trades(other.trades))
+        for one, other in pairwise(standing.account for standing in standings)
+    ]
+    verdicts = judge_family(statements)
+    return [one._replace(verdict=verdict) for one, verdict in zip(standings, [*verdicts, None], strict=True)]
+
+
+def _returns(points: Sequence[tuple[datetime, float]], capital: float) -> ReturnSeries | None:
+    if not points:
+        return None
+    equity = EquitySeries(capital)
+    equity.set(EquityPoint(*point) for point in points)
+    return equity.returns(points[-1][0] + timedelta(hours=1))
+
+
+def _drift_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
+    parser.add_argument("output", nargs="?", type=Path, default=Path("drift.html"), help="default: drift.html")
+
+
+@database_command("drift", example="trader drift drift.html --days 7", arguments=_drift_arguments)
+async def drift(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Report the drift between paper and venue: the error of each fill against its simulation, in basis points.
+
+    Positive is where the venue was dearer than paper. p95 is of the errors without sign, worst the largest of them.
+    """
+    since = datetime(1970, 1, 1, tzinfo=UTC)
+    if options.days is not None:
+        since = datetime.now(UTC) - timedelta(days=options.days)
+    async with found.reading() as conn:
+        figures = await drift_store.select_drift_figures(conn, since)
+        uncompared = await drift_store.select_uncompared(conn, since)
+    if not figures:
+        raise StartError(f"{found.place} has no fill of a venue that was simulated: there is nothing to compare.")
+    notes = drift_report.notes_of(uncompared)
+    _write(options.output, drift_report.page(found.name, figures, notes))
+    lines = [
+        *table(drift_report.COLUMNS, map(drift_report.cells, figures), text_columns=3),
+        *notes,
+        f"{options.output}: {figures[-1].fills} fills",
+    ]
+    return Result({"file": str(options.output), "figures": figures, "uncompared": uncompared}, lines)

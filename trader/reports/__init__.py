@@ -1,0 +1,1 @@
+"""Reports: self-contained HTML files in the style of the dashboard."""
