@@ -49,10 +49,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
+import msgspec
 from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
-from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models
+from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models, surplus_replicates
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.models import Model, VariantId
 from trader.domain.money import format_decimal, from_number
@@ -332,8 +333,17 @@ async def create(conn: Connection, entries: Sequence[Entry], at: datetime, setti
         account = accounts.get(entry.id)
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
             print(f"{entry.id} is open with {format_decimal(account.run.initial_capital)} already; its capital stays.")
+    await _deactivate_surplus(conn, entries)
     opened = 0 if _is_live(settings) else sum(entry.id not in accounts for entry in entries)
     return sum(entry.id not in known for entry in entries), opened
+
+
+async def _deactivate_surplus(conn: Connection, entries: Sequence[Entry]) -> None:
+    """Deactivate the replicates of these entries that are not among them any more: there were more of them before."""
+    models = {model.id: model for model in await select_models(conn)}
+    for model_id in surplus_replicates(models, entries):
+        await upsert_model(conn, msgspec.structs.replace(models[model_id], active=False))
+        print(f"{model_id} is a replicate too many now and was deactivated; its results stay.")
 
 
 def _is_live(settings: Settings) -> bool:

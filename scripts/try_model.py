@@ -45,7 +45,8 @@ from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import InvocationRecorder, Packer, unpacked
+from trader.services.agents.payloads import Packer, unpacked
+from trader.services.agents.recorder import InvocationRecorder
 from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.events import EventBus
 from trader.services.exchange.accounts import Accounts

@@ -32,7 +32,8 @@ from trader.embedded.server import EmbeddedPostgres
 from trader.services.agents import recorder
 from trader.services.agents.chain import verify
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.recorder import InvocationRecorder, Packer
+from trader.services.agents.payloads import Packer
+from trader.services.agents.recorder import InvocationRecorder
 from trader.services.events import EventBus
 from trader.store.agents.invocations import update_invocation, upsert_model
 from trader.store.database.partitions import ensure_partitions

@@ -266,6 +266,26 @@ replicates = 2
     assert models["rules-c"].configuration == ModelConfiguration()
 
 
+async def test_surplus_replicates_are_deactivated_and_come_back(
+    seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def seeded(replicates: str) -> set[str]:
+        Path("models.toml").write_text(FILE.replace("\nname", f"{replicates}\nname", 1), encoding="utf-8")
+        assert _run(seed, "models.toml", "--demo", "--database-url", dsn) == 0
+        async with database.connection() as conn:
+            return {model.id for model in await select_models(conn) if model.active}
+
+    other = ["--variant", "Apex", "--provider", "rules", "--router-model", "r", "--id", "deepseek-apex-9"]
+    assert _run(seed, *other, "--demo", "--database-url", dsn) == 0
+    numbered = [f"deepseek-apex-{number}" for number in (1, 2, 3)]
+    assert await seeded("\nreplicates = 3") == {*numbered, "deepseek-apex-9"}, "of which one is no replicate"
+    assert await seeded("\nreplicates = 2") == {*numbered[:2], "deepseek-apex-9"}
+    assert "deepseek-apex-3 is a replicate too many now and was deactivated" in capsys.readouterr().out
+    assert await seeded("") == {"deepseek-apex", "deepseek-apex-9"}
+    assert await seeded("\nreplicates = 3") == {*numbered, "deepseek-apex", "deepseek-apex-9"}
+    assert (await audit(database)).is_clean
+
+
 async def test_an_ai_model_without_a_cadence_is_told_what_a_day_costs(
     seed: ModuleType, database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.domain.models import CYCLE, RESERVED_REQUEST_FIELDS, ModelConfiguration, ModelId, VariantId
+from trader.domain.models import CYCLE, RESERVED_REQUEST_FIELDS, Model, ModelConfiguration, ModelId, VariantId
 from trader.errors import Issue, SettingsError
 from trader.settings import PROVIDERS
 
@@ -220,6 +220,24 @@ def _replicates(entry: Entry) -> list[Entry]:
         replace(entry, id=f"{entry.id}-{number}", name=f"{name} {number}", replicate_of=group, replicates=1)
         for number in range(1, entry.replicates + 1)
     ]
+
+
+def surplus_replicates(models: Mapping[str, Model], entries: Sequence[Entry]) -> list[str]:
+    """Return the active models that are numbered replicates of an entry's group but not among the entries."""
+    ids = {entry.id for entry in entries}
+    bases = {(_base_of(entry), entry.replicate_of or entry.id) for entry in entries}
+    return [
+        model.id
+        for model in models.values()
+        if model.active and model.id not in ids and (_base_of(model), model.configuration.replicate_of) in bases
+    ]
+
+
+def _base_of(model: Entry | Model) -> str:
+    """Return the id without the number of a replicate; that of any other model as it is."""
+    group = model.replicate_of if isinstance(model, Entry) else model.configuration.replicate_of
+    base, _, number = model.id.rpartition("-")
+    return base if group is not None and base and number.isdecimal() else model.id
 
 
 def _is_json(value: Any) -> bool:

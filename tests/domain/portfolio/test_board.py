@@ -1,12 +1,10 @@
 """Boards: verdicts against each reference, the set that cannot be told from the best, and how often they are wrong."""
 
 import math
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from support.nightly import is_nightly
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
@@ -18,7 +16,6 @@ from trader.domain.portfolio.statistics import EquityPoint
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-VARIANTS = list(VariantId)
 
 
 def noise(seed: int, hours: int = 500, drift: float = 0.0) -> Returns:
@@ -132,48 +129,6 @@ def test_replicates_split_the_variance_of_an_hour() -> None:
     assert found.noise_percent == pytest.approx(20, abs=3), "a fourth of the market's variance: a fifth of the whole"
     assert found.lowest_percent < found.highest_percent
     assert split_variance({"a": series(noise(1, 23)), "b": series(noise(2, 23))}) is None
-
-
-# False verdicts
-
-MODELS, DAYS, SEASONS = (100, 90, 40) if is_nightly() else (20, 30, 6)
-
-
-def null_season(seed: int) -> tuple[Sequence[Contender], dict[str, ReturnSeries | None]]:
-    """Models that follow the market more or less, and differ by luck alone."""
-    rng, hours = np.random.default_rng(seed), DAYS * 24
-    market = rng.normal(0, 0.005, hours)
-    models = [
-        Contender(
-            f"m{number}",
-            VARIANTS[number % 4],
-            series(rng.uniform(-0.5, 1) * market + rng.normal(0, rng.uniform(0.002, 0.01), hours)),
-            1000,
-        )
-        for number in range(MODELS)
-    ]
-    baselines = {rule_agent(variant).id: series(rng.normal(0, 0.005, hours)) for variant in VARIANTS}
-    return models, {**baselines, BUY_AND_HOLD.id: series(market)}
-
-
-def is_wrong_once(seed: int) -> bool:
-    """Whether anything is called better or worse at any daily look from the third day on."""
-    models, baselines = null_season(seed)
-    for day in range(3, DAYS + 1):
-        now = START + day * 24 * HOUR
-        shown = [one._replace(series=one.series and one.series.within(START, now)) for one in models]
-        board = judge_board(shown, {key: one and one.within(START, now) for key, one in baselines.items()}, None)
-        if any(
-            each.verdict.word != "not distinguishable yet" for found in board.comparisons.values() for each in found
-        ):
-            return True
-    return False
-
-
-def test_models_that_differ_by_luck_alone_are_not_told_apart_however_often_one_looks() -> None:
-    """The family-wise error is 5 % at most; of so many seasons no more may be wrong than 999 in 1,000 times."""
-    wrong = sum(is_wrong_once(seed) for seed in range(SEASONS))
-    assert wrong <= (7 if SEASONS == 40 else 2)
 
 
 def test_an_account_that_began_without_money_has_returns_from_its_first_hour_on() -> None:

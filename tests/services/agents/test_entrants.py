@@ -9,7 +9,7 @@ from support.floor import Floor, hold, open_floor
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.entrants import Entrant
-from trader.domain.models import VariantId
+from trader.domain.models import ModelConfiguration, VariantId
 from trader.errors import ProviderError
 from trader.store.agents.entrants import SELECT_LATEST_ENTRANTS
 from trader.store.database.pool import Database
@@ -146,3 +146,20 @@ async def test_a_cycle_is_due_by_the_cadence_even_when_the_budget_is_spent(floor
     async with floor.database.connection() as conn:
         record = (await select_current_runs(conn))["ada"].entrant
     assert (record.cycles_decided, record.cycles_due) == (1, 3)
+
+
+async def test_a_model_that_a_shared_budget_drops_while_it_waits_has_missed_its_cycle(database: Database) -> None:
+    settings = {"AI_BUDGET_USD_PER_DAY": "1", "MAX_PARALLEL_MODELS": "1"}
+    async with open_floor(database, **settings) as floor:
+        await floor.add("ada", "bob", configuration=ModelConfiguration(when_spent="pause"))
+        await floor.agents.start()
+        floor.provider.scripts["ada"] = [replace(hold(), cost_usd=Decimal(1))]
+        for _ in range(2):
+            await floor.see(after_s=60)
+            await floor.start_batch()
+            await floor.idle()
+        assert [turn.model.id for turn in floor.provider.turns] == ["ada"]
+        async with database.connection() as conn:
+            runs = await select_current_runs(conn)
+    found = {name: (run.entrant.cycles_decided, run.entrant.cycles_due) for name, run in runs.items()}
+    assert found == {"ada": (1, 2), "bob": (0, 2)}

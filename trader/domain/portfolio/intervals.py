@@ -98,19 +98,29 @@ class Estimate(NamedTuple):
 
 
 def estimate(returns: Returns) -> Estimate:
-    """Return mean and long-run variance. Raise ValueError when there are too few returns for an interval.
+    """Return mean and long-run variance: Ω = Σ Λ_j² / B.
 
-    The cosine transforms Λ_j = √(2/T) Σ r_t cos(πj(t − ½)/T), j = 1…B, come from one Fourier transform of twice the
-    length; Ω = Σ Λ_j² / B with B = max(4, 0.4 T^(2/3)).
+    :raises ValueError: there are too few returns for an interval
     """
     hours = len(returns)
     if hours < HOURS_MIN:
         raise ValueError(f"{hours} hours are too few for an interval, which needs {HOURS_MIN}")
+    transforms = cosine_transforms(returns)
+    freedom = len(transforms)
+    return Estimate(hours, float(np.mean(returns)), float(np.sum(transforms**2)) / freedom, freedom)
+
+
+def cosine_transforms(returns: Returns) -> NDArray[np.float64]:
+    """Return Λ_j = √(2/T) Σ r_t cos(πj(t − ½)/T), j = 1…B with B = max(4, 0.4 T^(2/3)), along the last axis.
+
+    They come from one Fourier transform of twice the length.
+    """
+    hours = returns.shape[-1]
     freedom = max(4, round(0.4 * hours ** (2 / 3)))
-    frequencies = np.arange(1, freedom + 1)
-    turned = np.fft.rfft(returns, 2 * hours)[1 : freedom + 1] * np.exp(-0.5j * math.pi * frequencies / hours)
-    variance = 2 / hours * float(np.sum(turned.real**2)) / freedom
-    return Estimate(hours, float(np.mean(returns)), variance, freedom)
+    turns = np.exp(-0.5j * math.pi * np.arange(1, freedom + 1) / hours)
+    turned = np.fft.rfft(returns, 2 * hours)[..., 1 : freedom + 1] * turns
+    found: NDArray[np.float64] = math.sqrt(2 / hours) * turned.real
+    return found
 
 
 def percent(log_return: float) -> float:

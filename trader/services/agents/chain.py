@@ -22,7 +22,7 @@ from trader.domain.agents.chain import (
 )
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import client_order_id
-from trader.services.agents.recorder import unpacked
+from trader.services.agents.payloads import unpacked
 from trader.store.agents import chain as store
 from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls
 from trader.store.database.pool import Connection, Database

@@ -15,7 +15,7 @@ from trader.domain.agents.tools import ARGUMENTS_MAX, BadCall, Change, decode
 from trader.domain.exchange.halts import is_of_halt
 from trader.domain.market.markets import canonical_symbol
 from trader.errors import NotFound
-from trader.services.agents.recorder import unpacked
+from trader.services.agents.payloads import unpacked
 from trader.store.agents.invocations import select_fills, select_invocation, select_payloads, select_tool_calls
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange.accounts import select_answer

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 from uuid import UUID
 
 import msgspec
@@ -20,11 +20,14 @@ from trader.errors import NotFound, Unavailable
 from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
-from trader.services.agents.budgets import Budget, Budgets
+from trader.services.agents.budgets import Budgets
 from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
+from trader.services.agents.model_warnings import CUT_PROMPT, spent_budget, warning_about
 from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import InvocationRecorder, Packer, answers_of, recovered_call, unpacked
+from trader.services.agents.payloads import Packer, answers_of, unpacked
+from trader.services.agents.recorder import InvocationRecorder, recovered_call
+from trader.services.agents.slots import Batch, Queued, Slots
 from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
@@ -57,11 +60,6 @@ INVOCATION_ANSWERS_BYTES_MAX: Final = 32 * 1024
 ANSWERS_BYTES_MAX: Final = 512 * 1024
 """Bytes of raw answers that are returned of one invocation, and of all invocations at once."""
 
-CUT_PROMPT: Final = (
-    "its provider counted less than half of the tokens of the prompt, so it seems to cut it; "
-    "raise the context length of the server (num_ctx of Ollama)"
-)
-
 _log = logging.getLogger("trader.agents")
 
 
@@ -87,24 +85,6 @@ class ModelSummary(msgspec.Struct, frozen=True):
     model: Model
     invocation_count: int
     last_invoked_at: datetime | None
-
-
-class _Batch:
-    """The invocations that one cycle started; when the last one ends, `batch:complete` is published."""
-
-    __slots__ = ("left", "model_ids")
-
-    def __init__(self, model_ids: tuple[str, ...]) -> None:
-        self.model_ids = model_ids
-        self.left = len(model_ids)
-
-
-class _Queued(NamedTuple):
-    """A model that waits for a slot of its provider."""
-
-    model: Model
-    batch: _Batch
-    since: datetime
 
 
 class Agents:
@@ -148,8 +128,8 @@ class Agents:
         """Grows when the models change."""
 
         self._running: dict[str, tuple[asyncio.Task[None], datetime]] = {}
-        self._slots_taken: Counter[str] = Counter()
-        self._queues: dict[str, deque[_Queued]] = {}
+        self._slots = Slots(settings.max_parallel_models)
+        self._dropped: list[Model] = []
         self._unsaved: deque[InvocationRecorder] = deque(maxlen=UNSAVED_MAX)
         self._is_closing = False
         self.skipped: Counter[str] = Counter()
@@ -182,7 +162,7 @@ class Agents:
     async def close(self) -> None:
         """Cancel the invocations and let them write their records."""
         self._is_closing = True
-        self._queues.clear()
+        self._slots.clear()
         tasks = [task for task, _ in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -243,7 +223,7 @@ class Agents:
 
     def waiting(self) -> Mapping[str, datetime]:
         """Return the models that wait for a slot of their provider, and since when."""
-        return {queued.model.id: queued.since for queue in self._queues.values() for queued in queue}
+        return self._slots.waiting()
 
     async def invocations(
         self,
@@ -291,32 +271,7 @@ class Agents:
 
     def warning(self) -> str | None:
         """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
-        active = [model for model in self._models.values() if model.active]
-        if not active:
-            return "No model is active, so nothing trades. Create models with scripts/seed_accounts.py."
-        warnings = []
-        if idle := [model for model in active if model.provider not in self._providers]:
-            names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
-            warnings.append(f"{len(idle)} active model(s) name a provider that is not configured: {names}")
-        for model in active:
-            provider = self._providers.get(model.provider)
-            if provider is not None and (fields := sorted(provider.left_out(model))):
-                warnings.append(f"{model.id} is asked without {', '.join(fields)}, which its provider refused")
-        warnings += [f"{model.id}: {CUT_PROMPT}" for model in active if model.id in self._with_cut_prompts]
-        warnings += self._budget_warnings(active)
-        return "; ".join(warnings) or None
-
-    def _budget_warnings(self, active: Sequence[Model]) -> list[str]:
-        warnings = []
-        for model in active:
-            budget = self.budgets.of(model)
-            if budget is None:
-                continue
-            if budget.state != "open":
-                warnings.append(_spent(model, budget))
-            elif budget.is_partial and not budget.spent:
-                warnings.append(f"{model.id} has a budget but no known cost: give it a price in the models file")
-        return warnings
+        return warning_about(self._models.values(), self._providers, self.budgets, self._with_cut_prompts)
 
     # --- invocations --------------------------------------------------------------------------------------------------
 
@@ -339,14 +294,17 @@ class Agents:
         self._count_skipped("running", [model.id for model in late if model.id in self._running], now)
         self._count_skipped("waiting", [model.id for model in late if model.id in waiting], now)
         if due:
-            batch = _Batch(tuple(model.id for model in due))
+            batch = Batch(tuple(model.id for model in due))
             for model in due:
-                self._queues.setdefault(model.provider, deque()).append(_Queued(model, batch, now))
+                self._slots.add(Queued(model, batch, now))
             for provider in {model.provider: None for model in due}:
                 self._fill_slots(provider)
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
         if missed := [model for model in asked if model not in due]:
             await self._entrants.count_missed(missed, now)
+        if self._dropped:
+            await self._entrants.count_missed(self._dropped, now)
+            self._dropped = []
 
     def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
         if model_ids:
@@ -358,26 +316,23 @@ class Agents:
 
         An invocation that ends calls this while it is still busy, so that a clock in lockstep cannot advance between.
         """
-        queue = self._queues.get(provider)
-        while queue and not self._is_closing and self._slots_taken[provider] < self._settings.max_parallel_models:
-            queued, batch, _ = queue.popleft()
-            model = self._models.get(queued.id)  # it may have changed while it was queued
-            if model is None or not model.active or self._is_paused(model):
+        while not self._is_closing and (queued := self._slots.take(provider)):
+            batch = queued.batch
+            model = self._models.get(queued.model.id)  # it may have changed while it was queued
+            budget = None if model is None else self.budgets.of(model)
+            is_paused = budget is not None and budget.state == "pause"  # others spent it while the model waited
+            if model is None or not model.active or is_paused:
+                self._slots.free(provider)
                 self._ended(batch)
+                self._dropped += [model] if model is not None and model.active else []
                 continue
             started_at = cut_to_ms(self._clock.now())
             invocation = self._invoke(model, batch, started_at, provider)
             task = asyncio.create_task(invocation, name=f"invocation of {model.id}")
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
-            self._slots_taken[provider] += 1
 
-    def _is_paused(self, model: Model) -> bool:
-        """Return whether a budget was spent by others while the model waited for its slot."""
-        budget = self.budgets.of(model)
-        return budget is not None and budget.state == "pause"
-
-    async def _invoke(self, model: Model, batch: _Batch, started_at: datetime, slot_of: str) -> None:
+    async def _invoke(self, model: Model, batch: Batch, started_at: datetime, slot_of: str) -> None:
         async with self._clock.busy():
             record = InvocationRecorder(self._database, self._events, self._packer, self._entrants, model, started_at)
             workflow = Workflow(
@@ -399,7 +354,7 @@ class Agents:
                     self._unsaved.append(record)
                 self._note_end(record, workflow)
                 del self._running[model.id]
-                self._slots_taken[slot_of] -= 1
+                self._slots.free(slot_of)
                 self._ended(batch)
                 self._fill_slots(slot_of)
 
@@ -409,12 +364,12 @@ class Agents:
         self.budgets.add(record.invocation)
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
-            _log.warning("%s", _spent(model, after))
+            _log.warning("%s", spent_budget(model, after))
         if workflow.is_prompt_cut and model.id not in self._with_cut_prompts:
             self._with_cut_prompts.add(model.id)
             _log.warning("%s: %s", model.id, CUT_PROMPT)
 
-    def _ended(self, batch: _Batch) -> None:
+    def _ended(self, batch: Batch) -> None:
         batch.left -= 1
         if not batch.left:
             details = {"modelIds": list(batch.model_ids)}
@@ -429,11 +384,6 @@ class Agents:
             except Unavailable:
                 self._unsaved.appendleft(record)
                 raise
-
-
-def _spent(model: Model, budget: Budget) -> str:
-    does = "only manages what it holds" if budget.state == "manage" else "pauses"
-    return f"{model.id} {does} until 00:00 UTC: a budget of the day that limits it is spent"
 
 
 def _thinks_until(ends_at: datetime | None) -> datetime:

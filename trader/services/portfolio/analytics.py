@@ -16,7 +16,7 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.histories import Window, minute_end
 from trader.domain.portfolio.snapshots import value_account
-from trader.services.agents.recorder import answers_of
+from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, make_figures

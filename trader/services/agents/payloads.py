@@ -1,0 +1,67 @@
+"""Payloads: what is kept of an invocation beside its rows, compressed and for a limited time."""
+
+import asyncio
+import zlib
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import msgspec
+
+from trader.domain.agents.conversation import Message
+from trader.domain.agents.invocations import Invocation
+from trader.domain.agents.reproduction import CallInputs
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of an invocation beside its rows, compressed and for a limited time.
+
+    `answers` are the provider's raw answers; a rule agent has neither messages nor answers.
+    """
+
+    messages: list[Message] = []
+    answers: list[str] = []
+    inputs: list[CallInputs] = msgspec.field(name="meetings", default_factory=list)
+
+
+class Packer:
+    """Compresses payloads in a thread, one at a time.
+
+    When many invocations end together, a thread for each would take the processor from the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def pack(self, payload: Payload) -> bytes:
+        async with self._turn:
+            return await asyncio.to_thread(lambda: zlib.compress(msgspec.json.encode(payload)))
+
+
+def unpacked(content: bytes) -> Payload:
+    return msgspec.json.decode(zlib.decompress(content), type=Payload)
+
+
+class _Answers(msgspec.Struct):
+    """The answers of a payload as undecoded JSON."""
+
+    answers: msgspec.Raw
+
+
+def answers_of(
+    invocations: Sequence[Invocation], payloads: Mapping[UUID, bytes], invocation_bytes_max: int, bytes_max: int
+) -> dict[UUID, msgspec.Raw]:
+    """Return the raw answers in the payloads, a JSON list of texts per invocation. Call it in a thread for many.
+
+    Answers longer than `invocation_bytes_max` are left out, and so are those beyond `bytes_max` in all.
+    """
+    decoder = msgspec.json.Decoder(_Answers)
+    found: dict[UUID, msgspec.Raw] = {}
+    left = bytes_max
+    for invocation in invocations:
+        if (content := payloads.get(invocation.id)) is None:
+            continue
+        answers = bytes(decoder.decode(zlib.decompress(content)).answers)
+        if answers != b"[]" and len(answers) <= min(invocation_bytes_max, left):
+            found[invocation.id] = msgspec.Raw(answers)
+            left -= len(answers)
+    return found
