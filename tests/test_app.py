@@ -8,6 +8,7 @@ from support.scripted import make_settings
 
 from trader import leadership
 from trader.app import serve
+from trader.gateways.operations.supervisor import Supervisor
 from trader.leadership import Leadership
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
@@ -41,6 +42,6 @@ async def test_a_bug_in_what_has_no_end_ends_the_service_with_its_trace(
     part(monkeypatch)
     async with asyncio.timeout(60):
         with pytest.raises((KeyError, ExceptionGroup)) as caught:
-            await serve(make_settings(DATABASE_URL=dsn, PORT="0"))
+            await serve(make_settings(DATABASE_URL=dsn, PORT="0"), Supervisor({}))
     error = caught.value.exceptions[0] if isinstance(caught.value, ExceptionGroup) else caught.value
     assert repr(error) == "KeyError('no such thing')"

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from support.manual_clock import ManualClock
 from support.settable_clock import SettableClock
 
-from trader.clock import Clock, ClockFuture, LockstepClock, ScaledClock, SystemClock, cut_to_ms, interval_elapsed, iso
+from trader.clock import (
+    Clock,
+    ClockFuture,
+    JumpWatch,
+    LockstepClock,
+    ScaledClock,
+    SystemClock,
+    cut_to_ms,
+    interval_elapsed,
+    iso,
+)
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -331,3 +341,19 @@ async def test_a_wait_of_a_clock_that_lost_little_lasts_until_the_moment() -> No
     clock.shift = -timedelta(milliseconds=100)
     await asyncio.wait_for(waiting, 5)
     assert clock.now() >= moment
+
+
+def test_a_clock_that_is_set_is_noticed_once() -> None:
+    at, timer_s = START, 0.0
+    watch = JumpWatch(lambda: at, lambda: timer_s)
+    for passed_s, set_s, expected in (
+        (5.0, 0, None),
+        (5.0, 0.9, None),
+        (5.0, 60, 60),
+        (5.0, 0, None),
+        (7.5, -3600, -3600),
+    ):
+        at += timedelta(seconds=passed_s + set_s)
+        timer_s += passed_s
+        jump = watch.jump()
+        assert (None if jump is None else jump.total_seconds()) == expected

@@ -15,6 +15,7 @@ import pytest
 from trader import app
 from trader.__main__ import main
 from trader.errors import MarketDataError, StartError
+from trader.gateways.operations.supervisor import Supervisor
 from trader.logs import configure_logs
 from trader.settings import Settings
 
@@ -45,7 +46,7 @@ def execute(dsn: str, statement: str) -> None:
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    async def serve(settings: Settings) -> None:
+    async def serve(settings: Settings, supervisor: Supervisor) -> None:
         raise error
 
     monkeypatch.setattr(app, "serve", serve)
@@ -78,7 +79,7 @@ def test_a_bug_is_not_made_to_look_like_a_wrong_start(monkeypatch: pytest.Monkey
 def test_service_runs_with_the_settings_and_ends_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
 
-    async def serve(settings: Settings) -> None:
+    async def serve(settings: Settings, supervisor: Supervisor) -> None:
         served.append(settings)
 
     monkeypatch.setattr(app, "serve", serve)

@@ -176,7 +176,22 @@ SECRET_NAMES = [variable.name for variable in VARIABLES.values() if variable.for
 
 
 def test_every_secret_is_marked() -> None:
-    assert set(SECRET_NAMES) == {"DATABASE_URL", "API_TOKEN", "VENUE_API_KEY", "TAAPI_API_KEY", "ANCHOR_URL"}
+    assert set(SECRET_NAMES) == {
+        "DATABASE_URL", "API_TOKEN", "VENUE_API_KEY", "TAAPI_API_KEY", "ANCHOR_URL", "NOTIFY_URL", "HEARTBEAT_URL",
+    }  # fmt: skip
+
+
+def test_addresses_of_notifications() -> None:
+    text = f"https://u:{SECRET}@h/x, ntfy+http://h/topic ,https://api.telegram.org/bot{SECRET}/sendMessage?chat_id=1"
+    settings = load({"NOTIFY_URL": text})
+    assert [one.reveal() for one in settings.notify_urls] == [part.strip() for part in text.split(",")]
+    assert SECRET not in f"{settings!r}"
+    assert load().notify_urls == ()
+    bot = f"telegram+https://h/bot{SECRET}/sendMessage"
+    for wrong in ("h", "ftp://h", "discord+https://h/x", "https://h,", bot, f"https://api.telegram.org/bot{SECRET}/x"):
+        (problem,) = problems({**KEY, "NOTIFY_URL": wrong})
+        assert problem.startswith("NOTIFY_URL: expected addresses separated by commas")
+        assert SECRET not in problem
 
 
 def test_no_secret_shows() -> None:

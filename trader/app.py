@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from aiohttp import web
@@ -17,20 +17,23 @@ from aiohttp import web
 from trader.api import connections, cors, health, metrics, openapi, rpc, stream_states, streams
 from trader.api.context import Context
 from trader.api.dashboard import page
-from trader.clock import iso
+from trader.clock import JumpWatch, SystemClock, iso
+from trader.domain.operations.alarms import Alarm, Cause
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.external import ExternalSystems, open_external
 from trader.gateways.agents.anchor_sinks import make_sink
-from trader.gateways.agents.providers import Provider, make_providers
+from trader.gateways.agents.providers import Provider, find_outages, make_providers
 from trader.gateways.agents.taapi import make_supplier
+from trader.gateways.operations.notifications import Heartbeat, make_sinks
+from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
 from trader.history import write_demo_history
 from trader.leadership import Leadership, TradingControls
-from trader.schedulers import Schedulers, jobs
+from trader.schedulers import Schedulers, describe_error, jobs
 from trader.services.agents.anchors import Anchors
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
-from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.accounts import Accounts, log_trades
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
@@ -38,6 +41,7 @@ from trader.services.exchange.protocol import Exchange
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.market.feed import MarketFeed
+from trader.services.operations.alarms import Alarms, send_heartbeats
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.analytics import Analytics
@@ -63,6 +67,9 @@ _READY_S: Final = 30.0
 """How long the start waits for the statistics before the service listens."""
 
 
+_CLOCK_EVERY_S: Final = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """The parts of the running service that its HTTP application and its tasks use."""
@@ -76,10 +83,11 @@ class Service:
     controls: TradingControls
     leadership: Leadership
     anchors: Anchors
+    alarms: Alarms
     started_at: datetime
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, supervisor: Supervisor) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     :raises StartError: something the service needs is missing, too old, or of another market
@@ -89,16 +97,26 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as stack:
+        alarms = _open_alarms(settings, stack)
+        stop = asyncio.create_task(_wait_for_stop(stopping, supervisor, alarms), name="stop signal")
+        stack.push_async_callback(_cancel, [stop])
+        try:
+            await _serve(settings, supervisor, alarms, stop)
+        except Exception as error:
+            alarms.add(Alarm(Cause("stop"), f"ended by an error: {describe_error(error)}"))
+            raise
+
+
+async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, stop: asyncio.Task[None]) -> None:
+    async with AsyncExitStack() as stack:
         external = await open_external(settings, stack)
         # Before anything is traded: a process that cannot listen must not have led in the meantime.
         sockets = connections.bind(settings.host, settings.port)
         for one in sockets:
             stack.callback(one.close)
-        stop = asyncio.create_task(stopping.wait(), name="stop signal")
-        stack.push_async_callback(_cancel, [stop])
         if not await _finishes(write_demo_history(settings, external), stop):
             return
-        service = await _make_service(settings, external, stack)
+        service = await _make_service(settings, external, alarms, stack)
         if not await _finishes(service.leadership.take_role(), stop):  # lead or stand by
             return
         stack.push_async_callback(service.leadership.resign)
@@ -110,17 +128,53 @@ async def serve(settings: Settings) -> None:
             ready.result()
         freeze_startup_objects()
         port = await _listen(service, settings, sockets, stack)
-        log.info(
-            "listening on http://%s:%d (%s, market %s)",
-            settings.host,
-            port,
-            settings.trading_mode,
-            external.source.name,
-        )
+        mode = f"{settings.trading_mode}, market {external.source.name}"
+        log.info("listening on http://%s:%d (%s)", settings.host, port, mode)
+        supervisor.notify(READY)
+        alarms.add(Alarm(Cause("start"), f"started as {service.leadership.role} ({mode})"))
+        if supervisor.watchdog_s is not None:
+            tasks.append(asyncio.create_task(_keep_alive(supervisor, supervisor.watchdog_s), name="watchdog"))
+            stack.push_async_callback(_cancel, tasks[-1:])
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()  # only the stop signal ends by itself: this raises the error that ended any other task
-        log.info("stopping")
+
+
+async def _wait_for_stop(stopping: asyncio.Event, supervisor: Supervisor, alarms: Alarms) -> None:
+    await stopping.wait()
+    log.info("stopping")
+    supervisor.notify(STOPPING)
+    alarms.add(Alarm(Cause("stop"), "stops as asked by a signal"))  # sent while the rest of the service ends
+
+
+async def _watch_clock() -> None:
+    """Log when the machine's clock is set: whatever is dated by it shifts."""
+    watch = JumpWatch(SystemClock().now, time.monotonic)
+    while True:
+        await asyncio.sleep(_CLOCK_EVERY_S)
+        if (jump := watch.jump()) is not None:
+            way = "back" if jump < timedelta(0) else "forward"
+            log.warning("the machine's clock was set %s by %.1f s, or slept", way, abs(jump.total_seconds()))
+
+
+async def _keep_alive(supervisor: Supervisor, every_s: float) -> None:
+    """Prove to the supervisor that the event loop turns."""
+    while True:
+        supervisor.notify(ALIVE)
+        await asyncio.sleep(every_s)
+
+
+def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
+    """Return the alarms of this process, with the dead-man ping running beside them."""
+    sender = f"trader {socket.gethostname()}:{settings.port}"
+    alarms = Alarms(make_sinks(settings.notify_urls, sender), disk_least=settings.disk_alarm_mb * 1_000_000)
+    stack.push_async_callback(alarms.close)
+    if settings.heartbeat_url is not None:
+        heartbeat = Heartbeat(settings.heartbeat_url)
+        stack.push_async_callback(heartbeat.close)
+        beats = send_heartbeats(heartbeat, settings.heartbeat_every_s, lambda: alarms.is_healthy)
+        stack.push_async_callback(_cancel, [asyncio.create_task(beats, name="dead-man pings")])
+    return alarms
 
 
 async def _finishes(work: Coroutine[Any, Any, None], stop: asyncio.Task[Any]) -> bool:
@@ -144,6 +198,7 @@ def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[as
         asyncio.create_task(service.leadership.keep_role(), name="role"),
         asyncio.create_task(service.controls.operations.run(), name="operators"),
         asyncio.create_task(service.anchors.run(), name="anchors of the chain"),
+        asyncio.create_task(_watch_clock(), name="clock"),
     ]
     if server is not None:
         tasks.append(asyncio.create_task(_fail_with(server), name="embedded PostgreSQL"))
@@ -192,13 +247,17 @@ async def _read_statistics(service: Service) -> None:
     log.info("the statistics of the current runs were read in %.1f s", time.monotonic() - began_s)
 
 
-async def _make_service(settings: Settings, external: ExternalSystems, stack: AsyncExitStack) -> Service:
+async def _make_service(
+    settings: Settings, external: ExternalSystems, alarms: Alarms, stack: AsyncExitStack
+) -> Service:
     source, database = external.source, external.database
     async with database.connection() as conn:
         clock = source.clock(resume_at=await select_lived_until(conn))
         await ensure_partitions(conn, clock.now())
     log.info("the market's time is %s", iso(clock.now()))
     events = EventBus()
+    events.subscribe(log_trades)
+    events.subscribe(alarms.on_event)
     market = MarketFeed(source, clock)
     accounts = Accounts(database, LedgerWriter(database), events)
     halts = Halts(database, clock, events)
@@ -213,6 +272,7 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     limits = LossLimits(database, exchange, halts, settings)
     controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
     providers = make_providers(settings)
+    alarms.providers = lambda: find_outages(providers)
     stack.push_async_callback(providers.close)
     supplier = make_supplier(settings, clock)
     if supplier is not None:
@@ -237,11 +297,14 @@ async def _make_service(settings: Settings, external: ExternalSystems, stack: As
     # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
     lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
     leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines)
+    alarms.is_leader = lambda: leadership.role == "leader"
     sink = make_sink(settings.anchor_url)
     if sink is not None:
         stack.push_async_callback(sink.close)
     anchors = Anchors(database, sink, lambda: leadership.role == "leader")
-    return Service(context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, clock.now())
+    return Service(
+        context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, alarms, clock.now()
+    )
 
 
 def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -> Schedulers:
@@ -280,6 +343,7 @@ def build_app(service: Service) -> web.Application:
         write_trouble=lambda: service.database.write_trouble,
         halts=lambda: halts.in_force,
         budgets=lambda: context.agents.budgets.states(context.agents.models),
+        report=service.alarms.watch,
     )
     health.setup(app, health_sources)
     if context.settings.metrics == "on":
@@ -299,6 +363,7 @@ def build_app(service: Service) -> web.Application:
                 health=health_sources,
                 write_failures=lambda: service.database.write_failures,
                 equity=context.portfolio.equity,
+                alarms=service.alarms,
             ),
         )
     cors.setup(app, context.settings)

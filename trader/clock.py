@@ -131,6 +131,22 @@ class SystemClock:
         return nullcontext()
 
 
+class JumpWatch:
+    """Notices when the machine's clock was set, or the machine slept: it no longer agrees with the monotonic one."""
+
+    def __init__(self, now: Callable[[], datetime], timer: Callable[[], float]) -> None:
+        self._now = now
+        self._timer = timer
+        self._at, self._at_s = now(), timer()
+
+    def jump(self) -> timedelta | None:
+        """Return by how much the clock was set since the last call, back if negative; None for less than a second."""
+        before, before_s = self._at, self._at_s
+        self._at, self._at_s = self._now(), self._timer()
+        jump = self._at - before - timedelta(seconds=self._at_s - before_s)
+        return jump if abs(jump) > SET_BACK_LEAST else None
+
+
 class ScaledClock:
     """Time that starts at `start` and passes `speed` times as fast as real time, but never ahead of its market feed.
 

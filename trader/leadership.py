@@ -12,7 +12,7 @@ from trader.clock import LockstepClock, ScaledClock
 from trader.domain.market.markets import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
-from trader.services.events import EventBus, MarketChecked
+from trader.services.events import EventBus, LeadershipChanged, MarketChecked
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
@@ -73,6 +73,7 @@ class Leadership:
         self._baselines = baselines
         self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
+        self._was_standby = False
 
     @property
     def role(self) -> Literal["leader", "standby"]:
@@ -107,6 +108,7 @@ class Leadership:
             await self._lead()
         else:
             log.info("another process leads on this database; standing by")
+            self._was_standby = True
             await self._follow()
 
     async def keep_role(self) -> None:
@@ -150,6 +152,11 @@ class Leadership:
             self._operations.start()
             undo.pop_all()
         log.info("leading, term %d", self._exchange.term)
+        if (warning := self._agents.warning()) is not None:
+            log.warning(warning)
+        if self._was_standby:
+            self._was_standby = False
+            self._events.publish(LeadershipChanged(f"this process has taken over, term {self._exchange.term}"))
 
     async def _lead_until_lost(self) -> None:
         async with asyncio.TaskGroup() as tasks:  # a database that hangs delays the heartbeat, never the end
@@ -157,6 +164,8 @@ class Leadership:
             time = tasks.create_task(self._keep_time_passing(), name="time of the replay")
             await self._lock.lost()
             log.error("this process has lost the leading role; trading stops here")
+            self._was_standby = True
+            self._events.publish(LeadershipChanged("this process has lost the leading role; trading stops here"))
             self._exchange.suspend()
             heartbeat.cancel()
             time.cancel()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from ipaddress import ip_address
 from typing import Final, Generic, NamedTuple, TypeVar, final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 T = TypeVar("T")
 
@@ -148,6 +148,28 @@ def _is_anchor_address(address: Secret) -> bool:
     return "@" not in _split(address.reveal()).netloc
 
 
+NOTIFY_FORMATS: Final = ("json", "ntfy", "slack", "telegram")
+NOTIFY_HOSTS: Final = {"ntfy.sh": "ntfy", "hooks.slack.com": "slack", "api.telegram.org": "telegram"}
+"""Hosts whose form is known without a prefix."""
+
+
+def _notify_addresses(text: str) -> tuple[Secret, ...]:
+    """Split addresses; a comma within one is written %2C."""
+    addresses = [address.strip() for address in text.split(",")]
+    for address in addresses:
+        form, _, url = address.rpartition("+") if re.match("[a-z]+[+]http", address) else ("", "", address)
+        parts = _split(url)
+        if form and form not in NOTIFY_FORMATS:
+            raise ValueError("not a known form")
+        if (form or NOTIFY_HOSTS.get(parts.hostname or "")) == "telegram" and "chat_id" not in parse_qs(parts.query):
+            raise ValueError("a bot needs to know its chat")
+    return tuple(map(Secret, dict.fromkeys(addresses)))
+
+
+def _is_web_secret(address: Secret) -> bool:
+    return bool(_split(address.reveal()).netloc)
+
+
 def _symbols(text: str) -> tuple[str, ...]:
     """Split markets, in any spelling that orders may use too."""
     symbols = [symbol.strip() for symbol in text.upper().split(",")]
@@ -208,6 +230,12 @@ ANCHOR_ADDRESS: Final = Form(
     "the address of a webhook such as https://example.org/anchors?key=1, or of a file such as file:///srv/anchors.jsonl",
     r"\S+", Secret, _is_anchor_address, is_secret=True,
 )  # fmt: skip
+NOTIFY_ADDRESSES: Final = Form(
+    "addresses separated by commas, each as https://… or with the form of its messages before it "
+    "(json+, ntfy+, slack+ or telegram+https://…; Telegram's with ?chat_id=)",
+    r"\S.*", _notify_addresses, is_secret=True,
+)  # fmt: skip
+WEB_SECRET: Final = Form("an address such as https://hc-ping.com/<id>", r"\S+", Secret, _is_web_secret, is_secret=True)
 MARKET_SOURCE: Final = Form("venue, synthetic, or replay:<folder or file>", r"venue|synthetic|replay:\s*\S.*", str)
 MARKET_SYMBOLS: Final = Form("market symbols separated by commas, such as BTC,ETH,SOL", ".+", _symbols)
 CURRENCY: Final = Form("the short name of a currency, such as USDT", "[A-Za-z0-9]{2,10}", str.upper)

@@ -208,6 +208,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "ANCHOR_URL", "", forms.ANCHOR_ADDRESS,
         "Where the head of the chain of decisions is sent once an hour: a webhook (`https://…`), or a file that is "
         "appended to (`file:///…`), out of reach of whoever could change the database.")]
+    notify_urls: Annotated[tuple[Secret, ...], Variable(
+        "NOTIFY_URL", "", forms.NOTIFY_ADDRESSES,
+        "Where alarms are sent, separated by commas: a webhook that takes JSON (`https://…`), a topic of ntfy "
+        "(`ntfy+https://…`), or one that takes bodies like Slack's (`slack+https://…`) or Telegram's "
+        "(`telegram+https://…?chat_id=…`). ntfy.sh, hooks.slack.com and api.telegram.org need no prefix.")]
+    heartbeat_url: Annotated[Secret | None, Variable(
+        "HEARTBEAT_URL", "", forms.WEB_SECRET,
+        "Address of a dead-man service, which is requested (GET) at an interval while the service is healthy.")]
+    heartbeat_every_s: Annotated[int, Variable(
+        "HEARTBEAT_EVERY_S", "60", forms.whole_number(1, 86_400), "The interval of HEARTBEAT_URL, in seconds.")]
+    disk_alarm_mb: Annotated[int, Variable(
+        "DISK_ALARM_MB", "1024", forms.whole_number(0, 1_000_000_000),
+        "An alarm is sent when the disk of the working folder has less than this left, in MB; 0 for none.")]
     snapshot_retention_days: Annotated[int, Variable(
         "SNAPSHOT_RETENTION_DAYS", "35", forms.whole_number(1, 3650),
         "How long raw portfolio snapshots are kept, in days; hourly averages stay.")]
@@ -270,6 +283,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(problems)
         values["server_url"] = values["server_url"] or _local_address(values["host"], values["port"])
         values["allowed_hosts"] = values["allowed_hosts"] or ()
+        values["notify_urls"] = values["notify_urls"] or ()
         values["log_format"] = values["log_format"] or ("console" if sys.stderr.isatty() else "json")
         return cls(**values, demo=demo, demo_history=demo_history)
 

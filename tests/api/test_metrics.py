@@ -20,10 +20,13 @@ from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.domain.exchange.orders import OrderStatus
+from trader.domain.operations.alarms import Cause
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
+from trader.gateways.operations.notifications import HttpSink
 from trader.schedulers import JobStatus
 from trader.services.exchange.accounts import Tally
+from trader.services.operations.alarms import Alarms
 from trader.setting_forms import Secret
 from trader.settings import Settings
 from trader.store.database.pool import PoolUse
@@ -61,11 +64,14 @@ class Parts:
         self.tally = Tally()
         self.house = House()
         self.provider = ChatClient(PROVIDERS["openai"], [Secret("k" * 30)])
+        self.alarms = Alarms([HttpSink(1, Secret("http://127.0.0.1:9/"), "here")])
 
 
 @pytest.fixture
-def parts() -> Parts:
-    return Parts()
+async def parts() -> AsyncIterator[Parts]:
+    parts = Parts()
+    yield parts
+    await parts.alarms.close()
 
 
 @pytest.fixture
@@ -89,6 +95,7 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
             health=parts.house.sources(),
             write_failures=lambda: 2,
             equity=lambda: {"apex-1": 10500.25},
+            alarms=parts.alarms,
         ),
     )
 
@@ -153,6 +160,8 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
     parts.provider.usage.input_tokens = 900
     parts.provider.usage.rests["out_of_credit"] += 1
     parts.provider.usage.unmetered_attempts = 2
+    parts.alarms.outlets[0].outcomes["failed"] += 3
+    parts.alarms.counts[Cause("provider", "nim")] += 2
     seen = await figures(client)
     expected: Figures = {
         ("trader_stream_subscribers", ("workflow",)): 2,
@@ -174,6 +183,10 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
         ("trader_provider_tokens_total", ("input", "openai")): 900,
         ("trader_provider_key_rests_total", ("openai", "out_of_credit")): 1,
         ("trader_provider_unmetered_attempts_total", ("openai",)): 2,
+        ("trader_provider_out", ("openai",)): 0,
+        ("trader_alarms_total", ("provider", "nim")): 2,
+        ("trader_notifications_total", ("failed", "json 1")): 3,
+        ("trader_notifications_waiting", ("json 1",)): 0,
         ("trader_models_running", ()): 1,
         ("trader_models_waiting", ()): 2,
         ("trader_model_cycles_skipped_total", ("waiting",)): 4,

@@ -20,7 +20,7 @@ import pytest
 from trader.embedded import folders
 from trader.embedded import server as embedded
 from trader.embedded.binaries import Binaries, choose_binaries, system_binaries, wheel_binaries
-from trader.embedded.server import EmbeddedPostgres
+from trader.embedded.server import LOG_BYTES_MAX, EmbeddedPostgres, keep_log
 from trader.errors import StartError
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
@@ -257,8 +257,24 @@ async def test_killed_parent_takes_the_server_along_cleanly(open_folder: Path) -
     wait_until(lambda: not is_alive(pid))
     assert "database system is shut down" in (open_folder / "postgres.log").read_text()
     async with server(open_folder) as running:
-        assert "not properly shut down" not in (open_folder / "postgres.log").read_text()
+        log = (open_folder / "postgres.log").read_text()
+        assert "not properly shut down" not in log
+        assert log.count("database system is ready to accept connections") == 2, "a restart continues the log"
         assert await kept_number(running) == 7
+
+
+def test_a_log_that_is_too_long_is_put_aside_once(tmp_path: Path) -> None:
+    log, aside = tmp_path / "postgres.log", tmp_path / "postgres.log.1"
+    keep_log(log)
+    assert not log.exists()
+    log.write_bytes(b"kept")
+    keep_log(log)
+    assert log.read_bytes() == b"kept"
+    for content in (b"1" * (LOG_BYTES_MAX + 1), b"2" * (LOG_BYTES_MAX + 1)):
+        log.write_bytes(content)
+        keep_log(log)
+        assert not log.exists()
+        assert aside.read_bytes()[:1] == content[:1]
 
 
 @on_linux

@@ -32,6 +32,7 @@ from trader.api.schemas.health import (
 )
 from trader.clock import Clock
 from trader.domain.exchange.halts import Halt
+from trader.domain.operations.alarms import Alarm, Cause
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
 
@@ -136,7 +137,7 @@ class HealthSources:
 
     `schedulers` are those of this process; `running` says which of them run, on the leader when this one is a standby.
     `write_trouble` says why the last write failed. `troubles` are the accounts whose books and venue disagree, with
-    the reason.
+    the reason. `report` takes the problems of every look, once they have lasted for two.
     """
 
     clock: Clock
@@ -154,6 +155,7 @@ class HealthSources:
     troubles: Callable[[], Mapping[str, str]] = dict
     halts: Callable[[], Sequence[Halt]] = tuple
     budgets: Callable[[], Mapping[str, Budget]] = dict
+    report: Callable[[Sequence[Alarm]], None] = lambda _: None
 
 
 class _DatabaseProbe:
@@ -208,7 +210,7 @@ def setup(app: web.Application, sources: HealthSources) -> None:
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
     running = dict(sources.running())
     troubles = dict(sources.troubles())
-    reasons = find_problems(sources, database)
+    reasons = [problem.text for problem in find_problems(sources, database)]
     report = HealthReport(
         status="unhealthy" if reasons else "healthy",
         timestamp=iso(sources.clock.now()),
@@ -220,26 +222,31 @@ def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Resp
     return json_answer(503 if reasons else 200, report, NOT_STORED)
 
 
-def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[str]:
+def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[Alarm]:
     """Return why the service does not do its work now; nothing when it does."""
-    problems = [] if database.ok else ["the database does not answer"]
+    problems = [] if database.ok else [Alarm(Cause("database"), "the database does not answer")]
     if (trouble := sources.write_trouble()) is not None:
-        problems.append(f"bookings cannot be written: {trouble}")
+        problems.append(Alarm(Cause("database", "writes"), f"bookings cannot be written: {trouble}"))
     market = sources.market
     silent_s = (sources.clock.now() - (market.last_update_at or sources.started_at)).total_seconds()
     if silent_s > STALE_S and not market.has_ended:
         trouble = market.troubles()
-        problems.append(f"no update of the market for {silent_s:.0f} s" + (f": {trouble}" if trouble else ""))
+        text = f"no update of the market for {silent_s:.0f} s" + (f": {trouble}" if trouble else "")
+        problems.append(Alarm(Cause("market"), text))
     statuses, running = sources.schedulers(), sources.running()
     if not running:
-        problems.append("no scheduler runs")
+        problems.append(Alarm(Cause("scheduler"), "no scheduler runs"))
     for name, runs in running.items():
         status = statuses.get(name)
         if not runs:
-            problems.append(f"the scheduler {name} does not run")
+            problems.append(Alarm(Cause("scheduler", name), f"the scheduler {name} does not run"))
         elif status is not None and status.failures_in_a_row > FAILURES_MAX:
-            problems.append(f"the scheduler {name} failed {status.failures_in_a_row} times: {status.last_error}")
-    problems += (f"books and venue disagree on {account}: {why}" for account, why in sources.troubles().items())
+            text = f"the scheduler {name} failed {status.failures_in_a_row} times: {status.last_error}"
+            problems.append(Alarm(Cause("scheduler", name), text))
+    problems += (
+        Alarm(Cause("reconciliation"), f"books and venue disagree on {account}: {why}")
+        for account, why in sources.troubles().items()
+    )
     return problems
 
 
@@ -249,9 +256,11 @@ async def _watch(sources: HealthSources, database: _DatabaseProbe) -> None:
     logged_s = -LOG_EVERY_S
     while True:
         problems = find_problems(sources, await database.ask())
+        if not problems or looks > 0:
+            sources.report(problems)
         now_s = time.monotonic()
         if problems and looks > 0 and now_s - logged_s >= LOG_EVERY_S:
-            log.error("unhealthy: %s", "; ".join(problems))
+            log.error("unhealthy: %s", "; ".join(problem.text for problem in problems))
             logged_s = now_s
         elif not problems and logged_s > 0:
             log.info("healthy again")

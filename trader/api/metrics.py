@@ -24,9 +24,10 @@ from trader.api.response_cache import ResponseCache
 from trader.api.routes import Documented, Route
 from trader.api.rpc import LargeAnswers
 from trader.gateways.agents.chat import ChatClient
-from trader.gateways.agents.providers import Provider
+from trader.gateways.agents.providers import Provider, find_outages
 from trader.services.agents.budgets import Budget
 from trader.services.exchange.accounts import Tally
+from trader.services.operations.alarms import Alarms
 from trader.store.database.pool import PoolUse
 
 METRICS: Final = Route(
@@ -68,6 +69,7 @@ class MetricsSources:
     health: HealthSources
     write_failures: Callable[[], int]
     equity: Callable[[], Mapping[str, float]]
+    alarms: Alarms
 
 
 class LoopLag:
@@ -107,6 +109,7 @@ class _Figures(Collector):
         yield from _trading_of(self._sources.tally)
         yield _gauges("trader_account_equity", "What an account is worth.", "account", self._sources.equity())
         yield from _providers_of(self._sources.providers)
+        yield from _alarms_of(self._sources.alarms)
         yield from _budgets_of(self._sources.health.budgets())
         pool = self._sources.pool()
         states = {"idle": pool.idle, "used": pool.size - pool.idle}
@@ -193,6 +196,7 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
     unmetered = CounterMetricFamily(
         "trader_provider_unmetered_attempts", "Calls that may have cost tokens nobody reported.", labels=["provider"]
     )
+    outages = find_outages(providers)
     out = CounterMetricFamily("trader_provider_keys_out", "Keys that were refused.", labels=["provider"])
     for name, provider in providers.items():
         if not isinstance(provider, ChatClient):
@@ -208,6 +212,20 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         unmetered.add_metric([name], usage.unmetered_attempts)
         out.add_metric([name], usage.keys_out)
     yield from (attempts, tokens, unmetered, rests, out)
+    down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ChatClient)}
+    yield _gauges("trader_provider_out", "1 while no model can ask it.", "provider", down)
+
+
+def _alarms_of(alarms: Alarms) -> Iterator[Metric]:
+    raised = CounterMetricFamily("trader_alarms", "Alarms that were raised.", labels=["cause", "subject"])
+    for cause, count in sorted(alarms.counts.items()):
+        raised.add_metric([cause.kind, cause.subject], count)
+    sent = CounterMetricFamily("trader_notifications", "Notices by sink of NOTIFY_URL.", labels=["sink", "outcome"])
+    for outlet in alarms.outlets:
+        for outcome, count in outlet.outcomes.items():
+            sent.add_metric([outlet.name, outcome], count)
+    waiting = {outlet.name: len(outlet) for outlet in alarms.outlets}
+    yield from (raised, sent, _gauges("trader_notifications_waiting", "Notices that wait.", "sink", waiting))
 
 
 def _budgets_of(budgets: Mapping[str, Budget]) -> Iterator[Metric]:

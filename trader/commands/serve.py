@@ -63,13 +63,14 @@ def _start(options: argparse.Namespace, *, is_check: bool) -> int:
     for risk in find_risks(settings, options.env_file):
         log.warning(risk)
     from trader import app  # noqa: PLC0415 - so that --help and wrong settings are answered at once
+    from trader.gateways.operations.supervisor import Supervisor  # noqa: PLC0415 - as above
 
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             if is_check:
                 print(*runner.run(app.check(settings)), sep="\n")
             else:
-                runner.run(app.serve(settings))
+                runner.run(app.serve(settings, Supervisor(os.environ)))
     except TraderError as error:
         print(f"trader cannot start: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -39,12 +39,20 @@ log = logging.getLogger(__name__)
 EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
 SERVER_LOG = "postgres.log"
+LOG_BYTES_MAX = 10_000_000
 
 
 def database_name(market_identity: str, live_account: int | None = None) -> str:
     """Name the embedded database of a market's books or, live, of a venue account's: each has one of its own."""
     identity = market_identity if live_account is None else f"{market_identity}:live:{live_account}"
     return "trader_" + re.sub(r"[^a-z0-9]+", "_", identity.lower()).strip("_")
+
+
+def keep_log(path: Path) -> None:
+    """Make room for another run's log: one that is too long replaces the one that was put aside before."""
+    with suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_BYTES_MAX:
+            path.replace(path.with_name(path.name + ".1"))
 
 
 class EmbeddedPostgres:
@@ -225,6 +233,7 @@ class EmbeddedPostgres:
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
         output = self._folder / SERVER_LOG
+        keep_log(output)
         self._process = process = self._spawn(command, output, signal.SIGINT)
         await wait_until(
             lambda: process.poll() is not None or is_ready(self.data, process.pid),
@@ -237,7 +246,7 @@ class EmbeddedPostgres:
     def _spawn(self, command: Sequence[str], output: Path, death_signal: signal.Signals) -> subprocess.Popen[bytes]:
         """Start a program of the server in a session of its own, so that Ctrl+C does not reach it directly."""
         before_exec = bind_to_parent(death_signal)
-        with output.open("wb") as file:
+        with output.open("ab") as file:
             return subprocess.Popen(  # noqa: S603 - our own binaries and arguments
                 command,
                 stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from trader.domain.exchange.halts import Halt
+from trader.domain.exchange.ledger import ClosedTrade
 
 WorkflowType = Literal[
     "workflow:started", "workflow:step", "workflow:call", "workflow:complete", "workflow:failed", "batch:complete"
@@ -27,10 +28,11 @@ class PositionsChanged(msgspec.Struct, frozen=True):
 
 
 class TradesChanged(msgspec.Struct, frozen=True):
-    """A trade of these accounts was completed."""
+    """A trade of these accounts was completed. `trades` are those that this process booked; a standby has none."""
 
     at: datetime
     account_ids: tuple[str, ...]
+    trades: tuple[ClosedTrade, ...] = ()
 
 
 class ConversationsChanged(msgspec.Struct, frozen=True):
@@ -56,6 +58,19 @@ class HaltsChanged(msgspec.Struct, frozen=True):
     halts: tuple[Halt, ...]
 
 
+class BooksRefused(msgspec.Struct, frozen=True):
+    """A posting of the account broke a constraint of the schema, a bug; nothing of it was written."""
+
+    account_id: str
+    text: str
+
+
+class LeadershipChanged(msgspec.Struct, frozen=True):
+    """A standby has begun to lead, or a leader has lost its role; `text` says which."""
+
+    text: str
+
+
 class WorkflowProgress(msgspec.Struct, frozen=True):
     """A step of the trading workflow. `details` holds what the wire adds (`modelId`, `modelIds`, …)."""
 
@@ -71,6 +86,8 @@ Event = (
     | ConversationsChanged
     | HaltsChanged
     | VenueDiffers
+    | BooksRefused
+    | LeadershipChanged
     | WorkflowProgress
 )
 

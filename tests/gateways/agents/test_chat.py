@@ -27,7 +27,7 @@ from support.chat_server import (
 from trader.domain.agents.tools import Holding, decode
 from trader.domain.models import ModelConfiguration
 from trader.errors import ProviderError, ProviderTimeout
-from trader.gateways.agents.chat import ANSWER_BYTES_MAX, ChatClient, ProviderRow
+from trader.gateways.agents.chat import ANSWER_BYTES_MAX, FAILED_TURNS_MAX, ChatClient, ProviderRow
 from trader.setting_forms import Secret
 
 
@@ -399,6 +399,33 @@ async def test_out_of_credit_is_said_and_tried_again(
     timer.now += 600
     server.script = [OK]
     assert (await client.answer(TURN)).calls, "no restart is needed"
+
+
+async def test_an_outage_is_reported_until_the_provider_answers(
+    fake: tuple[FakeServer, str], client_of: MakeClient
+) -> None:
+    server, timer = fake[0], Timer()
+    client = client_of(KEYS[0], KEYS[1], timer=timer)
+    server.by_key[KEYS[0]] = answering(402)
+    await client.answer(TURN)
+    assert client.outage() is None, "the other key is accepted"
+    server.by_key[KEYS[1]] = answering(401)
+    with pytest.raises(ProviderError):
+        await client.answer(TURN)
+    assert client.outage() == "key 1 is out of credit; key 2 is out of use"
+    timer.now += 601
+    server.by_key[KEYS[0]] = OK
+    await client.answer(TURN)
+    assert client.outage() is None
+    server.by_key[KEYS[0]] = answering(400)
+    for _ in range(FAILED_TURNS_MAX):
+        assert client.outage() is None
+        with pytest.raises(ProviderError):
+            await client.answer(TURN)
+    assert str(client.outage()).startswith(f"the last {FAILED_TURNS_MAX} turns failed: fake answered 400")
+    server.by_key[KEYS[0]] = OK
+    await client.answer(TURN)
+    assert client.outage() is None
 
 
 async def test_an_account_out_of_credit_leaves_the_other_key(

@@ -1,6 +1,7 @@
 """The paper exchange on a real PostgreSQL: every answer is in the rows, and a restart rebuilds all from them."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from decimal import Decimal
@@ -13,8 +14,10 @@ from support.venue import Venue, agree_with_rows, dump, running, without_depth
 
 from trader.domain.exchange.account import equity
 from trader.domain.exchange.orders import ExitPlan, OrderStatus, OrderType
+from trader.domain.money import format_decimal
 from trader.errors import Conflict, InvalidInput, NotFound, StartError, Unavailable
 from trader.services.events import PositionsChanged, TradesChanged
+from trader.services.exchange.accounts import log_trades
 from trader.store.database.pool import Database
 
 QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
@@ -155,6 +158,23 @@ async def test_exit_plans_are_replaced_and_wrong_ones_refused(venue: Venue) -> N
     assert refusal == "the stop 95000 of a long must be below the mark 94000"
     assert await venue.exchange.set_exit_plan("a", "BTC", ExitPlan(stop=Decimal(93500))) is None
     assert venue.exchange.accounts["a"].positions["BTC"].exit_plan.stop == Decimal(93500)
+
+
+async def test_completed_trades_are_logged(venue: Venue, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trader.exchange")
+    await venue.buy("2", leverage=Decimal(40))
+    await venue.sell("0.1")
+    await venue.see({"BTC": "80000"}, size="5")
+    for event in venue.events:
+        log_trades(event)
+    found = [record for record in caplog.records if record.getMessage().startswith("closed by")]
+    (event,) = [event for event in venue.events if isinstance(event, TradesChanged)][-1:]
+    trade = event.trades[-1]
+    net = trade.gross_pnl - trade.part.fees + trade.part.funding
+    assert [record.levelno for record in found] == [logging.INFO, *[logging.WARNING] * (len(found) - 1)]
+    assert found[0].getMessage().startswith("closed by order: a: LONG 0.1 BTC at ")
+    assert found[-1].getMessage().startswith("closed by liquidation: a: LONG ")
+    assert found[-1].getMessage().endswith(f", net {format_decimal(net)}")
 
 
 async def test_a_gap_liquidates_and_the_insurance_row_closes_the_books(venue: Venue) -> None:

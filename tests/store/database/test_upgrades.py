@@ -139,13 +139,15 @@ async def _same_costs(conn: Any) -> bool:
     return bool(counted == added)
 
 
-async def test_two_processes_upgrade_once(dsn: str, database: Database) -> None:
+async def test_two_processes_upgrade_once(dsn: str, database: Database, caplog: pytest.LogCaptureFixture) -> None:
     await _make_old(database, 1)
     await _fill(database)
     others = [await Database.connect(dsn, size=1) for _ in range(3)]
     await asyncio.gather(*(apply_schema(other) for other in others))
     for other in others:
         await other.close()
+    said = [record.getMessage() for record in caplog.records if record.name == "trader.store"]
+    assert said == [f"the database was upgraded from schema version 1 to {SCHEMA_VERSION}"]
     async with database.connection() as conn:
         assert await _same_costs(conn)
 

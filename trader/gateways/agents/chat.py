@@ -36,6 +36,9 @@ from trader.setting_forms import Secret
 
 ATTEMPT_LIMIT_S = 120.0
 RETRIES_MAX = 3
+FAILED_TURNS_MAX: Final = 3
+"""So many failed turns in a row, of whichever models, are an outage of the provider."""
+
 BACKOFF_S = 0.5
 """Before the first retry; doubled for each further one, and spread by half to one and a half times."""
 
@@ -135,6 +138,8 @@ class ChatClient:
         self._jitter = random.Random()
         self._left_out: dict[str, set[str]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._failed_turns = 0
+        self._last_failure = ""
 
     def __repr__(self) -> str:
         return f"ChatClient({self.name})"
@@ -142,6 +147,14 @@ class ChatClient:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+    def outage(self) -> str | None:
+        """Return why no model can be asked at present: keys out of use or credit, or failed turns only."""
+        if (reason := self._keys.outage()) is not None:
+            return reason
+        if self._failed_turns < FAILED_TURNS_MAX:
+            return None
+        return f"the last {self._failed_turns} turns failed: {self._last_failure}"
 
     def left_out(self, model: Model) -> Collection[str]:
         """Return the fields that requests for this model leave out, since the provider has refused them."""
@@ -160,7 +173,10 @@ class ChatClient:
         except ProviderError as error:
             error.unmetered_attempts += progress.unmetered
             self.usage.unmetered_attempts += error.unmetered_attempts
+            self._failed_turns += 1
+            self._last_failure = str(error)
             raise
+        self._failed_turns = 0
         self.usage.attempts["answered"] += 1
         self.usage.input_tokens += answer.input_tokens or 0
         self.usage.output_tokens += answer.output_tokens or 0

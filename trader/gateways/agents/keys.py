@@ -162,6 +162,17 @@ class KeyRing:
         """Return the seconds until a key can be used for a model; None when all are out of use."""
         return min((self._left_s(key, model) for key in self._keys if key.refused_with is None), default=None)
 
+    def outage(self) -> str | None:
+        """Return why no model at all can be asked now; None while a key may work."""
+        reasons = []
+        for key in self._keys:
+            rest = key.rests.get(None)
+            if key.refused_with is None and (rest is None or rest.until_s <= self._timer()):
+                return None
+            words = "is out of use" if rest is None or key.refused_with is not None else rest.refusal.words
+            reasons.append(f"{_name(key)} {words}")
+        return "; ".join(reasons)
+
     def unavailable_reason(self, model: str) -> str:
         """Return why no key can be used for a model now, for each key."""
         return f"{self._name} cannot be asked for {model} now: " + "; ".join(

@@ -113,3 +113,9 @@ def make_providers(settings: Settings) -> Providers:
         for name, configured in settings.providers.items()
     )
     return Providers(RuleProvider(), *clients)
+
+
+def find_outages(providers: Mapping[str, Provider]) -> dict[str, str]:
+    """Return the AI providers that no model can ask at present, with the reason."""
+    outages = {name: provider.outage() for name, provider in providers.items() if isinstance(provider, ChatClient)}
+    return {name: reason for name, reason in outages.items() if reason is not None}

@@ -18,10 +18,11 @@ import aiojobs
 import msgspec
 
 from trader.domain.exchange.account import Account, Run, Taken, all_taken
-from trader.domain.exchange.ledger import Posting
-from trader.domain.exchange.orders import OrderStatus
-from trader.errors import InternalError, StartError, Unavailable
-from trader.services.events import EventBus, PositionsChanged, TradesChanged
+from trader.domain.exchange.ledger import ClosedTrade, Posting
+from trader.domain.exchange.orders import Cause, OrderStatus
+from trader.domain.money import divide, format_decimal, round_to
+from trader.errors import BooksViolated, InternalError, StartError, Unavailable
+from trader.services.events import BooksRefused, Event, EventBus, PositionsChanged, TradesChanged
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.store.database import leadership as leadership_store
 from trader.store.database.pool import Database
@@ -225,13 +226,16 @@ class Accounts:
             self._in_doubt.setdefault(account.id, self.processed_until)
             self.version += 1
             raise
+        except BooksViolated as error:
+            self._events.publish(BooksRefused(account.id, str(error)))
+            raise
         self._accounts[account.id] = account
         self.version += 1
         self.tally.add(posting)
         if posting.positions or posting.trades or posting.resting or posting.starts_run:
             self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
         if posting.trades:
-            self._events.publish(TradesChanged(account.changed_at, (account.id,)))
+            self._events.publish(TradesChanged(account.changed_at, (account.id,), tuple(posting.trades)))
 
     def mark_missed(self, account_id: str) -> None:
         """Record that the account has missed every tick after the last processed one."""
@@ -274,6 +278,26 @@ class Accounts:
             await self._catch_up(account_id, since)
         del self._in_doubt[account_id]
         log.info("account %s was read again from its rows", account_id)
+
+
+def log_trades(event: Event) -> None:
+    """Log each completed trade that this process booked; a listener of the event bus."""
+    if not isinstance(event, TradesChanged):
+        return
+    for trade in event.trades:
+        level = logging.WARNING if trade.close_reason is Cause.LIQUIDATION else logging.INFO
+        log.log(level, "closed by %s: %s", trade.close_reason, describe_trade(event.account_ids[0], trade))
+
+
+def describe_trade(account_id: str, trade: ClosedTrade) -> str:
+    """Return a completed trade as one line of text."""
+    part = trade.part
+    exit_price = round_to(divide(trade.exit_notional, part.quantity), Decimal("1e-8"))
+    net = format_decimal(trade.gross_pnl - part.fees + part.funding)
+    return (
+        f"{account_id}: {part.side} {format_decimal(part.quantity)} {part.symbol} at {format_decimal(exit_price)}, "
+        f"net {net if net.startswith('-') else f'+{net}'}"
+    )
 
 
 def _ended() -> Unavailable:

@@ -5,6 +5,7 @@ transaction: it happens whole, or not at all. A step changes existing tables and
 triggers come from schema.sql alone. A step must tolerate that its change is already there.
 """
 
+import logging
 import sysconfig
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ import asyncpg
 
 from trader.errors import StartError
 from trader.store.database.pool import Connection, Database, place
+
+log = logging.getLogger("trader.store")
 
 TO_VERSION_2: Final = """
 ALTER TABLE invocation_counts
@@ -172,6 +175,10 @@ async def apply_schema(database: Database) -> None:
         except asyncpg.InsufficientPrivilegeError as error:
             raise StartError(f"The user of DATABASE_URL may not create the tables: {error}.") from error
         await conn.execute(UPDATE_SCHEMA_VERSION, SCHEMA_VERSION)
+    if found is None:
+        log.info("the tables of schema version %d were created", SCHEMA_VERSION)
+    elif found < SCHEMA_VERSION:
+        log.warning("the database was upgraded from schema version %d to %d", found, SCHEMA_VERSION)
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Notifications to operators, the dead-man ping, and the supervisor that started the process."""

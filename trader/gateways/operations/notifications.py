@@ -1,0 +1,152 @@
+"""Sinks of notices, each at one address of NOTIFY_URL: generic JSON webhooks, ntfy, and bodies as Slack and Telegram
+take them; and the ping of a dead-man service at HEARTBEAT_URL.
+
+An address may hold a token, so no error or log line has any part of it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import aiohttp
+import orjson
+
+from trader.clock import iso
+from trader.domain.operations.alarms import Notice
+from trader.errors import SinkUnavailable
+from trader.setting_forms import NOTIFY_FORMATS, NOTIFY_HOSTS, Secret
+
+ATTEMPT_S: Final = 10.0
+"""How long a sink may take for one notice, and a dead-man service for one ping."""
+
+TEXT_MAX: Final = 1000
+"""Characters of a message; Telegram takes 4096 and ntfy 4096 bytes."""
+
+JSON_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class Message(NamedTuple):
+    """A request body with its headers."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+class NotificationSink(Protocol):
+    """Takes notices, one after the other. `name` has no part of the address."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def send(self, notice: Notice) -> None:
+        """Hand over a notice.
+
+        :raises SinkUnavailable: the sink did not confirm it in time
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _HttpClient:
+    """Makes single requests to one secret address, each with a time limit and without redirects."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def request(self, method: str, message: Message) -> None:
+        """Make a request; any status of success is an answer.
+
+        :raises SinkUnavailable: there was none
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            async with self._session.request(
+                method, self._url, data=message.body, headers=message.headers, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise SinkUnavailable(f"no answer ({type(error).__name__})") from None
+        if not 200 <= status < 300:
+            raise SinkUnavailable(f"the answer was HTTP {status}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class HttpSink:
+    """Posts each notice in the form of its kind of receiver. `sender` says which process it is from."""
+
+    def __init__(self, number: int, address: Secret, sender: str, *, timeout_s: float = ATTEMPT_S) -> None:
+        scheme, _, rest = address.reveal().rpartition("+") if "+http" in address.reveal()[:16] else ("", "", "")
+        url = rest or address.reveal()
+        self._format = scheme or NOTIFY_HOSTS.get(urlsplit(url).hostname or "", "json")
+        self._chat = parse_qs(urlsplit(url).query).get("chat_id", [""])[0]
+        self._sender = sender
+        self._client = _HttpClient(url, timeout_s)
+        self.name = f"{self._format} {number}"
+
+    async def send(self, notice: Notice) -> None:
+        await self._client.request("POST", self._message(notice))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _message(self, notice: Notice) -> Message:
+        text = f"{self._sender}: {describe(notice)}"[:TEXT_MAX]
+        if self._format == "ntfy":
+            headers = {
+                "Content-Type": "text/plain; charset=utf-8",
+                "Title": f"trader: {notice.cause}",
+                "Priority": "default" if notice.cause.kind in ("start", "stop") else "high",
+            }
+            return Message(text.encode(), headers)
+        fields: dict[str, Any] = {"text": text}
+        if self._format == "telegram":
+            fields = {"chat_id": self._chat, "text": text}
+        elif self._format == "json":
+            fields |= {
+                "sender": self._sender,
+                "cause": notice.cause.kind,
+                "subject": notice.cause.subject,
+                "message": notice.text[:TEXT_MAX],
+                "count": notice.count,
+                "since": iso(notice.since),
+                "at": iso(notice.at),
+            }
+        return Message(orjson.dumps(fields), JSON_HEADERS)
+
+
+class Heartbeat:
+    """Pings a dead-man service, which raises the alarm itself when it hears nothing for a while."""
+
+    def __init__(self, address: Secret, *, timeout_s: float = ATTEMPT_S) -> None:
+        self._client = _HttpClient(address.reveal(), timeout_s)
+
+    async def ping(self) -> None:
+        """Say that the service does its work.
+
+        :raises SinkUnavailable: nobody confirmed it in time
+        """
+        await self._client.request("GET", Message(b"", {}))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def describe(notice: Notice) -> str:
+    """Return a notice as one line of text."""
+    more = f" ({notice.count} times since {iso(notice.since)}; this was the last)" if notice.count > 1 else ""
+    return f"{notice.cause}: {notice.text}{more}"
+
+
+def make_sinks(addresses: Sequence[Secret], sender: str) -> list[HttpSink]:
+    """Return a sink for each address of NOTIFY_URL."""
+    return [HttpSink(number, address, sender) for number, address in enumerate(addresses, 1)]
+
+
+assert set(NOTIFY_HOSTS.values()) <= set(NOTIFY_FORMATS)
