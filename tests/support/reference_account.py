@@ -201,7 +201,7 @@ class ReferenceAccount:
             waiting = [one for one in self.resting if one.symbol == order.symbol and one.sign == sign]
             promised = sum((one.remaining for one in waiting if not one.reduce_only), Fraction(0))
             opens = opens or promised > abs(self.quantity(order.symbol))
-        if opens and not order.reduce_only and self.free() < 0:
+        if opens and not order.reduce_only and (self.free() < 0 or self._is_overleveraged(order, sign)):
             return Answer("rejected")
         return Answer(
             "resting" if rests else "partial" if unfilled else "filled",
@@ -210,6 +210,20 @@ class ReferenceAccount:
             fees,
             self.books().realized - realized_before,
         )
+
+    def _is_overleveraged(self, order: Order, sign: int) -> bool:
+        """The tier that the position would stand in, with all that waits to open it, allows less leverage."""
+        held = self.quantity(order.symbol)
+        reducible = max(Fraction(0), -sign * held)
+        worth = max(Fraction(0), sign * held) * self.marks[order.symbol]
+        for rest in self.resting:
+            if rest.symbol == order.symbol and rest.sign == sign and not rest.reduce_only:
+                reduces = min(rest.remaining, reducible)
+                reducible -= reduces
+                worth += (rest.remaining - reduces) * rest.limit
+        market = self.markets[order.symbol]
+        most = min([market.leverage_max, *(tier.leverage_max for tier in market.tiers if worth > tier.above)])
+        return (order.leverage or 1) > most
 
     def cancel(self, number: int, at: datetime) -> None:
         self.resting = [rest for rest in self.resting if rest.number != number]
@@ -270,7 +284,7 @@ class ReferenceAccount:
 
     def _fill_resting(self, moment: Moment, at: datetime) -> None:
         for rest in sorted(self.resting, key=lambda r: (-r.sign * r.limit, r.created_at, r.number)):
-            if rest not in self.resting or rest.symbol not in moment.updated:
+            if rest not in self.resting or not _reached(rest, moment):
                 continue
             book = moment.quotes[rest.symbol].book
             beyond = self._shown(book, rest.sign, rest.remaining, rest.limit, at)
@@ -448,8 +462,8 @@ class ReferenceAccount:
 
 
 def _reached(rest: Rest, moment: Moment) -> bool:
-    """Whether the best opposite price is at or beyond the limit."""
-    if rest.symbol not in moment.updated:
+    """Whether the best opposite price is at or beyond the limit, in a book that is newer than the order."""
+    if rest.symbol not in moment.updated or moment.quotes[rest.symbol].at <= rest.created_at:
         return False
     book = moment.quotes[rest.symbol].book
     best = book.asks[0] if rest.sign > 0 else book.bids[0]

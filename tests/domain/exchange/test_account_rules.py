@@ -9,6 +9,7 @@ from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.orders import Cause, OrderStatus
+from trader.domain.market.markets import MarginTier
 from trader.domain.market.presets import PRESET_MARKETS
 
 # --- the account ------------------------------------------------------------------------------------------------------
@@ -114,6 +115,40 @@ def test_each_part_of_a_notional_has_the_rate_of_its_tier() -> None:
             rates = [market.maintenance_rate, *(tier.maintenance_rate for tier in market.tiers)]
             assert rates == sorted(set(rates)), preset
             assert market.maintenance_rate < D(1) / market.leverage_max, "a position can be opened at full leverage"
+            for tier in market.tiers:
+                assert tier.maintenance_rate < D(1) / tier.leverage_max
+                assert market.leverage_max_at(tier.above) > market.leverage_max_at(tier.above + 1) == tier.leverage_max
+
+
+def tiered() -> PaperBench:
+    """An account on ETH at 2,000: 25× to 40,000 of notional, 10× to 100,000, 5× above."""
+    desk = PaperBench(100_000)
+    tiers = (MarginTier(D(40_000), D("0.03"), 10), MarginTier(D(100_000), D("0.05"), 5))
+    desk.rules = replace(RULES, markets={**RULES.markets, "ETH": replace(RULES.markets["ETH"], tiers=tiers)})
+    return desk
+
+
+def test_a_larger_position_may_have_less_leverage() -> None:
+    desk = tiered()
+    refused = desk.order(BUY, "20.0001", leverage=25)
+    assert refused.status is OrderStatus.REJECTED
+    assert str(refused.reason) == "the leverage 25 is above 10, the maximum of a ETH position of 40000.2"
+    assert not desk.account.positions
+    assert desk.order(BUY, "20", leverage=25).status is OrderStatus.FILLED
+    assert desk.order(BUY, "30", leverage=11).status is OrderStatus.REJECTED
+    assert desk.order(BUY, "30", leverage=10).status is OrderStatus.FILLED
+    assert desk.order(BUY, "5", leverage=6).status is OrderStatus.REJECTED
+    assert desk.order(BUY, "5").status is OrderStatus.FILLED, "without leverage an order of any size is allowed"
+
+
+def test_what_rests_counts_towards_the_size_of_a_position_and_what_reduces_does_not() -> None:
+    desk = tiered()
+    assert desk.order(BUY, "15", limit="1900", leverage=25).status is OrderStatus.RESTING
+    assert desk.order(BUY, "10", limit="1900", leverage=25).status is OrderStatus.REJECTED
+    assert desk.order(BUY, "10", leverage=25).status is OrderStatus.REJECTED
+    assert desk.order(SELL, "20", leverage=25).status is OrderStatus.FILLED, "the buys are not of this side"
+    assert desk.order(BUY, "19", limit="1900", leverage=25).status is OrderStatus.RESTING, "15 and 19 less the 20 held"
+    assert desk.order(BUY, "20", leverage=25).status is OrderStatus.FILLED, "it closes"
 
 
 @pytest.mark.parametrize(

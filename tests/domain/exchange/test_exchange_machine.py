@@ -203,7 +203,7 @@ class Exchange(RuleBasedStateMachine):
                 tick=usual.tick * coarser,
                 min_notional=usual.min_notional * stricter,
                 maintenance_rate=rate,
-                tiers=tuple(MarginTier(Decimal(above), rate * (2 + n)) for n, above in enumerate(tiers)),
+                tiers=tuple(MarginTier(Decimal(above), rate * (2 + n), (10, 3)[n]) for n, above in enumerate(tiers)),
             )
         )
 

@@ -5,7 +5,7 @@ account has a position; a missing one raises `KeyError`, since a price is never 
 cross-margined linear perpetuals; see docs/exchange.md.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -226,13 +226,12 @@ def is_liquidable(account: Account, marks: Marks, markets: Mapping[str, Market])
     return equity(account, marks) <= required
 
 
-def reserved(account: Account) -> Decimal:
-    """Margin reserved by resting orders: quantity × limit / leverage, nothing for what only reduces.
+def openings(account: Account) -> Iterator[tuple[RestingOrder, Decimal]]:
+    """Yield each resting order with the quantity of it that would open, not reduce.
 
     What a position can absorb goes to its opposing orders in the order in which they were placed.
     """
     reducible = {p.symbol: p.quantity for p in account.positions.values()}
-    total = ZERO
     for order in account.resting:
         if order.reduce_only:
             continue
@@ -242,8 +241,27 @@ def reserved(account: Account) -> Decimal:
             absorbed = min(reducible[order.symbol], opening)
             reducible[order.symbol] -= absorbed
             opening -= absorbed
-        total += divide(opening * order.limit_price, order.leverage or ONE)
-    return total
+        yield order, opening
+
+
+def reserved(account: Account) -> Decimal:
+    """Margin reserved by resting orders: quantity × limit / leverage, nothing for what only reduces."""
+    return sum(
+        (divide(opening * order.limit_price, order.leverage or ONE) for order, opening in openings(account)), ZERO
+    )
+
+
+def promised_notional(account: Account, symbol: str, side: OrderSide, mark: Decimal) -> Decimal:
+    """Return the notional of the position that orders of this side make: what is held of it at the mark, and what the
+    resting ones would open at their limits."""
+    position = account.positions.get(symbol)
+    held = position.quantity if position is not None and position.side is side.opens else ZERO
+    waiting = (
+        opening * order.limit_price
+        for order, opening in openings(account)
+        if order.symbol == symbol and order.side is side
+    )
+    return held * mark + sum(waiting, ZERO)
 
 
 def free_margin(account: Account, marks: Marks) -> Decimal:

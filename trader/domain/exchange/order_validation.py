@@ -4,10 +4,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
-from trader.domain.exchange.account import Account, opposing
+from trader.domain.exchange.account import Account, opposing, promised_notional
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import Market
-from trader.domain.money import ZERO, ceil_to, floor_to, format_decimal
+from trader.domain.money import ONE, ZERO, ceil_to, floor_to, format_decimal
 
 
 def quantity_of(account: Account, order: Order, market: Market) -> Decimal:
@@ -51,6 +51,24 @@ def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: De
     if notional < market.min_notional:
         return f"the notional {format_decimal(notional)} is below the minimum of {format_decimal(market.min_notional)}"
     return None
+
+
+def refusal_of_leverage(after: Account, order: Order, mark: Decimal, market: Market) -> str | None:
+    """Return why the leverage of an order is too high for the position that it makes, or None.
+
+    `after` is the account with the order's fills and with what rests of it. Without leverage it is that of 1.
+    """
+    leverage = order.leverage or ONE
+    if not market.tiers or leverage <= market.tiers[-1].leverage_max:
+        return None
+    notional = promised_notional(after, order.symbol, order.side, mark)
+    allowed = market.leverage_max_at(notional)
+    if leverage <= allowed:
+        return None
+    return (
+        f"the leverage {format_decimal(leverage)} is above {allowed}, the maximum of a {order.symbol} position of "
+        f"{format_decimal(round(notional, 2))}"
+    )
 
 
 class MisplacedPrice(NamedTuple):

@@ -25,6 +25,7 @@ from trader.domain.exchange.order_validation import (
     entry_mark,
     passive_limit,
     quantity_of,
+    refusal_of_leverage,
     refusal_of_plan,
     refusal_of_size,
 )
@@ -71,7 +72,7 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
             status, reason = OrderStatus.RESTING, None
     elif not executions:
         return refuse(account, order, f"the {order.symbol} book shows nothing to {order.side}", moment.at)
-    refusal = _refusal_of_margin(account, update, order, quantity, request_id)
+    refusal = _refusal_of_opening(account, update, order, quantity, request_id)
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
     answer = update.answer(order, request_id, executions, status, reason)
@@ -102,12 +103,16 @@ def cancel(account: Account, order_id: UUID, at: datetime) -> Posting | None:
     return update.posting()
 
 
-def _refusal_of_margin(
+def _refusal_of_opening(
     account: Account, update: AccountUpdate, order: Order, quantity: Decimal, request_id: UUID
 ) -> str | None:
     if _only_reduces(account, update, order, quantity, request_id):
         return None
-    missing = -free_margin(update.account(), update.marks)
+    after, symbol = update.account(), order.symbol
+    refusal = refusal_of_leverage(after, order, update.marks[symbol], update.rules.markets[symbol])
+    if refusal is not None:
+        return refusal
+    missing = -free_margin(after, update.marks)
     if missing <= 0:
         return None
     available = max(ZERO, free_margin(account, update.marks))

@@ -26,16 +26,19 @@ _QUOTE_SUFFIXES = ("USDT", "USDC", "USD", "PERP")
 
 
 class MarginTier(NamedTuple):
-    """A maintenance rate that holds for the part of a position's notional above a limit."""
+    """A maintenance rate that holds for the part of a position's notional above a limit, and the maximum leverage of an
+    order that makes a position so large."""
 
     above: Decimal
     maintenance_rate: Decimal
+    leverage_max: int
 
 
 class Market(msgspec.Struct, frozen=True):
     """The trading rules of one perpetual market. Prices are in quote currency, quantities in base units.
 
-    `maintenance_rate` holds up to the first of `tiers`, which are ascending in notional and in rate.
+    `maintenance_rate` and `leverage_max` hold up to the first of `tiers`, which are ascending in notional and in rate
+    and descending in leverage.
     """
 
     symbol: str
@@ -54,6 +57,11 @@ class Market(msgspec.Struct, frozen=True):
             deduction += tier.above * (tier.maintenance_rate - rate)
             rate = tier.maintenance_rate
             yield rate, deduction
+
+    def leverage_max_at(self, notional: Decimal) -> int:
+        """Return the maximum leverage of an order that makes a position of this notional."""
+        reached = [tier.leverage_max for tier in self.tiers if notional > tier.above]
+        return reached[-1] if reached else self.leverage_max
 
     def maintenance(self, notional: Decimal) -> Decimal:
         """Return the maintenance margin of a position: each part of its notional at the rate of its tier."""

@@ -11,10 +11,11 @@ from trader.domain.market.markets import MARKETS, MarginTier, Market
 
 
 def _market(
-    symbol: str, tick: str, lot: str, minimum: str, leverage_max: int, rate: str, *tiers: tuple[int, str]
+    symbol: str, tick: str, lot: str, minimum: str, leverage_max: int, rate: str, *tiers: tuple[int, str, int]
 ) -> Market:
-    """Return a market. `rate` is its maintenance rate, and each tier a notional in thousands and the rate above it."""
-    steps = tuple(MarginTier(Decimal(above) * 1000, Decimal(rate_above)) for above, rate_above in tiers)
+    """Return a market. `rate` is its maintenance rate, each tier a notional in thousands, the rate and the maximum
+    leverage above it."""
+    steps = tuple(MarginTier(Decimal(above) * 1000, Decimal(rate_above), most) for above, rate_above, most in tiers)
     return Market(symbol, Decimal(tick), Decimal(lot), Decimal(minimum), leverage_max, Decimal(rate), steps)
 
 
@@ -28,26 +29,34 @@ _LIGHTER: Final = _by_symbol(
     _market("SOL", "0.001", "0.001", "10", 15, "0.0399"),
 )
 _HYPERLIQUID: Final = _by_symbol(
-    _market("BTC", "1", "0.00001", "10", 40, "0.0125", (150_000, "0.025")),
-    _market("ETH", "0.1", "0.0001", "10", 25, "0.02", (100_000, "0.0333333333333333")),
-    _market("SOL", "0.01", "0.01", "10", 20, "0.025", (70_000, "0.05")),
+    _market("BTC", "1", "0.00001", "10", 40, "0.0125", (150_000, "0.025", 20)),
+    _market("ETH", "0.1", "0.0001", "10", 25, "0.02", (100_000, "0.0333333333333333", 15)),
+    _market("SOL", "0.01", "0.01", "10", 20, "0.025", (70_000, "0.05", 10)),
 )
-_BINANCE_TOP_RATES: Final = ("0.02", "0.025", "0.05", "0.1", "0.125", "0.15", "0.25", "0.5")
+_BINANCE_LEVERAGE: Final = {
+    "0.005": 100, "0.0065": 75, "0.01": 50, "0.02": 25, "0.025": 20, "0.05": 10, "0.1": 5, "0.125": 4, "0.15": 3,
+    "0.25": 2, "0.5": 1,
+}  # fmt: skip
+"""The maximum leverage of a tier by its maintenance rate: the same in every market."""
+
+
+def _binance_tiers(*steps: tuple[int, str]) -> tuple[tuple[int, str, int], ...]:
+    return tuple((above, rate, _BINANCE_LEVERAGE[rate]) for above, rate in steps)
+
+
 _BINANCE_FIRST_TIERS: Final = ((50, "0.005"), (600, "0.0065"), (3_000, "0.01"))
 
 
-def _binance_tiers(*thousands: int) -> tuple[tuple[int, str], ...]:
-    return _BINANCE_FIRST_TIERS + tuple(zip(thousands, _BINANCE_TOP_RATES, strict=True))
-
-
 _BINANCE: Final = _by_symbol(
-    _market("BTC", "0.1", "0.001", "100", 125, "0.004",
-            *_binance_tiers(12_000, 70_000, 100_000, 230_000, 480_000, 600_000, 800_000, 1_200_000)),
-    _market("ETH", "0.01", "0.001", "20", 125, "0.004",
-            *_binance_tiers(12_000, 50_000, 65_000, 150_000, 320_000, 400_000, 530_000, 800_000)),
-    _market("SOL", "0.001", "0.001", "10", 100, "0.005",
-            (20, "0.0065"), (100, "0.01"), (800, "0.02"), (4_000, "0.025"), (8_000, "0.05"), (40_000, "0.1"),
-            (80_000, "0.125"), (100_000, "0.25"), (200_000, "0.5")),
+    _market("BTC", "0.1", "0.001", "100", 125, "0.004", *_binance_tiers(
+        *_BINANCE_FIRST_TIERS, (12_000, "0.02"), (70_000, "0.025"), (100_000, "0.05"), (230_000, "0.1"),
+        (480_000, "0.125"), (600_000, "0.15"), (800_000, "0.25"), (1_200_000, "0.5"))),
+    _market("ETH", "0.01", "0.001", "20", 125, "0.004", *_binance_tiers(
+        *_BINANCE_FIRST_TIERS, (12_000, "0.02"), (50_000, "0.025"), (65_000, "0.05"), (150_000, "0.1"),
+        (320_000, "0.125"), (400_000, "0.15"), (530_000, "0.25"), (800_000, "0.5"))),
+    _market("SOL", "0.001", "0.001", "10", 100, "0.005", *_binance_tiers(
+        (20, "0.0065"), (100, "0.01"), (800, "0.02"), (4_000, "0.025"), (8_000, "0.05"), (40_000, "0.1"),
+        (80_000, "0.125"), (100_000, "0.25"), (200_000, "0.5"))),
 )  # fmt: skip
 
 PRESET_MARKETS: Final[Mapping[str, Mapping[str, Market]]] = {
