@@ -1,6 +1,7 @@
 """Baselines: accounts beside the models that trade nothing, follow the market, and survive a restart."""
 
-from datetime import timedelta
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -10,6 +11,7 @@ from support.scripted import make_settings
 from support.venue import make_exchange
 
 from trader.clock import epoch_second
+from trader.domain.market.markets import PLAIN_FUNDING_RATE, Tick
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, HOLD_NOTHING, rule_agent
 from trader.gateways.market.synthetic import SyntheticSource
@@ -133,6 +135,30 @@ async def test_what_happened_while_the_service_was_down_is_caught_up_on(bench: B
     await bench.minutes(1)
     state = (await bench.states())[BUY_AND_HOLD.id].state
     assert state.account.positions["BTC"].funding < 0, "three hours of funding were paid"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_boundary_in_a_gap_is_paid_at_the_last_mark_before_it(bench: Bench, *, restarts: bool) -> None:
+    """As the exchange does it: nobody knew the price that ended the gap."""
+    bench.source.history = nothing  # type: ignore[method-assign]  # the source has lost what happened
+    await bench.minutes(2)
+    last = bench.market.marks["BTC"]
+    await bench.clock.advance(timedelta(hours=1))
+    if restarts:
+        bench.baselines = bench.make()
+        await bench.baselines.lead()
+    await bench.tick()
+    assert bench.market.marks["BTC"] != last
+    await bench.baselines.record(bench.clock.now())
+    position = (await bench.states())[BUY_AND_HOLD.id].state.account.positions["BTC"]
+    assert position.funding == -position.quantity * last * PLAIN_FUNDING_RATE
+
+
+async def nothing(after: datetime, until: datetime) -> AsyncIterator[Tick]:
+    """The history of a source that has none."""
+    ticks: list[Tick] = []
+    for tick in ticks:
+        yield tick
 
 
 async def test_baselines_are_no_models_and_no_accounts(bench: Bench) -> None:

@@ -18,7 +18,7 @@ from trader.clock import Clock, iso
 from trader.domain.agents.guard import Approved, Refusal, judge
 from trader.domain.agents.tools import Change
 from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.account import has_marks
+from trader.domain.exchange.account import Marks, has_marks
 from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderStatus
 from trader.domain.exchange.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
@@ -122,6 +122,7 @@ class Baselines:
         self._rules = rules_of(settings, market.markets)
         self._followers: dict[str, _Follower] = {}
         self._seen_until: datetime | None = None
+        self._seen_marks: Marks = {}
         self._is_leading = False
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Baselines:
                 follower.lowest = None if lowest is None else (midnight, lowest)
                 follower.is_saved = True
                 since = seen_until if since is None else min(since, seen_until)
-        self._seen_until = since
+        self._seen_until, self._seen_marks = since, dict(self._market.marks)
         if since is not None and since < now:
             await self._catch_up(since, now)
         self._is_leading = True
@@ -161,14 +162,15 @@ class Baselines:
         self._rules.markets.update(self._market.markets)
         if self._seen_until is not None and tick.at - self._seen_until > STALE_AFTER:
             await self._catch_up(self._seen_until, tick.at - _INSTANT)
-        moment = Moment(tick.at, self._market.quotes(), self._market.marks, frozenset(tick.quotes))
+        marks = self._market.marks
+        moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
         for follower in self._followers.values():
             self._apply_tick(follower, moment)
             pending = follower.pending
             if pending is not None and moment.at >= pending.due and has_marks(follower.state.account, moment.marks):
                 follower.pending = None
                 self._execute(follower, pending.decisions, moment)
-        self._seen_until = tick.at
+        self._seen_until, self._seen_marks = tick.at, dict(marks)
 
     def _apply_tick(self, follower: _Follower, moment: Moment) -> None:
         account = follower.state.account
@@ -207,13 +209,15 @@ class Baselines:
     async def _catch_up(self, since: datetime, until: datetime) -> None:
         """Apply the ticks of (since, until] to the baselines; without them they go on from the next one."""
         moments: list[Moment] = []
-        marks = dict(self._market.marks)
+        # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
+        before = {**self._market.marks, **self._seen_marks}
         try:
             async for tick in self._market.history(since, until):
                 if all(follower.state.account.is_idle for follower in self._followers.values()):
-                    return
-                marks.update({symbol: quote.mark for symbol, quote in tick.quotes.items()})
-                moments.append(Moment(tick.at, tick.quotes, dict(marks), frozenset(tick.quotes)))
+                    break
+                marks = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
+                moments.append(Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), before))
+                self._seen_marks = before = marks
                 if len(moments) == _TICKS_AT_ONCE:
                     await self._apply_missed(moments)
                     moments = []
