@@ -16,14 +16,15 @@ it is not.
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from math import floor, fsum
-from operator import mul
 from random import Random
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trader.gateways.market.books import Grid
 from trader.gateways.market.files import Minutes, Row
@@ -42,7 +43,7 @@ _CELLS: Final = _CLASSES * _CLASSES
 """One for each pair of the class of the open and that of the close. Cell n mirrors cell `_CELLS` - 1 - n."""
 
 _FAMILIES_PER_KIND: Final = 32
-_SIGNS: Final = [[(row & column).bit_count() & 1 for column in range(64)] for row in range(64)]
+_SIGNS: Final = np.array([[(row & column).bit_count() & 1 for column in range(64)] for row in range(64)])
 """A Hadamard matrix: over its rows, the products of the signs in any two columns add up to zero. A family is one draw
 of moves with the signs of each row, so that over the family any two moves are uncorrelated."""
 _POOL_SEED: Final = "walks of sixty seconds"
@@ -74,18 +75,18 @@ class _Pool:
                 self._add_family(draw(rng), rng)
 
     def _add_family(self, moves: Sequence[float], rng: Random) -> None:
-        seconds = _seconds(moves)
+        seconds = np.array(_seconds(moves))
         columns = rng.sample(range(1, len(_SIGNS)), k=MOVES)
-        walks = [_heights([pair[row[column]] for pair, column in zip(seconds, columns, strict=True)]) for row in _SIGNS]
-        total = fsum(reach for _, reach in walks)
+        heights, reaches = _heights(seconds[np.arange(MOVES), _SIGNS[:, columns]])
+        total = fsum(reaches)
         if not total:
             return  # a walk without a jump
-        for heights, reach in walks:
-            place = len(self.families)
-            self.heights.extend(heights)
-            self.families.append(self.family_count)
-            self.weights.append(reach / total)
-            cell = _cell(heights[0], heights[-1], _TOP)
+        first = len(self.families)
+        self.heights.frombytes(heights.astype(self.heights.typecode).tobytes())
+        self.families.extend([self.family_count] * len(reaches))
+        self.weights.extend(reach / total for reach in reaches)
+        for place, (opened, close) in enumerate(heights[:, [0, -1]].tolist(), start=first):
+            cell = _cell(opened, close, _TOP)
             self.members[cell].append(2 * place)
             self.members[_CELLS - 1 - cell].append(2 * place + 1)
         self.family_count += 1
@@ -115,27 +116,28 @@ def _nearer_end(place: int, parts: int, second: int) -> int:
     return 1 if second == 0 else 0
 
 
-def _heights(seconds: Sequence[Second]) -> tuple[list[int], float]:
-    """Return a walk as heights, and its range. An extreme within a second is shown at the nearer end of it."""
-    levels = list(accumulate((second[0] for second in seconds), initial=0.0))
-    tops = [level + second[1] for level, second in zip(levels, seconds, strict=False)]
-    bottoms = [level + second[2] for level, second in zip(levels, seconds, strict=False)]
-    high, low = max(tops), min(bottoms)
+def _heights(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], list[float]]:
+    """Return walks as heights, and their ranges. An extreme within a second is shown at the nearer end of it.
+
+    `seconds` has a `Second` for each walk and second.
+    """
+    walks = np.arange(len(seconds))
+    levels = np.zeros((len(seconds), SECONDS))
+    np.cumsum(seconds[:, :, 0], axis=1, out=levels[:, 1:])
+    tops, bottoms = levels[:, :-1] + seconds[:, :, 1], levels[:, :-1] + seconds[:, :, 2]
+    at_high, at_low = tops.argmax(axis=1), bottoms.argmin(axis=1)
+    high, low = tops[walks, at_high], bottoms[walks, at_low]
     reach = high - low
-    if not reach:
-        return [0] * SECONDS, 0.0
-    at_high, at_low = tops.index(high), bottoms.index(low)
     is_high_later = at_high >= at_low
-    at_high, at_low = at_high + seconds[at_high][3], at_low + seconds[at_low][4]
-    if at_high == at_low:  # the later one moves on, or the earlier one back where it would become the close
-        step = 1 if at_high < MOVES - 1 else -1
-        if is_high_later == (step > 0):
-            at_high += step
-        else:
-            at_low += step
-    levels[at_low], levels[at_high] = low, high
-    scale = _TOP / reach
-    return [round((level - low) * scale) for level in levels], reach
+    at_high = at_high + seconds[walks, at_high, 3].astype(int)
+    at_low = at_low + seconds[walks, at_low, 4].astype(int)
+    # Where both are at one second, the later one moves on, or the earlier one back where it would become the close.
+    step = np.where(at_high != at_low, 0, np.where(at_high < MOVES - 1, 1, -1))
+    moves_high = is_high_later == (step > 0)
+    at_high, at_low = at_high + np.where(moves_high, step, 0), at_low + np.where(moves_high, 0, step)
+    levels[walks, at_low], levels[walks, at_high] = low, high
+    scale = np.divide(_TOP, reach, out=np.zeros_like(reach), where=reach > 0)
+    return np.rint((levels - low[:, None]) * scale[:, None]), reach.tolist()
 
 
 def _cell(opened: float, close: float, top: float) -> int:
@@ -225,31 +227,22 @@ def _recorded_shares(grid: Grid, minutes: Minutes) -> list[float]:
 
 def _fit(pool: _Pool, recorded: Sequence[float]) -> Sequence[float]:
     """Return the weights of the families whose mixture has the recorded shares. A cell and its mirror image are one."""
-    wanted: list[float] = []
-    by_cell: list[dict[int, float]] = []
+    families, parts = np.array(pool.families), np.array(pool.weights)
+    wanted, rows = [], []
     for cell in range(_CELLS // 2 + 1):
-        shares: dict[int, float] = defaultdict(float)
         half = 0.5 if cell == _CELLS // 2 else 1.0  # the cell in the middle is its own mirror image
-        for one in pool.members[cell]:
-            shares[pool.families[one >> 1]] += half * pool.weights[one >> 1]
+        walks = np.array(pool.members[cell], dtype=int) >> 1
         share = half * (recorded[cell] + recorded[_CELLS - 1 - cell])
-        if share and shares:
+        if share and len(walks):
             wanted.append(share)
-            by_cell.append(shares)
-    by_family: list[dict[int, float]] = [{} for _ in range(pool.family_count)]
-    for number, shares in enumerate(by_cell):
-        for family, share in shares.items():
-            by_family[family][number] = share
-    weights = [1 / pool.family_count] * pool.family_count
+            rows.append(np.bincount(families[walks], half * parts[walks], minlength=pool.family_count))
+    by_cell = np.array(rows)
+    by_family = np.ascontiguousarray(by_cell.T)
+    weights = np.full(pool.family_count, 1 / pool.family_count)
     for _ in range(_FIT_ROUNDS):
-        mixture = _weighted_sums(weights, by_cell)
-        ratios = [share / part for share, part in zip(wanted, mixture, strict=True)]
-        factors = _weighted_sums(ratios, by_family)
-        weights = [weight * factor**_FIT_POWER for weight, factor in zip(weights, factors, strict=True)]
-        total = fsum(weights)
-        weights = [weight / total for weight in weights]
-    return weights
-
-
-def _weighted_sums(weights: Sequence[float], parts: Sequence[dict[int, float]]) -> list[float]:
-    return [fsum(map(mul, map(weights.__getitem__, part), part.values())) for part in parts]
+        # Sums of products and not products of matrices, whose last digits depend on the machine.
+        mixture = (by_cell * weights).sum(axis=1)
+        factors = (by_family * (wanted / mixture)).sum(axis=1)
+        weights *= [factor**_FIT_POWER for factor in factors.tolist()]
+        weights /= fsum(weights)
+    return weights.tolist()
