@@ -36,6 +36,9 @@ RETRY_AFTER_S: Final = (2.0, 5.0)
 LAST_WORDS_S: Final = 2.0
 """How long the end of the process waits for the sinks."""
 
+_COUNTED_FROM_ZERO: Final = (Cause("books"), Cause("liquidation"))
+"""Shown before the first alarm, since a counter that begins with 1 has no increase."""
+
 _REAL_TIME: Final = SystemClock()
 
 
@@ -122,7 +125,7 @@ class Alarms:
         retry_after_s: Sequence[float] = RETRY_AFTER_S,
     ) -> None:
         self.outlets = [Outlet(sink, retry_after_s) for sink in sinks]
-        self.counts: Counter[Cause] = Counter()
+        self.counts: Counter[Cause] = Counter(dict.fromkeys(_COUNTED_FROM_ZERO, 0))
         self.is_healthy = False
         self.providers: Callable[[], Mapping[str, str]] = dict
         self.is_leader: Callable[[], bool] = lambda: True
