@@ -1,15 +1,18 @@
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api.broadcast import Broadcaster, EventBroadcaster, StateBroadcaster, Subscriber
+from trader.api.broadcast import Broadcaster, EventBroadcaster
+from trader.api.state_broadcast import StateBroadcaster
 from trader.api.stream_events import EventRing
-from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage, frame
+from trader.api.stream_messages import EventsMessage, Form, Message, NumberedEvent, StateMessage, frame
+from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 
 
@@ -51,9 +54,9 @@ class Socket:
         self.pushed: list[bytes] = []
         self.is_behind = False
 
-    def push(self, message: bytes) -> bool:
+    def push(self, make: Callable[[], bytes]) -> bool:
         if not self.is_behind:
-            self.pushed.append(message)
+            self.pushed.append(make())
         return not self.is_behind
 
 
@@ -127,8 +130,8 @@ def test_a_backlog_is_whole_or_its_subscriber_is_dropped(messages: list[bytes], 
             received.append(quick.take())
         assert received == [shown(message) for message in messages]
         assert not quick.ended
-        if len(whole := HELLO + shown(*messages)) <= bytes_max:
-            assert slow.take() == whole
+        if len(shown(*messages)) <= bytes_max:  # what waits first has room
+            assert slow.take() == HELLO + shown(*messages)
         else:
             assert (slow.ended, slow.take(), slow.error) == (True, b"", None)
         assert hub.dropped == (1 if slow.ended else 0)
@@ -156,6 +159,54 @@ async def test_what_happens_at_once_is_sent_at_once_and_a_newcomer_gets_only_wha
     assert b"".join(socket.pushed) == shown(b"a", b"b", b"c", *[b"x"] * 1000)
 
 
+lengths = st.sampled_from([0, 10, 500, 40_000])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["events", "state", "patch", "idle"]), lengths, st.booleans()), max_size=25),
+    st.booleans(),
+)
+def test_what_a_compressed_subscriber_reads_is_what_a_plain_one_reads(
+    messages: list[tuple[str, int, bool]], numbered: bool
+) -> None:
+    async def check() -> None:
+        plain, packed = (Subscriber(Form(numbered, compressed), 10**9) for compressed in (False, True))
+        sockets = [Socket(), Socket()]
+        for subscriber, socket in zip((plain, packed), sockets, strict=True):
+            socket.pushed.append(subscriber.take(before=b"retry: 1\n\n"))
+            subscriber.push = socket.push
+        for kind, length, is_behind in messages:
+            text = b'{"modelId":"model","text":"%b"}' % (b"x" * length)
+            message = EventsMessage([NumberedEvent("step", text, "1")])
+            if kind in {"state", "patch"}:
+                message = StateMessage("positions", text, is_patch=kind == "patch")
+                await message.compress()
+            for subscriber, socket in zip((plain, packed), sockets, strict=True):
+                socket.is_behind = is_behind
+                if kind != "idle":
+                    assert subscriber.offer(message)
+                else:
+                    socket.pushed.append(subscriber.take(after=b"event: ping\ndata:\n\n"))
+        texts = [
+            b"".join([*socket.pushed, subscriber.take()])
+            for subscriber, socket in zip((plain, packed), sockets, strict=True)
+        ]
+        unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+        assert unpacker.decompress(texts[1]) == texts[0]
+
+    asyncio.run(check())
+
+
+def test_what_was_sent_before_makes_the_next_message_short() -> None:
+    subscriber = Subscriber(Form(numbered=True, compressed=True))
+    sizes = []
+    for number in range(3):
+        text = b'{"modelId":"apex-%d","invocationId":"515d70b1-8d51-57de-a28c-d85b6e8f74c6","step":1}' % number
+        subscriber.offer(EventsMessage([NumberedEvent("workflow:step", text, f"1b5e026f-{number}")]))
+        sizes.append(len(subscriber.take()))
+    assert max(sizes[1:]) < sizes[0] / 4
+
+
 async def test_a_message_is_not_pushed_past_one_that_waits() -> None:
     hub = Broadcaster("workflow")
     subscriber, socket = join(hub), Socket()
@@ -172,7 +223,7 @@ async def test_a_message_is_not_pushed_past_one_that_waits() -> None:
 
 async def test_the_end_of_a_subscriber_frees_its_writer_and_sends_nothing_more() -> None:
     hub = events_hub()
-    subscriber, socket = join(hub, len(HELLO) + 1), Socket()
+    subscriber, socket = join(hub, 10), Socket()
     cuts: list[str] = []
     subscriber.cut = lambda: cuts.append("cut")
     subscriber.push = socket.push
@@ -297,7 +348,7 @@ async def test_loads_stay_few_however_many_come_and_whatever_happens() -> None:
 async def test_an_unavailable_state_ends_newcomers_only_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trader.api.broadcast.RETRY_S", 0.01)
+    monkeypatch.setattr("trader.api.state_broadcast.RETRY_S", 0.01)
     source = Source()
     async with running(source) as hub:
         subscriber = join(hub)
@@ -334,8 +385,8 @@ async def test_a_bug_in_a_load_is_logged_and_the_next_event_is_served(caplog: py
 
 
 async def test_a_bug_in_the_sending_to_one_ends_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
-    def push(message: bytes) -> bool:
-        raise KeyError(message)
+    def push(_: Callable[[], bytes]) -> bool:
+        raise KeyError("a bug")
 
     source = Source()
     async with running(source) as hub:
@@ -353,7 +404,7 @@ async def test_a_bug_in_the_sending_to_one_ends_that_one_alone(caplog: pytest.Lo
 
 
 async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trader.api.broadcast.LOAD_S", 0.02)
+    monkeypatch.setattr("trader.api.state_broadcast.LOAD_S", 0.02)
     source = Source()
     source.gate.clear()
     async with running(source) as hub:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from support.health_sources import NAMES, START, House
 
 from trader.api import health
-from trader.api.broadcast import Subscriber
+from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
 

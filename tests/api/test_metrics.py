@@ -13,12 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.health_sources import START, House
 
 from trader.api import metrics, rpc
-from trader.api.broadcast import Broadcaster, Subscriber
+from trader.api.broadcast import Broadcaster
 from trader.api.requests import REQUESTS, RequestLog
 from trader.api.routes import Route
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
+from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
 from trader.domain.operations.alarms import Cause
 from trader.gateways.agents.chat import ChatClient

@@ -17,7 +17,7 @@ from support.records import START
 from trader.api import streams
 from trader.api.stream_events import EVENTS_MAX, EventRing
 from trader.errors import Unavailable
-from trader.services.events import EventBus, MarketChecked, WorkflowProgress
+from trader.services.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
 
 STATES = ("positions", "trades", "conversations", "portfolio")
 PATIENCE_S = 10
@@ -155,6 +155,25 @@ async def test_a_reset_comes_first_when_events_were_lost() -> None:
             assert [name for name, _ in await other.events(2)] == ["reset", "connected"]
 
 
+async def test_a_takeover_resets_those_who_are_connected_and_those_who_return() -> None:
+    async with serving() as service, reading(service, "?streams=workflow") as reader:
+        await reader.event()
+        service.step(1)
+        await reader.event()
+        before = reader.last_id
+        service.events.publish(LeadershipChanged("this process has taken over"))
+        service.step(2)
+        assert [name for name, _ in await reader.events(2)] == ["reset", "workflow:step"]
+        assert reader.last_id.endswith("-1")
+        assert reader.last_id != before
+        async with reading(service, "?streams=workflow", **{"Last-Event-ID": before}) as again:
+            found = await again.events(3)
+            assert [name for name, _ in found] == ["reset", "connected", "workflow:step"]
+            assert steps(found) == [2]
+        async with reading(service, "?streams=workflow", **{"Last-Event-ID": reader.last_id}) as again:
+            assert [name for name, _ in await again.events(1)] == ["connected"]
+
+
 def test_only_what_is_kept_can_be_resumed() -> None:
     ring = EventRing(str.encode, events_max=3)
     ids = [ring.append(str(number), b"").event_id for number in range(5)]
@@ -202,7 +221,7 @@ async def test_a_full_stream_refuses_the_subsets_that_have_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/positions"])
-async def test_callers_that_accept_gzip_get_blocks_that_all_of_them_share(path: str) -> None:
+async def test_callers_that_accept_gzip_can_read_each_message_when_it_arrives(path: str) -> None:
     async with serving() as service:
         service.address += path
         received = []

@@ -17,12 +17,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trader.api.broadcast import Broadcaster, StateBroadcaster
+from trader.api.broadcast import Broadcaster
 from trader.api.health import HealthSources, SchedulerStatus
 from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
 from trader.api.response_cache import ResponseCache
 from trader.api.routes import Documented, Route
 from trader.api.rpc import LargeAnswers
+from trader.api.state_broadcast import StateBroadcaster
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import Provider, find_outages
 from trader.services.agents.budgets import Budget

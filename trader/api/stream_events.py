@@ -18,7 +18,7 @@ Greeting = Callable[[str], bytes]
 
 
 class EventRing:
-    """The latest events of one sequence, which begins with the process: events of an earlier one are lost.
+    """The latest events of one sequence, which begins with the process or its lead: those of an earlier one are lost.
 
     `greeting` returns the data of the events `connected` and `reset`, which are not numbered themselves.
     """
@@ -28,6 +28,12 @@ class EventRing:
         self._sequence = secrets.token_hex(4)
         self._number = 0
         self._events: deque[NumberedEvent] = deque(maxlen=events_max)
+
+    def restart(self) -> NumberedEvent:
+        """Begin another sequence, and return the event `reset` that says so."""
+        self._sequence, self._number = secrets.token_hex(4), 0
+        self._events.clear()
+        return self._greet("reset", 0)
 
     def last_id(self) -> str:
         """Return the id of a message that comes after every event so far."""

@@ -1,16 +1,23 @@
-"""Messages of the event streams: each is encoded at most once in every form in which subscribers read it.
+"""Messages of the event streams, and their compression.
 
-A compressed stream is one gzip header and a sequence of deflate blocks. Each message is compressed by itself and
-flushed, so its block refers to nothing before it and is the same for every subscriber, whenever that one has joined.
-The stream has no end but that of its connection, and therefore no gzip trailer.
+A compressed stream is one gzip header and a sequence of deflate blocks; it has no end but that of its connection, and
+therefore no gzip trailer. Whole states and long messages are compressed once for all subscribers, to blocks that refer
+to nothing before them. Patches and events are short and much like one another, so each connection compresses its own by
+what it has sent before: names, keys and ids that were sent already cost next to nothing.
 """
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from trader.api.compression import LEVEL, THREAD_BYTES_MIN
+
+SHARED_BYTES_MIN: Final = 32 * 1024
+"""Longer messages are compressed once for all: they fill the window of a connection, and would hold the loop."""
+
+CONTEXT_BYTES_MIN: Final = 64
+"""Shorter texts, such as pings, do not begin a context, which takes 256 KiB of memory."""
 
 GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
@@ -43,28 +50,69 @@ def deflated(text: bytes) -> bytes:
     return packer.compress(text) + packer.flush(zlib.Z_FULL_FLUSH)
 
 
-def packed(text: bytes, form: Form) -> bytes:
-    """Return the bytes of a text in the subscriber's form."""
-    return deflated(text) if form.compressed and text else text
+def _context() -> Callable[[bytes], bytes]:
+    """Return a function that makes a block of each text, which may refer to the texts before it."""
+    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return lambda text: packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+class Packer:
+    """Deflate blocks of one connection, in the order in which they are sent."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self) -> None:
+        self._context: Callable[[bytes], bytes] | None = None
+
+    def pack(self, text: bytes) -> bytes:
+        """Return the block of the next text, which may refer to those before it."""
+        if self._context is None:
+            if len(text) <= CONTEXT_BYTES_MIN:
+                return deflated(text)
+            self._context = _context()
+        return self._context(text)
+
+    def insert(self, block: bytes) -> bytes:
+        """Return a block that was made elsewhere. What comes after it cannot refer to what was before."""
+        self._context = None
+        return block
 
 
 class Message:
-    """Bytes for subscribers. Of messages with the same `state` only the newest is kept for one that is behind."""
+    """Text for subscribers. Of messages with the same `state` only the newest is kept for one that is behind.
 
-    __slots__ = ("_encoded", "state")
+    `numbered` is that of the subscriber's form.
+    """
+
+    __slots__ = ("_blocks", "_texts", "state")
 
     def __init__(self, state: str | None) -> None:
         self.state = state
-        self._encoded: dict[Form, bytes] = {}
+        self._texts: dict[bool, bytes] = {}
+        self._blocks: dict[bool, bytes] = {}
 
-    def encoded(self, form: Form) -> bytes:
-        found = self._encoded.get(form)
-        if found is None:
-            found = self._encoded[form] = self._make(form)
-        return found
+    def text(self, numbered: bool) -> bytes:
+        """Return the text, made once."""
+        if numbered not in self._texts:
+            self._texts[numbered] = self._make_text(numbered)
+        return self._texts[numbered]
 
-    def _make(self, form: Form) -> bytes:
+    def block(self, numbered: bool) -> bytes | None:
+        """Return the block that all compressed subscribers share, made once; None when each makes its own."""
+        if not self._is_shared(numbered):
+            return None
+        if numbered not in self._blocks:
+            self._blocks[numbered] = self._make_block(numbered)
+        return self._blocks[numbered]
+
+    def _is_shared(self, numbered: bool) -> bool:
+        return len(self.text(numbered)) >= SHARED_BYTES_MIN
+
+    def _make_text(self, numbered: bool) -> bytes:
         raise NotImplementedError
+
+    def _make_block(self, numbered: bool) -> bytes:
+        return deflated(self.text(numbered))
 
 
 class StateMessage(Message):
@@ -73,30 +121,37 @@ class StateMessage(Message):
     `version` is that of a state that everyone gets, and `patch` makes it of the version before.
     """
 
-    __slots__ = ("_block", "_name", "_text", "event_id", "patch", "version")
+    __slots__ = ("_data", "_data_block", "_is_patch", "_name", "event_id", "patch", "version")
 
-    def __init__(self, stream: str, data: bytes, *, name: str | None = None) -> None:
+    def __init__(self, stream: str, data: bytes, *, is_patch: bool = False) -> None:
         super().__init__(stream)
         self.event_id = ""
         self.version: int | None = None
         self.patch: StateMessage | None = None
-        self._name = name or stream
-        self._text = frame(data)
-        self._block: bytes | None = None
+        self._is_patch = is_patch
+        self._name = f"{stream}:patch" if is_patch else stream
+        self._data = frame(data)
+        self._data_block: bytes | None = None
 
     async def compress(self) -> None:
-        """Compress the data, a long one in a thread."""
-        if self._block is None:
-            is_long = len(self._text) >= THREAD_BYTES_MIN
-            self._block = await asyncio.to_thread(deflated, self._text) if is_long else deflated(self._text)
+        """Compress the data, a long one in a thread; that of a short patch is left to each connection."""
+        if self._data_block is None and self._is_shared(numbered=False):
+            is_long = len(self._data) >= THREAD_BYTES_MIN
+            self._data_block = await asyncio.to_thread(deflated, self._data) if is_long else deflated(self._data)
 
-    def _make(self, form: Form) -> bytes:
-        head = f"id: {self.event_id}\nevent: {self._name}\n".encode() if form.numbered else b""
-        if not form.compressed:
-            return head + self._text
-        if self._block is None:
-            self._block = deflated(self._text)
-        return packed(head, form) + self._block
+    def _is_shared(self, numbered: bool) -> bool:
+        return not self._is_patch or len(self._data) >= SHARED_BYTES_MIN
+
+    def _make_text(self, numbered: bool) -> bytes:
+        return self._head(numbered) + self._data
+
+    def _make_block(self, numbered: bool) -> bytes:
+        if self._data_block is None:
+            self._data_block = deflated(self._data)
+        return (deflated(self._head(numbered)) if numbered else b"") + self._data_block
+
+    def _head(self, numbered: bool) -> bytes:
+        return f"id: {self.event_id}\nevent: {self._name}\n".encode() if numbered else b""
 
 
 class NumberedEvent(NamedTuple):
@@ -116,6 +171,6 @@ class EventsMessage(Message):
         super().__init__(None)
         self._events = events
 
-    def _make(self, form: Form) -> bytes:
-        shown = ((event.data, event.name, event.event_id if form.numbered else None) for event in self._events)
-        return packed(b"".join(frame(*each) for each in shown), form)
+    def _make_text(self, numbered: bool) -> bytes:
+        shown = ((event.data, event.name, event.event_id if numbered else None) for event in self._events)
+        return b"".join(frame(*each) for each in shown)

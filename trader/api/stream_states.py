@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from trader.api.broadcast import Load
 from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.models import invocation_of
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.streams import PositionEventData
 from trader.api.schemas.trades import TradeView
+from trader.api.state_broadcast import Load
 from trader.domain.exchange.account import Account
 from trader.domain.models import Model
 from trader.services.exchange.protocol import Exchange

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from trader.api.broadcast import Subscriber
+from trader.api.subscriber import Subscriber
 
 GONE_MS: Final = 30_000
 """A client that acknowledges nothing for this long is disconnected, whatever the kernel would still retry."""
@@ -64,10 +64,10 @@ class StreamWriter:
         """End the response; aiohttp would wait for a stalled client without a timeout."""
         await self._bounded(self._response.write_eof())
 
-    def _push(self, message: bytes) -> bool:
+    def _push(self, make: Callable[[], bytes]) -> bool:
         if self._is_behind() or not is_connected(self._request):
             return False
-        self.put(message)
+        self.put(make())
         return True
 
     def _is_behind(self) -> bool:

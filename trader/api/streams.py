@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
-from trader.api.broadcast import Broadcaster, EventBroadcaster, Load, StateBroadcaster, Subscriber
+from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
 from trader.api.requests import REQUEST_ID, Handler
 from trader.api.routes import Documented, Route, refusal
@@ -25,9 +25,11 @@ from trader.api.schemas.models import InvocationView
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.streams import PositionEventData, Refusal, StreamEvents, WorkflowMessage
 from trader.api.schemas.trades import TradeView
+from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_events import ID_PATTERN, EventRing
-from trader.api.stream_messages import GZIP_HEADER, Form, packed
+from trader.api.stream_messages import GZIP_HEADER, Form
 from trader.api.stream_writer import StreamWriter, is_connected, tune
+from trader.api.subscriber import Subscriber
 from trader.clock import Clock
 from trader.errors import InvalidInput, Issue, Unavailable
 from trader.services.events import (
@@ -35,6 +37,7 @@ from trader.services.events import (
     Event,
     EventBus,
     HaltsChanged,
+    LeadershipChanged,
     MarketChecked,
     PositionsChanged,
     TradesChanged,
@@ -179,6 +182,8 @@ class Hubs:
             case ConversationsChanged(at=at, model_id=model_id):
                 self.conversations.changed()
                 self._tell("conversations:changed", iso(at), {"modelId": model_id})
+            case LeadershipChanged():
+                self.workflow.restart()
             case HaltsChanged(at=at, halts=halts):
                 self._tell("halts:changed", iso(at), {"halts": [HaltInForce.of(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
@@ -294,36 +299,29 @@ async def _serve(
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
     loop = asyncio.get_running_loop()
-    ping = packed(PING, form)
     with suppress(ConnectionError):
         payload = await response.prepare(request)
         assert payload is not None
         tune(request)
         writer = StreamWriter(request, response, payload, subscriber, timing.write_s)
         ping_at = loop.time() + timing.ping_s
-        alive = await writer.begin(_head(form, timing) + subscriber.take())
+        retry = b"retry: %d\n\n" % timing.retry_ms if form.numbered else b""
+        alive = await writer.begin((GZIP_HEADER if form.compressed else b"") + subscriber.take(before=retry))
         while alive and not subscriber.ended and is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
             if not (alive := await writer.caught_up()):
                 break
-            message = subscriber.take()  # only now: newer states replace those of before the wait
-            if (now := loop.time()) >= ping_at:
-                message += ping
+            is_ping_due = (now := loop.time()) >= ping_at
+            writer.put(subscriber.take(after=PING if is_ping_due else b""))  # newest states: those of after the wait
+            if is_ping_due:
                 ping_at += timing.ping_s
                 if ping_at <= now:  # pings missed during a wait are not made up for
                     ping_at = now + timing.ping_s
-            writer.put(message)
         if not alive and not subscriber.ended:
             for hub in followed:
                 hub.drop(subscriber)
         await writer.finish()
     return response
-
-
-def _head(form: Form, timing: Timing) -> bytes:
-    """Return what comes before the first message."""
-    retry = b"retry: %d\n\n" % timing.retry_ms if form.numbered else b""
-    return (GZIP_HEADER if form.compressed else b"") + packed(retry, form)
 
 
 def _refusal(error: BaseException) -> web.Response:

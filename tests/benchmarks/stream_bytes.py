@@ -1,0 +1,69 @@
+"""What the one stream costs a page: 100 rule models of a real service, each decided by once a minute.
+
+The page reads as a browser does (compressed, with patches, all streams), for whole minutes after its first states.
+"""
+
+import asyncio
+import re
+import subprocess
+import sys
+import zlib
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Final
+
+from benchmarks.figures import Figures, temporary_folder
+from support.process import serving
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODELS: Final = 100
+HOUR_S: Final = 3600
+HOUR_MAX_MB: Final = 5.0
+POSITIONS_MAX_KB: Final = 10.0
+NAME: Final = re.compile(rb"^event: (.+)$", re.MULTILINE)
+HEAD: Final = b"GET /api/events?patches=true HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
+
+
+async def measure_bytes(figures: Figures, minutes: int) -> None:
+    """Start a service and show what its stream sends to one page within so many minutes."""
+    with temporary_folder() as folder:
+        command = (sys.executable, ROOT / "scripts" / "seed_accounts.py", "--demo", "--models", str(MODELS))
+        await asyncio.to_thread(subprocess.run, command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        async with serving(folder, "--demo=fresh") as service:
+            first, later = await read(int(service.url.rpartition(":")[2]), minutes * 60)
+    positions = later.pop("positions") + later.pop("positions:patch")
+    events = sum(later.pop("events"))
+    total = first + sum(positions) + events + sum(map(sum, later.values()))
+    figures.show("first states of a page", first / 1e3, "kB")
+    figures.show("bytes per position message", mean(positions) / 1e3, "kB", at_most=POSITIONS_MAX_KB)
+    figures.show("of them workflow events, per hour", events / 1e6 * HOUR_S / (minutes * 60), "MB")
+    figures.show(
+        f"bytes per page and hour, {MODELS} models", total / 1e6 * HOUR_S / (minutes * 60), "MB", at_most=HOUR_MAX_MB
+    )
+
+
+async def read(port: int, seconds: float) -> tuple[int, dict[str, list[int]]]:
+    """Return the bytes on the wire of the first message, and of the later ones by what they are."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    unpacker, first, found = zlib.decompressobj(wbits=31), 0, defaultdict[str, list[int]](list)
+    found.update({"positions": [], "positions:patch": [], "events": []})
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                size = int(await reader.readline(), 16)
+                names = NAME.findall(unpacker.decompress(await reader.readexactly(size)))
+                await reader.readexactly(2)
+                name = names[0].decode() if len(names) == 1 else ""
+                if not first:
+                    first = size
+                elif name.removesuffix(":patch") in {"positions", "trades", "conversations", "portfolio", "ping"}:
+                    found[name].append(size)
+                else:
+                    found["events"].append(size)
+    except TimeoutError:
+        return first, found
+    finally:
+        writer.close()

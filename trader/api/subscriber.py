@@ -1,0 +1,132 @@
+"""Subscribers: the end of one open stream, with the messages that wait for its reader.
+
+A message goes straight to the socket of a subscriber that has read everything so far, without waking its task. That
+is most of them most of the time, and it decides how soon the last of many sockets gets a message.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from trader.api.stream_messages import PLAIN, Form, Message, Packer, StateMessage
+
+BACKLOG_BYTES_MAX = 256 * 1024
+
+Push = Callable[[Callable[[], bytes]], bool]
+"""Writes the bytes that the function returns, at once; or calls nothing and returns False when the reader is behind."""
+
+
+class Subscriber:
+    """The end of one open response: messages wait here until its writer takes them.
+
+    Of states only the newest is kept, of each stream one; events wait in order: one message of any size, and beside it
+    at most `backlog_bytes_max` bytes. `ended` is set when nothing more will come; `error` is the failure that ended it,
+    if one did. The writer sets `push` while a message may be written at once, and `cut`, which ends its wait for the
+    reader, during such a wait.
+    """
+
+    __slots__ = (
+        "_backlog_bytes",
+        "_backlog_bytes_max",
+        "_packer",
+        "_versions",
+        "_waiting",
+        "_woken",
+        "cut",
+        "ended",
+        "error",
+        "form",
+        "push",
+    )
+
+    def __init__(self, form: Form = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
+        self.form = form
+        self._backlog_bytes = 0
+        self._backlog_bytes_max = backlog_bytes_max
+        self._packer = Packer() if form.compressed else None
+        self._versions: dict[str, int | None] = {}
+        self._waiting: dict[object, Message] = {}
+        self._woken = asyncio.Event()
+        self.ended = False
+        self.error: BaseException | None = None
+        self.push: Push | None = None
+        self.cut: Callable[[], None] | None = None
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(len(message.text(self.form.numbered)) for message in self._waiting.values())
+
+    def offer(self, message: Message) -> bool:
+        """Write or keep a message. Return False when the backlog is full; an empty one has room for any message."""
+        if self.ended:
+            return True
+        if self.form.patched and isinstance(message, StateMessage):
+            message = self._patch_or_whole(message)
+        # What waits goes first, so nothing is pushed past it.
+        if not self._waiting and self.push is not None and self.push(lambda: self._bytes_of(message)):
+            return True
+        if message.state is not None:
+            self._waiting.pop(message.state, None)  # the ids of what waits must ascend, so it goes to the end
+            self._waiting[message.state] = message
+        elif not self._keep_event(message):
+            return False
+        self._woken.set()
+        return True
+
+    def _keep_event(self, message: Message) -> bool:
+        # The first is not counted: it may be all the events that a returning client has missed.
+        if any(waiting.state is None for waiting in self._waiting.values()):
+            self._backlog_bytes += len(message.text(self.form.numbered))
+        if self._backlog_bytes > self._backlog_bytes_max:
+            return False
+        self._waiting[message] = message
+        return True
+
+    def _patch_or_whole(self, message: StateMessage) -> StateMessage:
+        """Return the patch when everything before it was written, else the whole state."""
+        stream, version = message.state, message.version
+        assert stream is not None
+        known, self._versions[stream] = self._versions.get(stream), version
+        if message.patch is None or version is None or known != version - 1 or stream in self._waiting:
+            return message
+        return message.patch
+
+    def _bytes_of(self, message: Message) -> bytes:
+        """Return what is written of a message. Those of a compressed stream build upon one another: in this order."""
+        if self._packer is None:
+            return message.text(self.form.numbered)
+        shared = message.block(self.form.numbered)
+        return self._packer.pack(message.text(self.form.numbered)) if shared is None else self._packer.insert(shared)
+
+    def has(self, states: Iterable[str]) -> bool:
+        """Return whether a message of each of these states waits."""
+        return all(state in self._waiting for state in states)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for a message or the end, at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._woken.clear()
+
+    def take(self, before: bytes = b"", after: bytes = b"") -> bytes:
+        """Return all waiting messages as one, between two more texts; empty when there is nothing. Write it at once."""
+        self._woken.clear()
+        messages, self._waiting, self._backlog_bytes = self._waiting, {}, 0
+        return b"".join((self._packed(before), *map(self._bytes_of, messages.values()), self._packed(after)))
+
+    def _packed(self, text: bytes) -> bytes:
+        return self._packer.pack(text) if self._packer is not None and text else text
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the subscription, and the wait of its writer for the reader."""
+        if self.ended:
+            return
+        self.ended = True
+        self.error = error
+        self._waiting.clear()
+        self._woken.set()
+        if self.cut is not None:
+            self.cut()
