@@ -177,10 +177,10 @@ def test_what_a_compressed_subscriber_reads_is_what_a_plain_one_reads(
             subscriber.push = socket.push
         for kind, length, is_behind in messages:
             text = b'{"modelId":"model","text":"%b"}' % (b"x" * length)
-            message = EventsMessage([NumberedEvent("step", text, "1")])
+            message: Message = EventsMessage([NumberedEvent("step", text, "1")])
             if kind in {"state", "patch"}:
-                message = StateMessage("positions", text, is_patch=kind == "patch")
-                await message.compress()
+                message = state_message = StateMessage("positions", text, is_patch=kind == "patch")
+                await state_message.compress()
             for subscriber, socket in zip((plain, packed), sockets, strict=True):
                 socket.is_behind = is_behind
                 if kind != "idle":
