@@ -49,14 +49,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
-import msgspec
 from seed_season import write_season
 
 from trader.clock import SystemClock, floor_time, iso
-from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models, surplus_replicates
-from trader.domain.exchange.ledger import unopened_account
-from trader.domain.models import Model, VariantId
-from trader.domain.money import format_decimal, from_number
+from trader.commands.models import Opening, create_models
+from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models
+from trader.domain.models import VariantId
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError, TraderError
@@ -64,11 +62,11 @@ from trader.gateways.sources import make_source
 from trader.history import Pace, write_history
 from trader.logs import configure_logs
 from trader.settings import Settings
-from trader.store.agents.invocations import select_models, update_venue_account_index, upsert_model
+from trader.store.agents.invocations import select_models
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Connection, Database, place
 from trader.store.database.schema import apply_schema
-from trader.store.exchange.accounts import insert_account, select_accounts, select_processed_until
+from trader.store.exchange.accounts import select_accounts, select_processed_until
 
 EXIT_NO_START = 1
 EXIT_WRONG = 2
@@ -233,10 +231,15 @@ async def _seed(settings: Settings, entries: Sequence[Entry], options: argparse.
             start = floor_time(now - timedelta(days=options.history), MINUTE)
             await _lock_out_services(dsn, settings, stack)
         async with database.transaction() as conn:
-            added, opened = await create(conn, entries, start, settings)
+            opening = Opening(
+                settings.initial_capital, settings.quote_currency, settings.max_accounts, _is_live(settings)
+            )
+            added, opened, notes = await create_models(conn, entries, start, opening)
             if options.history is not None:  # where a history cannot be written, nothing is
                 start, is_bulk = await _check_past(conn, start, options)
-        print(f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.")
+        print(
+            f"{place(dsn)}: {added} of {len(entries)} models are new, {opened} accounts were opened.", *notes, sep="\n"
+        )
         if options.history is None:
             for words in filter(None, map(day_cost_of, entries)):
                 print(words)
@@ -309,41 +312,6 @@ class Progress:
         bar = "#" * int(part * BAR_WIDTH)
         line = f"[{bar:<{BAR_WIDTH}}] {part:4.0%} {days:.1f} days of {account_count} accounts{left}"
         print(f"\r{line:<90}" if is_terminal else line, end="" if is_terminal and part < 1 else "\n", file=sys.stderr)
-
-
-async def create(conn: Connection, entries: Sequence[Entry], at: datetime, settings: Settings) -> tuple[int, int]:
-    """Add new models, update the others, and open missing accounts. Return how many models and accounts were added."""
-    known = {model.id for model in await select_models(conn)}
-    accounts = await select_accounts(conn)
-    if len(accounts.keys() | {entry.id for entry in entries}) > settings.max_accounts:
-        raise StartError(f"That would be more accounts than SIM_MAX_ACCOUNTS, {settings.max_accounts}.")
-    for entry in entries:
-        model = Model(
-            id=entry.id, name=entry.name or entry.id, variant=entry.variant, provider=entry.provider,
-            router_model_name=entry.router_model, logo=entry.logo, active=entry.active, created_at=at,
-            configuration=entry.configuration,
-        )  # fmt: skip
-        await upsert_model(conn, model)
-        if entry.venue_account_index is not None:
-            await update_venue_account_index(conn, entry.id, entry.venue_account_index)
-        if _is_live(settings):
-            continue  # the service opens it with the balance that the venue shows
-        capital = settings.initial_capital if entry.initial_capital is None else from_number(entry.initial_capital)
-        await insert_account(conn, entry.id, unopened_account(entry.id, capital, settings.quote_currency, at).run)
-        account = accounts.get(entry.id)
-        if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
-            print(f"{entry.id} is open with {format_decimal(account.run.initial_capital)} already; its capital stays.")
-    await _deactivate_surplus(conn, entries)
-    opened = 0 if _is_live(settings) else sum(entry.id not in accounts for entry in entries)
-    return sum(entry.id not in known for entry in entries), opened
-
-
-async def _deactivate_surplus(conn: Connection, entries: Sequence[Entry]) -> None:
-    """Deactivate the replicates of these entries that are not among them any more: there were more of them before."""
-    models = {model.id: model for model in await select_models(conn)}
-    for model_id in surplus_replicates(models, entries):
-        await upsert_model(conn, msgspec.structs.replace(models[model_id], active=False))
-        print(f"{model_id} is a replicate too many now and was deactivated; its results stay.")
 
 
 def _is_live(settings: Settings) -> bool:

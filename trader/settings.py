@@ -325,18 +325,26 @@ def find_risks(settings: Settings, dotenv: Path) -> list[str]:
     return risks
 
 
+def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> list[Any]:
+    """Read these fields of `Settings` alone, so that a mistake in another does not keep an operator from a command.
+
+    :raises SettingsError: the text of one of them does not have its form
+    """
+    texts, problems = _merged_texts(environ, read_dotenv(dotenv).values), list[str]()
+    variables = [VARIABLES[field] for field in fields]
+    values = [_parse(one.name, one.form, texts.get(one.name, one.default), problems) for one in variables]
+    if problems:
+        raise SettingsError(problems)
+    return values
+
+
 def read_database_url(environ: Mapping[str, str], dotenv: Path | None) -> str | None:
-    """Read DATABASE_URL alone, so that a mistake in another setting does not keep an operator from a command.
+    """Read DATABASE_URL alone; None without it.
 
     :raises SettingsError: the text is not the address of a database
     """
-    variable = VARIABLES["database_url"]
-    problems: list[str] = []
-    text = _merged_texts(environ, read_dotenv(dotenv).values).get(variable.name, "")
-    url = _parse(variable.name, forms.DATABASE_ADDRESS, text, problems)
-    if problems:
-        raise SettingsError(problems)
-    return None if url is None else url.reveal()
+    (url,) = read_some(environ, dotenv, "database_url")
+    return None if url is None else str(url.reveal())
 
 
 def _merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:

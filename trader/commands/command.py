@@ -10,14 +10,24 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import msgspec
+
+from trader.domain.money import format_decimal
 
 MODULES: Final[Mapping[str, str]] = {
     "serve": "serve",
     "check": "serve",
     "version": "serve",
+    "status": "status",
+    "models": "models",
+    "accounts": "accounts",
+    "positions": "accounts",
+    "trades": "trades",
+    "board": "trades",
     "halt": "operate",
     "resume": "operate",
     "flatten": "operate",
@@ -33,6 +43,9 @@ EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_WRONG_SETTINGS: Final = 2
 EXIT_INTERRUPTED: Final = 130
+
+
+_ENCODER: Final = msgspec.json.Encoder(decimal_format="number")
 
 
 class Result(NamedTuple):
@@ -122,14 +135,34 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: 
         yield "  ".join(padded).rstrip()
 
 
+def moment(at: datetime | None) -> str:
+    """Return a time for people, in UTC to the second; `never` for None."""
+    return "never" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def money(amount: Decimal | None) -> str:
+    """Return an amount for people, with two decimals; `unknown` for None."""
+    return "unknown" if amount is None else f"{amount:,.2f}"
+
+
+def allowed(names: Iterable[str]) -> str:
+    """Return the names that are allowed, for an error; at most 20 of them."""
+    listed = list(names)
+    more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
+    return f"{', '.join(listed[:20])}{more}" if listed else "none"
+
+
 def to_wire(value: Any) -> Any:
     """Return a value with its structs and named tuples as objects with camelCase names, as the API has them."""
     if isinstance(value, msgspec.Struct):
-        value = {_camel(name): getattr(value, name) for name in value.__struct_fields__}
+        fields = msgspec.structs.fields(value)
+        value = {_camel(field.encode_name): getattr(value, field.name) for field in fields}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = {_camel(name): item for name, item in value._asdict().items()}
     if isinstance(value, Mapping):
-        return {name: to_wire(item) for name, item in value.items()}
+        return {name: to_wire(item) for name, item in value.items() if item is not msgspec.UNSET}
+    if isinstance(value, Decimal):
+        return Decimal(format_decimal(value))  # without an exponent and trailing zeros
     return [to_wire(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -142,7 +175,7 @@ def print_result(result: Result, *, as_json: bool) -> int:
     """Print a result, as one JSON object in one line or as text, and return its exit code."""
     try:
         if as_json:
-            print(msgspec.json.encode(to_wire(result.value)).decode())
+            print(_ENCODER.encode(to_wire(result.value)).decode())
         else:
             for line in result.lines:
                 print(line)

@@ -23,13 +23,24 @@ from trader.store.operations.halts import select_has_leader
 
 
 class FoundDatabase(NamedTuple):
-    """The database of a command. `is_alone`: this process started its server, so it is certain that no service runs."""
+    """The database of a command. `is_served`: a service leads on it.
+
+    `is_alone`: this process started its server, so it is certain that no service runs.
+    """
 
     database: Database
     dsn: str
     place: str
+    is_embedded: bool
     is_served: bool
     is_alone: bool
+
+    @property
+    def service(self) -> str:
+        """What is known of the service in one or two words."""
+        if self.is_served:
+            return "running"
+        return "starting" if self.is_embedded and not self.is_alone else "not running"
 
     @property
     def name(self) -> str:
@@ -46,7 +57,7 @@ class FoundDatabase(NamedTuple):
             yield conn
 
     def __str__(self) -> str:
-        return f"database: {self.place}, the service is {'running' if self.is_served else 'not running'}"
+        return f"database: {self.place}, the service is {self.service}"
 
 
 DatabaseRun = Callable[[argparse.Namespace, FoundDatabase], Awaitable[Result]]
@@ -77,7 +88,7 @@ async def _run(run: DatabaseRun, options: argparse.Namespace) -> Result:
     async with find_database(options) as found:
         print(found, file=sys.stderr, flush=True)
         result = await run(options, found)
-    facts: dict[str, Any] = {"place": found.place, "serviceRunning": found.is_served}
+    facts: dict[str, Any] = {"place": found.place, "service": found.service}
     return result._replace(value={"database": facts, **result.value})
 
 
@@ -101,14 +112,15 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[FoundDatab
         url = options.database_url or read_database_url(os.environ, options.env_file)
         if url:
             database = await stack.enter_async_context(open_database(url))
-            yield FoundDatabase(database, url, place(url), await _has_leader(database), is_alone=False)
+            is_served = await _has_leader(database)
+            yield FoundDatabase(database, url, place(url), is_embedded=False, is_served=is_served, is_alone=False)
             return
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
         name = await _choose(server, options.database)
         database = await stack.enter_async_context(open_database(server.dsn(name)))
         where = f"embedded in ./{EMBEDDED_FOLDER} ({name})"
         is_served = not server.is_own and await _has_leader(database)
-        yield FoundDatabase(database, server.dsn(name), where, is_served, server.is_own)
+        yield FoundDatabase(database, server.dsn(name), where, True, is_served, server.is_own)
 
 
 async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:

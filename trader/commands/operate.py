@@ -62,19 +62,19 @@ def _reason(text: str) -> str:
 @database_command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments)
 async def halt(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Halt: open no more positions; orders that reduce, stops and closing go on."""
-    return await _operate(Verb.HALT, options, found)
+    return await operate(Verb.HALT, options, found)
 
 
 @database_command("resume", example="trader resume --account apex-rules", arguments=_arguments)
 async def resume(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Lift the halt of an account or, without --account, the halt of all accounts."""
-    return await _operate(Verb.RESUME, options, found)
+    return await operate(Verb.RESUME, options, found)
 
 
 @database_command("flatten", example="trader flatten", arguments=_arguments)
 async def flatten(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Halt, cancel every resting order and close every position at market."""
-    return await _operate(Verb.FLATTEN, options, found)
+    return await operate(Verb.FLATTEN, options, found)
 
 
 def operator() -> str:
@@ -86,7 +86,7 @@ def operator() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-async def _operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Write a command, and wait for its outcome where a service may run.
 
     :raises StartError: there is no such account
@@ -123,7 +123,7 @@ async def _write(database: Database, verb: Verb, account_id: str | None, reason:
             lifted = await store.update_halts_lifted(conn, account_id, by)
             if LIMITS.intersection(lifted):
                 await update_baselines_reset(conn, account_id)
-        else:
+        elif verb is not Verb.RESET:
             at = await store.select_now(conn)
             halt = Halt(account_id=account_id, cause=HaltCause.OPERATOR, reason=reason, by=by, at=at)
             is_new = await store.insert_halt(conn, halt)
@@ -168,6 +168,8 @@ def _describe_written(written: Written) -> str:
     verb, whom = written.command.verb, scope(written.command.account_id)
     if verb is Verb.RESUME:
         return f"Lifted the halt of {whom} ({', '.join(written.lifted)})." if written.lifted else f"No halt of {whom}."
+    if verb is Verb.RESET:
+        return f"Asked the service to reset {whom}."
     if written.was_halted:
         return f"An operator's halt of {whom} is already in force."
     return f"Halted {whom}, until the halt is lifted with `resume`."
@@ -193,6 +195,8 @@ def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
     counts = f"{len(outcome.cancelled)} orders cancelled, {len(outcome.closed)} fills closed, {len(outcome.left)} left"
     if verb is Verb.RESUME:
         counts = "the service trades again"
+    elif verb is Verb.RESET:
+        counts = "a new run has begun"
     yield f"NOT all done: {counts}." if outcome.left else f"Done: {counts}."
     if outcome.note is not None:
         yield outcome.note
@@ -202,6 +206,8 @@ async def _describe_unserved(database: Database, command: Command) -> tuple[bool
     """Return whether the command is complete without a service, and what remains to be done."""
     if command.verb is Verb.RESUME:
         return True, ["No service runs; it trades again from its next start on."]
+    if command.verb is Verb.RESET:
+        return False, ["No service runs, so NOTHING was reset. Start the service and ask again."]
     async with database.connection() as conn:
         holdings = await store.select_exposures(conn, command.account_id)
     lines = [

@@ -47,11 +47,15 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verb(StrEnum):
-    """`halt` refuses orders that open, `resume` lifts that, `flatten` halts and closes every position."""
+    """`halt` refuses orders that open, `resume` lifts that, `flatten` halts and closes every position.
+
+    `reset` begins a new run of one simulated account.
+    """
 
     HALT = "halt"
     RESUME = "resume"
     FLATTEN = "flatten"
+    RESET = "reset"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

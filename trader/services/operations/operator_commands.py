@@ -1,4 +1,4 @@
-"""Operator commands: halt, resume and flatten, carried out through the exchange like any other orders.
+"""Operator commands: halt, resume, flatten and reset, carried out through the exchange like any other orders.
 
 Every process follows the halts; the leader carries out the commands, and continues those that an earlier leader began.
 """
@@ -138,6 +138,8 @@ class OperatorCommands:
                     await self._flatten(command, progress)
                 elif command.verb is Verb.HALT:
                     await self._cancel_openings(command, progress)
+                elif command.verb is Verb.RESET:
+                    await self._reset(command, progress)
                 await self._finish(command, progress.outcome())
             del self._progress[command.id]
         except Unavailable as error:
@@ -159,6 +161,16 @@ class OperatorCommands:
             len(outcome.left),
             "" if outcome.note is None else f"; {outcome.note}",
         )
+
+    async def _reset(self, command: Command, progress: "_Progress") -> None:
+        """Begin a new run of the account; the next leader repeats it when a crash comes before its outcome."""
+        assert command.account_id is not None, "all accounts are never reset at once"
+        try:
+            await self._exchange.reset_account(command.account_id)
+        except Unavailable:
+            raise
+        except TraderError as error:
+            progress.leave(command.account_id, "the account", str(error))
 
     # --- cancelling ---------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,14 @@ async def update_venue_account_index(conn: Connection, model_id: str, index: int
     await conn.execute(UPDATE_VENUE_ACCOUNT_INDEX, model_id, index)
 
 
+UPDATE_MODEL_ACTIVE = "UPDATE models SET active = $2 WHERE id = $1"
+
+
+async def update_model_active(conn: Connection, model_id: str, *, is_active: bool) -> None:
+    """Set whether a model is asked in the cycles to come."""
+    await conn.execute(UPDATE_MODEL_ACTIVE, model_id, is_active)
+
+
 UPSERT_MODEL = """
 INSERT INTO models (id, name, variant, provider, router_model_name, logo, active, created_at, configuration)
 VALUES ($1, $2, $3::text::variant_id, $4, $5, $6, $7, $8, $9)

@@ -125,11 +125,18 @@ ALTER TABLE accounts ADD COLUMN IF NOT EXISTS liquidating boolean NOT NULL DEFAU
 LIVED_UNTIL: Final = "ALTER TABLE service_state ADD COLUMN IF NOT EXISTS lived_until timestamptz;"
 """Records how far the time of a paced replay may have passed."""
 
+RESET_BY_OPERATOR: Final = """
+ALTER TABLE IF EXISTS commands
+    DROP CONSTRAINT IF EXISTS commands_verb_check,
+    ADD CONSTRAINT commands_verb_check CHECK (verb IN ('halt', 'resume', 'flatten', 'reset'));
+"""
+"""Allows the command `reset`."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL,
+    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL + RESET_BY_OPERATOR,
 }
 """Each step by the version that it leads to."""
 

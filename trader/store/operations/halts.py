@@ -156,7 +156,7 @@ SELECT_HAS_LEADER = """
 SELECT EXISTS (
     SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
     WHERE d.datname = current_database() AND l.locktype = 'advisory' AND l.granted
-        AND l.classid::bigint = $1 >> 32 AND l.objid::bigint = $1 & 4294967295 AND l.objsubid = 1
+        AND l.classid::bigint = $1::bigint >> 32 AND l.objid::bigint = $1::bigint & 4294967295 AND l.objsubid = 1
 )
 """
 

@@ -1,0 +1,172 @@
+"""The commands that read: what they show of known rows, for people and for programs."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.records import HOUR, START, add_invocation, add_model, add_trade
+
+from trader.__main__ import main
+from trader.domain.models import VariantId
+from trader.store.database.leadership import LeaderLock
+from trader.store.database.pool import Database
+
+MODELS_FILE = """
+[[models]]
+id = "new"
+variant = "Contrarian"
+provider = "rules"
+router_model = "rules/contrarian"
+initial_capital = 500
+
+[[models]]
+id = "ada"
+name = "Ada Again"
+variant = "Apex"
+provider = "openrouter"
+router_model = "some/model"
+initial_capital = 500
+"""
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.out)
+
+
+Call = Callable[..., Awaitable[Said]]
+
+
+@pytest.fixture
+def call(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", dsn)
+
+    async def run(*arguments: str) -> Said:
+        code = await asyncio.to_thread(main, arguments)  # the test has an event loop already
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+async def rows(database: Database) -> None:
+    """Two models with trades; `bob` has made more of its account."""
+    async with database.connection() as conn:
+        await add_model(conn, "ada")
+        await add_model(conn, "bob", VariantId.SOVEREIGN)
+        await add_trade(conn, "ada", START + HOUR, gross="10", fees="1")
+        await add_trade(conn, "bob", START + 2 * HOUR, gross="30", fees="1", side="SHORT")
+        await add_invocation(conn, "ada", START + HOUR)
+        await add_invocation(conn, "bob", START + HOUR)
+        await conn.execute(
+            "INSERT INTO service_state (market_identity, trading_mode, processed_until)"
+            " VALUES ('synthetic:0', 'simulated', $1)",
+            START + timedelta(hours=3),
+        )
+
+
+async def test_trades_are_those_of_the_interface(rows: None, call: Call) -> None:
+    found = (await call("trades", "--json")).value
+    assert [(one["modelId"], one["side"], one["netPnl"]) for one in found["trades"]] == [
+        ("bob", "SHORT", 29), ("ada", "LONG", 9),
+    ]  # fmt: skip
+    assert found["database"]["service"] == "not running"
+    assert [one["modelId"] for one in (await call("trades", "--account", "ada", "--json")).value["trades"]] == ["ada"]
+    assert len((await call("trades", "--limit", "1")).out.splitlines()) == 2
+    shown = (await call("trades")).out.splitlines()
+    assert shown[0].split()[:3] == ["closed", "account", "market"]
+    assert "bob" in shown[1]
+    assert "+29.00" in shown[1]
+
+
+async def test_accounts_and_the_board_agree(rows: None, call: Call) -> None:
+    accounts = (await call("accounts", "list", "--json")).value["accounts"]
+    assert {one["accountId"]: one["equity"] for one in accounts} == {"ada": 10009, "bob": 10029}
+    assert (await call("accounts", "show", "bob", "--json")).value["account"] == accounts[1]
+    board = (await call("board", "--json")).value
+    assert [(one["rank"], one["modelId"], one["pnlAbsolute"]) for one in board["entries"]] == [
+        (1, "bob", 29), (2, "ada", 9),
+    ]  # fmt: skip
+    assert [one["modelId"] for one in (await call("board", "--variant", "Apex", "--json")).value["entries"]] == ["ada"]
+    assert "10,029.00" in (await call("accounts", "show", "bob")).out
+    assert (await call("positions", "--json")).value["positions"] == []
+
+
+async def test_status_fails_until_a_service_leads_and_says_why(
+    rows: None, call: Call, database: Database, dsn: str
+) -> None:
+    found = await call("status", "--json")
+    assert found.code == 1
+    assert found.value["troubles"] == ["the service is not running"]
+    facts = found.value["status"]
+    assert (facts["models"], facts["trades"], facts["invocations"], facts["positions"]) == (2, 2, 2, 0)
+    lock = LeaderLock(dsn)
+    assert await lock.try_acquire()
+    assert (await call("status", "--json")).value["troubles"] == [
+        "the service has just started, or hangs: its last heartbeat was never"
+    ]
+    async with database.connection() as conn:
+        await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": False})
+        assert (await call("status", "--json")).value["troubles"] == ["tradeExecutor does not run"]
+        await conn.execute("UPDATE service_state SET schedulers = $1", {"tradeExecutor": True})
+        well = await call("status")
+        assert (well.code, well.out.splitlines()[-1]) == (0, "all well")
+        assert "the service is running" in well.err
+        await conn.execute("INSERT INTO halts (cause, reason, halted_by) VALUES ('drawdown', 'it fell', 'limit')")
+    found = await call("status")
+    assert (found.code, "NOT well    halted: all accounts: drawdown: it fell" in found.out) == (1, True)
+    await lock.release()
+
+
+async def test_an_empty_database_has_nothing_to_show(database: Database, call: Call) -> None:
+    assert (await call("status", "--json")).value["status"]["marketIdentity"] is None
+    for words in (("trades",), ("positions",), ("board",), ("accounts", "list"), ("models", "list")):
+        found = await call(*words)
+        assert found.code == 0, found
+        assert "Traceback" not in found.err
+
+
+async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(MODELS_FILE, encoding="utf-8")
+    added = await call("models", "add", "models.toml")
+    assert "1 of 2 models are new, 1 accounts were opened." in added.out
+    assert "ada is open with 10000 already; its capital stays." in added.out
+    assert "ada has no `every`" in added.out
+    assert (await call("models", "pause", "new")).out.startswith("new is paused.")
+    assert (await call("models", "pause", "new")).out == "new was paused already.\n"
+    listed = {one["model"]["id"]: one["model"] for one in (await call("models", "list", "--json")).value["models"]}
+    assert {name: (one["active"], one["name"]) for name, one in listed.items()} == {
+        "ada": (True, "Ada Again"), "bob": (True, listed["bob"]["name"]), "new": (False, "new"),
+    }  # fmt: skip
+    assert (await call("models", "resume", "new")).code == 0
+    assert (await call("accounts", "show", "new", "--json")).value["account"]["equity"] == 500
+    (tmp_path / "models.toml").write_text(MODELS_FILE.replace("Contrarian", "Contrary"), encoding="utf-8")
+    wrong = await call("models", "add", "models.toml")
+    assert wrong.code == 2
+    assert "models.toml, line 4: model 1.variant" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("trades", "--account", "eve"), "There is no account 'eve'. There are: ada, bob."),
+        (("accounts", "show", "eve"), "There is no account 'eve'. There are: ada, bob."),
+        (("accounts", "reset", "eve"), "There is no account 'eve'. There are: ada, bob."),
+        (("models", "pause", "eve"), "There is no model 'eve'. There are: ada, bob."),
+    ],
+)
+async def test_unknown_names_are_answered_with_those_that_there_are(
+    rows: None, call: Call, words: tuple[str, ...], said: str
+) -> None:
+    found = await call(*words)
+    assert (found.code, said in found.err) == (1, True), found

@@ -1,0 +1,50 @@
+"""Commands beside a running service, compared with what its interface answers, and after its end."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from support.process import COMMAND, serving
+
+
+async def call(folder: Path, *arguments: str) -> tuple[int, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, "--json",
+        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder)}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, json.loads(out) if out else None
+
+
+async def test_commands_show_what_the_service_has_and_reset_through_it(open_folder: Path) -> None:
+    async with serving(open_folder, SIM_LATENCY_MS="0") as service:
+        for side in ("buy", "sell"):
+            order = {"accountId": "me", "symbol": "BTC", "side": side, "quantity": 0.02}
+            assert (await service.call("simulator.placeOrder", **order))["order"]["status"] == "filled"
+        await service.call("simulator.placeOrder", accountId="me", symbol="ETH", side="buy", quantity=0.5)
+        async with asyncio.timeout(60):  # until the first heartbeat
+            while (found := await call(open_folder, "status"))[0] != 0:
+                assert found[1]["database"]["service"] == "running"
+        assert found[1]["troubles"] == []
+        _, trades = await call(open_folder, "trades", "--account", "me")
+        assert trades["trades"] == (await service.call("trading.getTrades", modelId="me"))["trades"]
+        _, shown = await call(open_folder, "accounts", "show", "me")
+        account = (await service.call("simulator.getAccount", accountId="me"))["account"]
+        for name in ("accountId", "cashBalance", "totalFees", "totalRealizedPnl"):
+            assert shown["account"][name] == account[name]
+        assert [one["symbol"] for one in shown["account"]["positions"]] == ["ETH"]
+        code, reset = await call(open_folder, "accounts", "reset", "me")
+        assert (code, reset["outcome"]["left"]) == (0, []), reset
+        account = (await service.call("simulator.getAccount", accountId="me"))["account"]
+        assert (account["equity"], account["positions"]) == (10000, [])
+        assert await service.stop() == 0
+    code, status = await call(open_folder, "status")
+    assert (code, status["database"]["service"]) == (1, "not running")
+    _, shown = await call(open_folder, "accounts", "show", "me")
+    assert (shown["account"]["run"]["number"], shown["account"]["equity"]) == (2, 10000)
+    code, reset = await call(open_folder, "accounts", "reset", "me")
+    assert (code, reset["outcome"]) == (1, None), "only a service can close positions at the market's prices"

@@ -1,0 +1,103 @@
+"""The commands trades and board: what models made of their accounts, from the rows."""
+
+import argparse
+from typing import get_args
+
+from trader.api.schemas.analytics import LeaderboardRow
+from trader.api.schemas.common import VariantFilter, chosen_variant
+from trader.api.schemas.trades import TradeView
+from trader.commands.accounts import known_account
+from trader.commands.command import Result, moment, money, table
+from trader.commands.database import FoundDatabase, database_command
+from trader.domain.money import format_decimal
+from trader.domain.portfolio.histories import WINDOWS, minute_end
+from trader.domain.portfolio.snapshots import value_account
+from trader.services.portfolio.leaderboard import Contestant, SortKey, make_board
+from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.store.agents.invocations import select_models
+from trader.store.database.paging import Page
+from trader.store.exchange.accounts import select_accounts, select_last_marks, select_lived_until
+from trader.store.exchange.trades import select_account_trades, select_trades
+
+
+def _trades_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--account", metavar="ID", help="of one account or model; default: all")
+    parser.add_argument("--limit", type=_count, default=20, metavar="N", help="the latest N, 1 to 500; default: 20")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 500:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 500, got {text!r}")
+    return int(text)
+
+
+@database_command("trades", example="trader trades --account apex-rules --limit 5", arguments=_trades_arguments)
+async def trades(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """List completed trades, the latest first."""
+    page = Page(options.limit)
+    async with found.reading() as conn:
+        if options.account is None:
+            listed = await select_trades(conn, page)
+        else:
+            listed = await select_account_trades(conn, [await known_account(conn, options.account)], page)
+    heads = ("closed", "account", "market", "side", "why", "quantity", "entry", "exit", "net", "held")
+    shown = [TradeView.of(trade) for trade in listed]
+    rows = [
+        (
+            moment(trade.closed_at),
+            trade.account_id,
+            trade.symbol,
+            trade.side,
+            trade.close_reason,
+            format_decimal(trade.quantity),
+            f"{trade.entry_price:,.6g}",
+            f"{trade.exit_price:,.6g}",
+            f"{trade.net_pnl:+,.2f}",
+            view.holding_time,
+        )
+        for trade, view in zip(listed, shown, strict=True)
+    ]
+    return Result({"trades": shown}, table(heads, rows, text_columns=5))
+
+
+def _board_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--window", choices=list(WINDOWS), default="7d", help="default: 7d")
+    parser.add_argument("--sort-by", choices=get_args(SortKey), default="pnlPercent", help="default: pnlPercent")
+    parser.add_argument("--variant", choices=get_args(VariantFilter), default="all", help="default: all")
+
+
+@database_command("board", example="trader board --window 24h", arguments=_board_arguments)
+async def board(options: argparse.Namespace, found: FoundDatabase) -> Result:
+    """Rank the models by what they made of their accounts within a window, as of the last recorded prices."""
+    runs = await CurrentRuns(found.database).refresh()
+    async with found.reading() as conn:
+        models = await select_models(conn)
+        accounts = await select_accounts(conn)
+        marks = await select_last_marks(conn)
+        now = await select_lived_until(conn)
+    variant = chosen_variant(options.variant)
+    contestants = [
+        Contestant(model, runs[model.id], value.net_portfolio)
+        for model in models
+        if variant in (None, model.variant) and model.id in runs and now is not None
+        if (value := value_account(accounts[model.id], marks, now)) is not None
+    ]
+    entries = [] if now is None else make_board(contestants, options.window, options.sort_by, minute_end(now))
+    heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
+    listed = [LeaderboardRow.of(each, has_verdict=options.sort_by != "maxDrawdown") for each in entries]
+    rows = [
+        (
+            "-" if one.rank is None else str(one.rank),
+            one.model_id,
+            one.variant,
+            "unknown" if one.pnl_percent is None else f"{one.pnl_percent:+.2f}",
+            "not yet" if one.ci95 is None else f"{one.ci95.low:+.2f} to {one.ci95.high:+.2f}",
+            f"{one.pnl_absolute:+,.2f}",
+            f"{one.max_drawdown:.2f}",
+            money(one.end_value),
+            str(one.trades_count),
+        )
+        for one in listed
+    ]
+    result = {"window": options.window, "asOf": now, "entries": listed}
+    return Result(result, [f"{options.window} up to {moment(now)}", *table(heads, rows, text_columns=3)])
