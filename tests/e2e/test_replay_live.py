@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
-from support.process import serving
+from support.lockstep import replay
 
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
@@ -15,8 +15,6 @@ BEGIN = "2025-01-15T00:00:00.000Z"
 END = "2025-01-16T00:00:00.000Z"
 CYCLES = 24 * 60 + 1
 """One a minute, the first and the last moment included."""
-
-PATIENCE_S = 900
 
 TABLES = {
     **dict.fromkeys(
@@ -55,33 +53,6 @@ async def copied(dsn: str) -> AsyncIterator[str]:
         await administer(f"DROP DATABASE {twin} WITH (FORCE)")
 
 
-async def replay(folder: Path, dsn: str, candles: Path) -> None:
-    """Trade the day, as fast as it goes."""
-    folder.mkdir()
-    environ = {
-        "DATABASE_URL": dsn,
-        "MARKET_SOURCE": f"replay:{candles}",
-        "REPLAY_START": BEGIN,
-        "REPLAY_END": END,
-        "REPLAY_SPEED": "0",
-    }
-    async with serving(folder, **environ) as service:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                _, report = await service.get("/health/schedulers")
-                if report["market"]["lastUpdateAt"] == END and report["market"]["stale"]:
-                    break
-                await asyncio.sleep(0.5)
-            while report["modelsRunning"]:
-                _, report = await service.get("/health/schedulers")
-        failures = {name: scheduler["failures"] for name, scheduler in report["schedulers"].items()}
-        assert set(failures.values()) == {0}
-        assert report["schedulers"]["tradeExecutor"]["runs"] == CYCLES
-        assert report["schedulers"]["tradeExecutor"]["skipped"] == 0
-        assert await service.stop() == 0
-        assert not service.traceback()
-
-
 async def rows(dsn: str) -> dict[str, list[str]]:
     """Every row of every table as text, in an order of its own."""
     conn = await asyncpg.connect(dsn)
@@ -98,7 +69,9 @@ async def rows(dsn: str) -> dict[str, list[str]]:
 
 async def test_two_replays_of_a_day_have_clean_books_and_the_same_rows(tmp_path: Path, dsn: str, candles: Path) -> None:
     async with copied(dsn) as twin:
-        await asyncio.gather(replay(tmp_path / "first", dsn, candles), replay(tmp_path / "second", twin, candles))
+        await asyncio.gather(
+            replay(tmp_path / "first", dsn, candles, BEGIN, END), replay(tmp_path / "second", twin, candles, BEGIN, END)
+        )
         first, second = await rows(dsn), await rows(twin)
         for table in TABLES:
             assert first[table] == second[table], table

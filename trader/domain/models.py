@@ -120,3 +120,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     active: bool = True
     venue_account_index: int | None = None
     configuration: ModelConfiguration = ModelConfiguration()
+
+
+def rule_model(variant: VariantId, created_at: datetime) -> Model:
+    """Return the model of a variant's rule agent."""
+    return Model(
+        id=f"{variant.value.lower()}-rules",
+        name=f"{variant.value} Rules",
+        variant=variant,
+        provider="rules",
+        router_model_name=f"rules/{variant.value.lower()}",
+        created_at=created_at,
+    )

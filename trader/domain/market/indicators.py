@@ -4,12 +4,18 @@ An indicator with too little history, or without a value, is None, never 0. The 
 (New Concepts in Technical Trading Systems, 1978), seeded as TA-Lib seeds them, which is the oracle of the tests.
 Every series function gives the values from the first candle that has one on, ascending, so the last is the newest;
 an empty list is too little history.
+
+Every sum adds up from left to right and every square is a product, so that the same candles give the same digits on
+every machine: `sum` and `pow` differ between versions of Python and of its platform.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import reduce
 from itertools import pairwise
 from math import sqrt
+from operator import add, attrgetter
 
 import msgspec
 
@@ -91,12 +97,17 @@ class SessionVwap(msgspec.Struct, frozen=True, gc=False):
     deviation: float
 
 
+def total_of(values: Iterable[float]) -> float:
+    """Return the sum, added up from left to right."""
+    return reduce(add, values, 0.0)
+
+
 def sma(values: Floats, period: int) -> list[float]:
     """Simple moving average, from index period − 1 on."""
     if len(values) < period:
         return []
     base = values[0]  # sums of differences stay small, so that a long series loses no digits
-    total = sum(value - base for value in values[:period])
+    total = total_of(value - base for value in values[:period])
     averages = [base + total / period]
     for left, entered in zip(values, values[period:], strict=False):
         total += entered - left
@@ -109,7 +120,7 @@ def ema(values: Floats, period: int) -> list[float]:
     if len(values) < period:
         return []
     weight = 2 / (period + 1)
-    average = sum(values[:period]) / period
+    average = total_of(values[:period]) / period
     averages = [average]
     for value in values[period:]:
         average += weight * (value - average)
@@ -123,13 +134,15 @@ def deviations(values: Floats, period: int) -> list[float]:
         return []
     base = values[0]
     shifted = [value - base for value in values]
-    total = sum(shifted[:period])
-    squares = sum(value * value for value in shifted[:period])
-    spread = [sqrt(max(0.0, squares / period - (total / period) ** 2))]
+    total = total_of(shifted[:period])
+    squares = total_of(value * value for value in shifted[:period])
+    mean = total / period
+    spread = [sqrt(max(0.0, squares / period - mean * mean))]
     for left, entered in zip(shifted, shifted[period:], strict=False):
         total += entered - left
         squares += entered * entered - left * left
-        spread.append(sqrt(max(0.0, squares / period - (total / period) ** 2)))
+        mean = total / period
+        spread.append(sqrt(max(0.0, squares / period - mean * mean)))
     return spread
 
 
@@ -146,7 +159,7 @@ def atr(highs: Floats, lows: Floats, closes: Floats, period: int = WILDER_PERIOD
     ranges = true_ranges(highs, lows, closes)
     if len(ranges) < period:
         return []
-    average = sum(ranges[:period]) / period
+    average = total_of(ranges[:period]) / period
     averages = [average]
     for true_range in ranges[period:]:
         average += (true_range - average) / period
@@ -159,8 +172,8 @@ def rsi(closes: Floats, period: int = WILDER_PERIOD) -> float | None:
     if len(closes) <= period:
         return None
     changes = [close - before for before, close in pairwise(closes)]
-    gain = sum(change for change in changes[:period] if change > 0) / period
-    loss = -sum(change for change in changes[:period] if change < 0) / period
+    gain = total_of(change for change in changes[:period] if change > 0) / period
+    loss = -total_of(change for change in changes[:period] if change < 0) / period
     rest = period - 1
     for change in changes[period:]:
         if change > 0:
@@ -211,24 +224,45 @@ def session_vwap(candles: Sequence[Candle]) -> SessionVwap | None:
     """
     if not candles:
         return None
-    midnight = _midnight(candles[-1].open_time)
-    session: list[tuple[float, float]] = []
-    reaches_back = False
-    for candle in reversed(candles):
-        if candle.open_time <= midnight:
-            reaches_back = True
-        if candle.open_time < midnight:
-            break
-        session.append(((candle.high + candle.low + candle.close) / 3, candle.volume))
-    volume = sum(traded for _, traded in session)
-    if not reaches_back or len(session) < SESSION_CANDLES_MIN or volume <= 0:
+    midnight = midnight_of(candles[-1].open_time)
+    first = bisect_left(candles, midnight, key=attrgetter("open_time"))
+    if candles[0].open_time > midnight:
         return None
-    base = session[-1][0]
-    vwap = base + sum((price - base) * traded for price, traded in session) / volume
-    return SessionVwap(vwap, sqrt(sum((price - vwap) ** 2 * traded for price, traded in session) / volume))
+    session = SessionSums()
+    for candle in candles[first:]:
+        session.add(candle)
+    return session.vwap()
 
 
-def _midnight(moment: datetime) -> datetime:
+class SessionSums:
+    """The sums of a session's candles, from which its VWAP follows. Prices count as differences to its first one."""
+
+    def __init__(self) -> None:
+        self._base = 0.0
+        self._count = 0
+        self._volume = self._traded = self._squares = 0.0
+
+    def add(self, candle: Candle) -> None:
+        """Add the next candle."""
+        price = (candle.high + candle.low + candle.close) / 3
+        if not self._count:
+            self._base = price
+        above = price - self._base
+        self._count += 1
+        self._volume += candle.volume
+        self._traded += above * candle.volume
+        self._squares += above * above * candle.volume
+
+    def vwap(self) -> SessionVwap | None:
+        """Return the VWAP; None when fewer than 30 candles have closed, or nothing was traded."""
+        if self._count < SESSION_CANDLES_MIN or self._volume <= 0:
+            return None
+        mean = self._traded / self._volume
+        return SessionVwap(self._base + mean, sqrt(max(0.0, self._squares / self._volume - mean * mean)))
+
+
+def midnight_of(moment: datetime) -> datetime:
+    """Return the beginning of the UTC day."""
     return moment - timedelta(
         hours=moment.hour, minutes=moment.minute, seconds=moment.second, microseconds=moment.microsecond
     )
@@ -267,9 +301,19 @@ def momentum(highs: Floats, lows: Floats, closes: Floats, middle: Floats, period
         centre = (max(highs[end - period : end]) + min(lows[end - period : end])) / 2
         distances.append(closes[end - 1] - (centre + middle[len(middle) - 1 - back]) / 2)
     mean_index = (period - 1) / 2
-    mean = sum(distances) / period
-    slope = sum((index - mean_index) * distance for index, distance in enumerate(distances)) * 12
+    mean = total_of(distances) / period
+    slope = total_of((index - mean_index) * distance for index, distance in enumerate(distances)) * 12
     return mean + slope / (period * (period * period - 1)) * mean_index
+
+
+def vwap_fields(day: SessionVwap) -> dict[str, float]:
+    """Return the fields of `Indicators` that follow from a session's VWAP."""
+    return {
+        "vwap": day.vwap,
+        "vwap_deviation": day.deviation,
+        "vwap_upper": day.vwap + VWAP_DEVIATIONS * day.deviation,
+        "vwap_lower": day.vwap - VWAP_DEVIATIONS * day.deviation,
+    }
 
 
 def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = None) -> Indicators:
@@ -289,6 +333,7 @@ def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = Non
     movement = directional(highs, lows, closes)
     state = squeeze(spread, middle, averages, ranges)
     day = session_vwap(candles if session is None else session)
+    vwap = {} if day is None else vwap_fields(day)
     band = spread[-1] * BOLLINGER_DEVIATIONS if spread else 0.0
     channel = ranges[-1] * KELTNER_ATRS if ranges and averages else None
     return Indicators(
@@ -306,12 +351,9 @@ def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = Non
         plus_di=movement.plus_di,
         minus_di=movement.minus_di,
         kijun_sen=kijun_sen(highs, lows),
-        vwap=day.vwap if day else None,
-        vwap_deviation=day.deviation if day else None,
-        vwap_upper=day.vwap + VWAP_DEVIATIONS * day.deviation if day else None,
-        vwap_lower=day.vwap - VWAP_DEVIATIONS * day.deviation if day else None,
         squeeze_on=state.on,
         squeeze_candles=state.candles,
         squeeze_released=state.released,
         momentum=momentum(highs, lows, closes, middle) if middle else None,
+        **vwap,
     )

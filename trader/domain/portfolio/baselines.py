@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from trader.domain.agents.observation import observe_record
 from trader.domain.agents.view import ObservedStats, ObservedTrade
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import ClosedTrade, Posting, Rules
@@ -69,17 +70,7 @@ class BaselineState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stats(self) -> ObservedStats:
         """The record that the agent is shown."""
-        if not self.trade_count:
-            return ObservedStats()
-        net = self.won - self.lost
-        return ObservedStats(
-            trade_count=self.trade_count,
-            win_rate_percent=100 * self.wins / self.trade_count,
-            average_win=divide(self.won, Decimal(self.wins)) if self.wins else None,
-            average_loss=divide(self.lost, Decimal(self.losses)) if self.losses else None,
-            expectancy=divide(net, Decimal(self.trade_count)),
-            net_pnl=net,
-        )
+        return observe_record(trades=self.trade_count, wins=self.wins, losses=self.losses, won=self.won, lost=self.lost)
 
     def after(self, posting: Posting) -> "BaselineState":
         """Return the state after a change of the account."""
@@ -88,11 +79,12 @@ class BaselineState(msgspec.Struct, frozen=True, kw_only=True):
             fill.symbol: LastFill(closed.get(fill.order_id, fill.side.opens), fill.order_id in closed, fill.at)
             for fill in posting.fills
         }
-        trades = [_observed(trade) for trade in posting.trades]
+        # Trades closed at the same moment are ordered by their ids, as they are where they are read from their rows.
+        trades = [_observed(trade) for trade in sorted(posting.trades, key=lambda trade: trade.part.id)]
         nets = [trade.net_pnl for trade in trades]
         return BaselineState(
             account=posting.account,
-            trades=(*reversed(trades), *self.trades)[:TRADES_KEPT],
+            trades=(*trades, *self.trades)[:TRADES_KEPT],
             trade_count=self.trade_count + len(trades),
             wins=self.wins + sum(net > 0 for net in nets),
             losses=self.losses + sum(net < 0 for net in nets),

@@ -27,7 +27,7 @@ from trader.domain.market.markets import (
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
-from trader.gateways.market.minute_paths import MinutePaths
+from trader.gateways.market.minute_paths import MinutePaths, corners
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -65,7 +65,7 @@ class ReplaySource:
         self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
         self.identity = "replay"
         self.ends_at: datetime | None = None
-        self._recordings: dict[str, _Recording] = {}
+        self._recordings: dict[str, Recording] = {}
         self._funding: dict[str, Mapping[int, Decimal]] = {}
         self._first_minute = 0
         self._last_second = 0
@@ -86,7 +86,7 @@ class ReplaySource:
                 raise MarketDataError(
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {market.tick} of {symbol}"
                 )
-            self._recordings[symbol] = _Recording(market, minutes, self._seed)
+            self._recordings[symbol] = Recording(market, minutes, self._seed)
         for symbol, paths in find_funding_files(self._place).items():
             if symbol in self.markets:
                 self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
@@ -116,6 +116,16 @@ class ReplaySource:
         ends = (recording.last_second(second) for recording in self._recordings.values())
         return max(end for end in ends if end is not None)
 
+    @property
+    def recordings(self) -> Mapping[str, "Recording"]:
+        """The recorded candles of each market."""
+        return self._recordings
+
+    @property
+    def span(self) -> range:
+        """The seconds since 1970 that are played; there may be gaps in them."""
+        return range(self._begin, self._last_second + 1)
+
     async def close(self) -> None:
         """Release the candles."""
         self._recordings.clear()
@@ -125,7 +135,7 @@ class ReplaySource:
         return ScaledClock(start, self._speed) if self._speed else LockstepClock(start)
 
     async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
-        await self._prepare_paths()
+        await self.prepare_paths()
         for tick in self._walk(epoch_second(after), self._last_second):
             await clock.advance_to(tick.at)
             await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
@@ -137,11 +147,11 @@ class ReplaySource:
         await asyncio.Event().wait()
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        await self._prepare_paths()
+        await self.prepare_paths()
         for tick in self._walk(epoch_second(after), min(epoch_second(until), self._last_second)):
             yield tick
 
-    async def _prepare_paths(self) -> None:
+    async def prepare_paths(self) -> None:
         """Make in a thread what the paths are drawn from: it takes seconds, and only the first time."""
         for recording in self._recordings.values():
             await asyncio.to_thread(recording.prepare_paths)
@@ -194,32 +204,52 @@ class ReplaySource:
         return None
 
 
-class _Recording:
+class Recording:
     """The candles of one market, found by minute."""
 
     def __init__(self, market: Market, minutes: Minutes, seed: int) -> None:
         self.minutes = minutes
-        self._grid = Grid(market)
+        self.grid = Grid(market)
         self._seed = seed
         self._trailing_day = TrailingDay(float(market.tick), minutes)
         self._marks = lru_cache(maxsize=2)(self._draw)
 
     @cached_property
     def _paths(self) -> MinutePaths:
-        return MinutePaths(f"{self._seed}:{self._grid.market.symbol}", self._grid, self.minutes)
+        return MinutePaths(f"{self._seed}:{self.grid.market.symbol}", self.grid, self.minutes)
 
     def prepare_paths(self) -> None:
         assert self._paths
 
     def minute(self, minute: int) -> CandlePath | None:
         """Return the minute's path; None within a gap."""
-        place = bisect_left(self.minutes.minute, minute)
-        if place == len(self.minutes) or self.minutes.minute[place] != minute:
+        place = self.place(minute)
+        return None if place is None else self._path(place, self._marks(place))
+
+    def opening(self, minute: int) -> CandlePath | None:
+        """Return the minute's path up to its first second, for which it need not be drawn; None within a gap."""
+        place = self.place(minute)
+        if place is None:
             return None
-        follows = place > 0 and self.minutes.minute[place - 1] == minute - 1
+        _, _, opened, _ = corners(self.grid, self.minutes[place])
+        return self._path(place, [opened])
+
+    def marks(self, minute: int) -> Sequence[int]:
+        """Return the marks of the minute's seconds in half ticks; none within a gap."""
+        place = self.place(minute)
+        return () if place is None else self._marks(place)
+
+    def place(self, minute: int) -> int | None:
+        """Return where the minute stands among the recorded ones; None within a gap."""
+        place = bisect_left(self.minutes.minute, minute)
+        return place if place < len(self.minutes) and self.minutes.minute[place] == minute else None
+
+    def _path(self, place: int, marks: Sequence[int]) -> CandlePath:
+        minutes = self.minutes.minute
+        follows = place > 0 and minutes[place - 1] == minutes[place] - 1
         return CandlePath(
-            self._grid,
-            self._marks(place),
+            self.grid,
+            marks,
             before=self._marks(place - 1) if follows else (),
             usual_range=self._trailing_day.usual_range(place),
             busyness=self._trailing_day.busyness(place) if follows else 1.0,

@@ -11,25 +11,26 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.agents.guard import LastTrade, RiskContext
+from trader.domain.agents.observation import (
+    observe_account,
+    observe_last_action,
+    observe_orders,
+    observe_positions,
+)
 from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.view import (
     LastAction,
-    ObservedAccount,
     ObservedMarket,
-    ObservedOrder,
-    ObservedPosition,
     ObservedStats,
     ObservedTrade,
     Reason,
     VariantLimits,
     View,
 )
-from trader.domain.exchange.account import Account, available_cash, equity, liquidation_price
-from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.exchange.account import Account
 from trader.domain.market.indicators import Indicators, indicators
 from trader.domain.market.markets import Candle, Interval
 from trader.domain.models import Model
-from trader.domain.money import ZERO, divide
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.errors import MarketUnavailable
 from trader.gateways.agents.taapi import Taapi
@@ -108,23 +109,20 @@ class Observer:
         account, now = context.account, context.now
         markets = {}
         for symbol in self._exchange.markets:
-            market = await self._market_view(symbol, intervals, now, _last_action(symbol, history, context))
+            action = history.actions.get(symbol)
+            last_action = None if action is None else observe_last_action(symbol, context, closed=action.closed)
+            market = await self._market_view(symbol, intervals, now, last_action)
             if market is not None:
                 markets[symbol] = market
+        peak = max((mark.equity for mark in history.curve), default=None)
         return View(
             at=now,
-            account=self._account_view(account, context, history),
-            positions=tuple(
-                self._position_view(account, symbol)
-                for symbol, _ in sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
-            ),
+            account=observe_account(context, peak, self._exchange.rules.taker_rate),
+            positions=observe_positions(account, context.marks, self._exchange.markets),
             trades=history.trades,
             stats=history.stats,
             markets=markets,
-            orders=tuple(
-                msgspec.convert(order, ObservedOrder, from_attributes=True)
-                for order in sorted(account.resting, key=lambda order: (order.created_at, order.id))
-            ),
+            orders=observe_orders(account),
         )
 
     async def risk_context(self, account_id: str, now: datetime) -> RiskContext:
@@ -259,68 +257,8 @@ class Observer:
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
 
-    def _account_view(self, account: Account, context: RiskContext, history: History) -> ObservedAccount:
-        marks = context.marks
-        worth = equity(account, marks)
-        peak = max(worth, account.run.initial_capital, *(mark.equity for mark in history.curve))
-        lowest = worth if context.day_lowest_equity is None else min(worth, context.day_lowest_equity)
-        return ObservedAccount(
-            initial_capital=account.run.initial_capital,
-            equity=worth,
-            cash=account.cash,
-            available_cash=available_cash(account, marks),
-            margin=account.margin,
-            exposure=sum((p.quantity * marks[p.symbol] for p in account.positions.values()), ZERO),
-            day_opening_equity=context.day_opening_equity,
-            peak_equity=peak,
-            drawdown_percent=_fall_percent(peak, worth),
-            day_loss_percent=_fall_percent(context.day_opening_equity, lowest),
-            taker_fee_rate=self._exchange.rules.taker_rate,
-        )
-
-    def _position_view(self, account: Account, symbol: str) -> ObservedPosition:
-        position, marks = account.positions[symbol], self._exchange.marks()
-        return ObservedPosition(
-            symbol=symbol,
-            side=position.side,
-            quantity=position.quantity,
-            entry_price=position.entry_price,
-            mark=marks[symbol],
-            notional=position.quantity * marks[symbol],
-            margin=position.margin,
-            leverage=position.leverage,
-            unrealized=position.unrealized(marks[symbol]),
-            fees=position.fees,
-            funding=position.funding,
-            risk=_risk(position.side, position.quantity, position.entry_price, position.exit_plan),
-            liquidation_price=liquidation_price(account, symbol, marks, self._exchange.markets),
-            exit_plan=position.exit_plan,
-            confidence=position.confidence,
-            opened_at=position.opened_at,
-        )
-
 
 def _opening_equity(account: Account, curve: Sequence[HourlyEquity], midnight: datetime) -> Decimal:
     """Return the last equity recorded before the day began, else the run's initial capital."""
     before = [mark.equity for mark in curve if mark.hour < midnight]
     return before[-1] if before else account.run.initial_capital
-
-
-def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
-    return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
-
-
-def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -> Decimal | None:
-    if plan.stop is None:
-        return None
-    lost = (entry_price - plan.stop) * side.direction
-    return quantity * lost if lost > 0 else None
-
-
-def _last_action(symbol: str, history: History, context: RiskContext) -> LastAction | None:
-    action, cycles = history.actions.get(symbol), context.cycles_ago(symbol)
-    if action is None or cycles is None:
-        return None
-    return LastAction(
-        action="closePosition" if action.closed else "createPosition", side=action.side, cycles_ago=cycles
-    )

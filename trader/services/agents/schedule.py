@@ -15,7 +15,7 @@ from trader.clock import Clock, cut_to_ms, iso
 from trader.domain.agents.conversation import Message
 from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.market.markets import STALE_AFTER
-from trader.domain.models import Model, VariantId
+from trader.domain.models import Model, VariantId, rule_model
 from trader.errors import NotFound, Unavailable
 from trader.gateways.agents.providers import Provider
 from trader.gateways.agents.taapi import Taapi
@@ -189,15 +189,7 @@ class Agents:
     async def _create_rule_models(self, now: datetime) -> None:
         async with self._database.transaction() as conn:
             for variant in VariantId:
-                model = Model(
-                    id=f"{variant.value.lower()}-rules",
-                    name=f"{variant.value} Rules",
-                    variant=variant,
-                    provider="rules",
-                    router_model_name=f"rules/{variant.value.lower()}",
-                    created_at=now,
-                )
-                await upsert_model(conn, model)
+                await upsert_model(conn, rule_model(variant, now))
 
     async def _reload_models(self) -> None:
         async with self._database.connection() as conn:

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
+from trader.domain.agents.observation import observe_record
 from trader.domain.agents.view import ObservedStats, ObservedTrade, Reason
 from trader.domain.exchange.orders import OrderSide, Side
 from trader.domain.money import divide
@@ -45,12 +46,11 @@ async def select_latest_trades(
 
 
 SELECT_OWN_STATISTICS = """
-SELECT count(*) AS trade_count,
-       count(*) FILTER (WHERE net_pnl > 0) AS win_count,
-       avg(net_pnl) FILTER (WHERE net_pnl > 0) AS average_win,
-       -avg(net_pnl) FILTER (WHERE net_pnl < 0) AS average_loss,
-       avg(net_pnl) AS expectancy,
-       coalesce(sum(net_pnl), 0) AS net_pnl
+SELECT count(*) AS trades,
+       count(*) FILTER (WHERE net_pnl > 0) AS wins,
+       count(*) FILTER (WHERE net_pnl < 0) AS losses,
+       coalesce(sum(net_pnl) FILTER (WHERE net_pnl > 0), 0) AS won,
+       coalesce(-sum(net_pnl) FILTER (WHERE net_pnl < 0), 0) AS lost
 FROM orders
 WHERE run_id = $1 AND status = 'CLOSED'
 """
@@ -60,15 +60,7 @@ async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats
     """Return the trade statistics of a run, without the ratios that need the equity curve."""
     row = await conn.fetchrow(SELECT_OWN_STATISTICS, run_id)
     assert row is not None  # an aggregate without GROUP BY has one row
-    count = row["trade_count"]
-    return ObservedStats(
-        trade_count=count,
-        win_rate_percent=100 * row["win_count"] / count if count else None,
-        average_win=row["average_win"],
-        average_loss=row["average_loss"],
-        expectancy=row["expectancy"],
-        net_pnl=row["net_pnl"],
-    )
+    return observe_record(**row)
 
 
 class Action(NamedTuple):

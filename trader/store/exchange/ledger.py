@@ -4,7 +4,7 @@ The rows travel as one JSON array per table, since a statement with a hundred ar
 statement names only the tables that get rows: an insert of an empty set costs as much as one of two rows.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -89,6 +89,13 @@ _TABLES: Final = (
     ),
     _Table("venue_trades", lambda posting: (venue_trade_row(posting, fill) for fill in posting.venue_fills)),
 )
+
+
+def posting_rows(posting: Posting) -> Iterator[tuple[str, Row]]:
+    """Yield the name of the table and the row of everything that a posting writes beside its account."""
+    for table in _TABLES:
+        for row in table.rows(posting):
+            yield table.name, row
 
 
 @cache

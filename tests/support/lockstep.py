@@ -1,0 +1,38 @@
+"""A replay in lockstep by a service of its own: the rule agents trade recorded candles, as fast as it goes."""
+
+import asyncio
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from support.process import serving
+
+PATIENCE_S = 900
+
+
+async def replay(folder: Path, dsn: str, candles: Path, begin: str, end: str, **environ: str) -> None:
+    """Trade from `begin` to `end`, full minutes, once a minute."""
+    folder.mkdir()
+    minutes = (datetime.fromisoformat(end) - datetime.fromisoformat(begin)) // timedelta(minutes=1)
+    environ = {
+        "DATABASE_URL": dsn,
+        "MARKET_SOURCE": f"replay:{candles}",
+        "REPLAY_START": begin,
+        "REPLAY_END": end,
+        "REPLAY_SPEED": "0",
+        **environ,
+    }
+    async with serving(folder, **environ) as service:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                _, report = await service.get("/health/schedulers")
+                if report["market"]["lastUpdateAt"] == end and report["market"]["stale"]:
+                    break
+                await asyncio.sleep(0.5)
+            while report["modelsRunning"]:
+                _, report = await service.get("/health/schedulers")
+        failures = {name: scheduler["failures"] for name, scheduler in report["schedulers"].items()}
+        assert set(failures.values()) == {0}
+        assert report["schedulers"]["tradeExecutor"]["runs"] == minutes + 1
+        assert report["schedulers"]["tradeExecutor"]["skipped"] == 0
+        assert await service.stop() == 0
+        assert not service.traceback()

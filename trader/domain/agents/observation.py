@@ -1,0 +1,104 @@
+"""Parts of an agent's view, computed from one account and the marks of one moment."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+
+import msgspec
+
+from trader.domain.agents.guard import RiskContext
+from trader.domain.agents.view import LastAction, ObservedAccount, ObservedOrder, ObservedPosition, ObservedStats
+from trader.domain.exchange.account import Account, Marks, available_cash, equity, liquidation_price
+from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.market.markets import Market
+from trader.domain.money import ZERO, divide
+
+
+def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_rate: Decimal) -> ObservedAccount:
+    """Return the account of the context as its agent sees it. `recorded_peak` is the highest equity recorded before."""
+    account, marks = context.account, context.marks
+    worth = equity(account, marks)
+    peak = max(worth, account.run.initial_capital)
+    if recorded_peak is not None:
+        peak = max(peak, recorded_peak)
+    lowest = worth if context.day_lowest_equity is None else min(worth, context.day_lowest_equity)
+    return ObservedAccount(
+        initial_capital=account.run.initial_capital,
+        equity=worth,
+        cash=account.cash,
+        available_cash=available_cash(account, marks),
+        margin=account.margin,
+        exposure=sum((p.quantity * marks[p.symbol] for p in account.positions.values()), ZERO),
+        day_opening_equity=context.day_opening_equity,
+        peak_equity=peak,
+        drawdown_percent=_fall_percent(peak, worth),
+        day_loss_percent=_fall_percent(context.day_opening_equity, lowest),
+        taker_fee_rate=taker_rate,
+    )
+
+
+def observe_positions(account: Account, marks: Marks, markets: Mapping[str, Market]) -> tuple[ObservedPosition, ...]:
+    """Return the open positions, oldest first."""
+    ordered = sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
+    return tuple(
+        ObservedPosition(
+            symbol=symbol,
+            side=position.side,
+            quantity=position.quantity,
+            entry_price=position.entry_price,
+            mark=marks[symbol],
+            notional=position.quantity * marks[symbol],
+            margin=position.margin,
+            leverage=position.leverage,
+            unrealized=position.unrealized(marks[symbol]),
+            fees=position.fees,
+            funding=position.funding,
+            risk=_risk(position.side, position.quantity, position.entry_price, position.exit_plan),
+            liquidation_price=liquidation_price(account, symbol, marks, markets),
+            exit_plan=position.exit_plan,
+            confidence=position.confidence,
+            opened_at=position.opened_at,
+        )
+        for symbol, position in ordered
+    )
+
+
+def observe_orders(account: Account) -> tuple[ObservedOrder, ...]:
+    """Return the resting orders, oldest first."""
+    return tuple(
+        msgspec.convert(order, ObservedOrder, from_attributes=True)
+        for order in sorted(account.resting, key=lambda order: (order.created_at, order.id))
+    )
+
+
+def observe_last_action(symbol: str, context: RiskContext, *, closed: bool) -> LastAction | None:
+    """Return the last trade in a market, None when there was none. `closed` says whether it reduced a position."""
+    cycles = context.cycles_ago(symbol)
+    if cycles is None:
+        return None
+    side = context.last_trades[symbol].side
+    return LastAction(action="closePosition" if closed else "createPosition", side=side, cycles_ago=cycles)
+
+
+def observe_record(*, trades: int, wins: int, losses: int, won: Decimal, lost: Decimal) -> ObservedStats:
+    """Return the statistics of closed trades. `won` and `lost` are sums of net pnl, both positive."""
+    if not trades:
+        return ObservedStats()
+    return ObservedStats(
+        trade_count=trades,
+        win_rate_percent=100 * wins / trades,
+        average_win=divide(won, Decimal(wins)) if wins else None,
+        average_loss=divide(lost, Decimal(losses)) if losses else None,
+        expectancy=divide(won - lost, Decimal(trades)),
+        net_pnl=won - lost,
+    )
+
+
+def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
+    return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
+
+
+def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -> Decimal | None:
+    if plan.stop is None:
+        return None
+    lost = (entry_price - plan.stop) * side.direction
+    return quantity * lost if lost > 0 else None

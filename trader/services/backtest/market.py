@@ -1,0 +1,395 @@
+"""Market of a backtest: marks, quotes and price ranges of a recording at any second, drawn where they are asked for.
+
+The figures are those that a replay of the same recording pushes: the mark at the first second of a minute and the
+range of a minute are known from its candle; only the other seconds need the minute's path.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import Final
+
+import msgspec
+
+from trader.clock import epoch_second, floor_time, moment_of
+from trader.domain.agents.view import LastAction, ObservedMarket
+from trader.domain.exchange.tick_rules import Moment, PriceRange, PriceRanges
+from trader.domain.market.indicator_windows import indicators_of_windows, vwaps_of_windows
+from trader.domain.market.indicators import Indicators, SessionVwap, indicators, vwap_fields
+from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote
+from trader.gateways.market.books import CLOSE_S
+from trader.gateways.market.minute_paths import corners
+from trader.gateways.market.replay import Recording, ReplaySource
+from trader.services.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL, SHOWN_CANDLES
+
+_PRIMED_WITH_S: Final = 1
+"""Seconds before the beginning whose prices a service would load when it starts."""
+
+
+class _Columns:
+    """A market's minutes without gaps, in half ticks: within a gap every column holds the last close before it."""
+
+    def __init__(self, recording: Recording, first: int, last: int) -> None:
+        self.open = array("q")
+        self.low = array("q")
+        self.high = array("q")
+        self.ticked = array("q")
+        """The last minute up to each one that is recorded, -1 where there is none."""
+
+        close, ticked = 0, -1
+        for minute in range(first, last + 1):
+            place = recording.place(minute)
+            if place is None:
+                opened = low = high = close
+            else:
+                low, high, opened, close = corners(recording.grid, recording.minutes[place])
+                ticked = minute
+            self.open.append(opened)
+            self.low.append(low)
+            self.high.append(high)
+            self.ticked.append(ticked)
+
+
+class _Marks(Mapping[str, Decimal]):
+    """The marks of the markets at one second, each computed when it is first read."""
+
+    __slots__ = ("_known", "_market", "_second")
+
+    def __init__(self, market: "BacktestMarket", second: int) -> None:
+        self._market = market
+        self._second = second
+        self._known: dict[str, Decimal] = {}
+
+    def __getitem__(self, symbol: str) -> Decimal:
+        mark = self._known.get(symbol)
+        if mark is None:
+            if symbol not in self:
+                raise KeyError(symbol)
+            mark = self._known[symbol] = self._market.mark(symbol, self._second)
+        return mark
+
+    def __contains__(self, symbol: object) -> bool:
+        return self._market.seen_since.get(str(symbol), self._second + 1) <= self._second
+
+    def __iter__(self) -> Iterator[str]:
+        return (symbol for symbol in self._market.markets if symbol in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _Quotes(Mapping[str, Quote]):
+    """The latest quotes at one second, each made when it is first read."""
+
+    __slots__ = ("_known", "_market", "_second")
+
+    def __init__(self, market: "BacktestMarket", second: int) -> None:
+        self._market = market
+        self._second = second
+        self._known: dict[str, Quote] = {}
+
+    def __getitem__(self, symbol: str) -> Quote:
+        quote = self._known.get(symbol)
+        if quote is None:
+            if symbol not in self:
+                raise KeyError(symbol)
+            quote = self._known[symbol] = self._market.quote(symbol, self._second)
+        return quote
+
+    def __contains__(self, symbol: object) -> bool:
+        return self._market.seen_since.get(str(symbol), self._second + 1) <= self._second
+
+    def __iter__(self) -> Iterator[str]:
+        return (symbol for symbol in self._market.markets if symbol in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class _IndicatorsAt(Mapping[Interval, Indicators]):
+    """The indicators of one market at one moment, each set computed when it is first read."""
+
+    __slots__ = ("_at", "_intervals", "_market", "_symbol")
+
+    def __init__(self, market: "BacktestMarket", symbol: str, intervals: Sequence[Interval], at: datetime) -> None:
+        self._market = market
+        self._symbol = symbol
+        self._intervals = intervals
+        self._at = at
+
+    def __getitem__(self, interval: Interval) -> Indicators:
+        if interval not in self._intervals:
+            raise KeyError(interval)
+        return self._market.indicators(self._symbol, interval, self._at)
+
+    def __iter__(self) -> Iterator[Interval]:
+        return iter(self._intervals)
+
+    def __len__(self) -> int:
+        return len(self._intervals)
+
+
+class _CandlesAt(Mapping[Interval, tuple[Candle, ...]]):
+    """The latest closed candles of one market at one moment, as an agent is shown them."""
+
+    __slots__ = ("_at", "_intervals", "_market", "_symbol")
+
+    def __init__(self, market: "BacktestMarket", symbol: str, intervals: Sequence[Interval], at: datetime) -> None:
+        self._market = market
+        self._symbol = symbol
+        self._intervals = intervals
+        self._at = at
+
+    def __getitem__(self, interval: Interval) -> tuple[Candle, ...]:
+        if interval not in self._intervals:
+            raise KeyError(interval)
+        return tuple(self._market.closed_candles(self._symbol, interval, self._at)[-SHOWN_CANDLES:])
+
+    def __iter__(self) -> Iterator[Interval]:
+        return iter(self._intervals)
+
+    def __len__(self) -> int:
+        return len(self._intervals)
+
+
+class _Series:
+    """All candles of one market and interval, with what follows from those that a service would know at each."""
+
+    def __init__(self, candles: Sequence[Candle], span: timedelta) -> None:
+        self._candles = candles
+        self._span = span
+        self._opened = [candle.open_time for candle in candles]
+        kept = (HISTORY_CANDLES - 1) * span
+        self._first = [bisect_left(self._opened, opened - kept) for opened in self._opened]
+
+    @cached_property
+    def indicators(self) -> Sequence[Indicators]:
+        """The indicators at each candle, without a VWAP."""
+        return indicators_of_windows(self._candles, self._first)
+
+    @cached_property
+    def vwaps(self) -> Sequence[SessionVwap | None]:
+        """The session's VWAP at each candle."""
+        return vwaps_of_windows(self._candles, self._first)
+
+    def last(self, now: datetime) -> int | None:
+        """Return the place of the last closed candle; None when none is kept."""
+        end = floor_time(now, self._span)
+        place = bisect_left(self._opened, end) - 1
+        return place if place >= 0 and self._opened[place] >= end - HISTORY_CANDLES * self._span else None
+
+    def is_current(self, place: int, now: datetime) -> bool:
+        """Whether this candle is the last one before now, without a gap between."""
+        return self._opened[place] + self._span == floor_time(now, self._span)
+
+    def closed(self, now: datetime) -> Sequence[Candle]:
+        """Return the last closed candles, ascending."""
+        end = floor_time(now, self._span)
+        first = bisect_left(self._opened, end - HISTORY_CANDLES * self._span)
+        return self._candles[first : bisect_left(self._opened, end)]
+
+
+class BacktestMarket:
+    """The markets of an open replay source. Seconds are those since 1970, within `span`."""
+
+    def __init__(self, source: ReplaySource, candles: Mapping[tuple[str, Interval], Sequence[Candle]]) -> None:
+        self.span = source.span
+        self.markets: Mapping[str, Market] = source.markets
+        self.funding_rate = source.funding_rate
+        self._recordings = source.recordings
+        self._series = {key: _Series(found, INTERVALS[key[1]]) for key, found in candles.items()}
+        self._first = (self.span.start - _PRIMED_WITH_S) // 60
+        last = self.span.stop // 60 + 1
+        self._columns = {one: _Columns(found, self._first, last) for one, found in self._recordings.items()}
+        self._ticking: tuple[int, frozenset[str]] = (-1, frozenset())
+        self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
+        """The second of each market's first tick."""
+
+        self._moment: tuple[int, Moment] = (-1, Moment(moment_of(0), {}, {}))
+        self._observed: dict[tuple[str, Sequence[Interval]], ObservedMarket] = {}
+        self._observed_at: datetime | None = None
+        self._indicators: dict[tuple[str, Interval], tuple[tuple[int | None, int | None], Indicators]] = {}
+
+    @classmethod
+    async def open(cls, source: ReplaySource, intervals: Collection[Interval]) -> "BacktestMarket":
+        """Return the market of an open source, with candles of these intervals. It prepares the drawing of paths."""
+        await source.prepare_paths()
+        candles = {}
+        for symbol, recording in source.recordings.items():
+            minutes = recording.minutes.minute
+            start, end = moment_of(minutes[0] * 60), moment_of(minutes[-1] * 60 + 60)
+            for interval in {*intervals, SESSION_INTERVAL}:
+                candles[symbol, interval] = await source.candles(symbol, interval, start, end)
+        return cls(source, candles)
+
+    def _first_tick(self, symbol: str) -> int:
+        second = self.span.start - _PRIMED_WITH_S
+        while second < self.span.stop:
+            if symbol in self.ticking(second):
+                return second
+            second = (second // 60 + 1) * 60
+        return self.span.stop
+
+    # --- ticks --------------------------------------------------------------------------------------------------------
+
+    def ticking(self, second: int) -> frozenset[str]:
+        """Return the markets that have a tick at this second; none beyond the end."""
+        minute = second // 60
+        if second >= self.span.stop:
+            return frozenset()
+        if self._ticking[0] != minute:
+            place = minute - self._first
+            present = (symbol for symbol, columns in self._columns.items() if columns.ticked[place] == minute)
+            self._ticking = minute, frozenset(present)
+        return self._ticking[1]
+
+    def next_tick(self, second: int) -> int | None:
+        """Return the first second from this one on that has a tick; None when there is no more."""
+        while second < self.span.stop:
+            if self.ticking(second):
+                return second
+            second = (second // 60 + 1) * 60
+        return None
+
+    def last_tick(self, second: int) -> int | None:
+        """Return the last second up to this one that has a tick; None when there was none."""
+        seconds = [self._last_tick(symbol, second) for symbol, since in self.seen_since.items() if since <= second]
+        return max(seconds, default=None)
+
+    def moment(self, second: int) -> Moment:
+        """Return the markets as of this second's tick."""
+        if self._moment[0] != second:
+            at, updated = moment_of(second), self.ticking(second)
+            before = self.last_tick(second - 1)
+            earlier = {} if before is None else _Marks(self, before)
+            self._moment = second, Moment(at, _Quotes(self, second), _Marks(self, second), updated, earlier)
+        return self._moment[1]
+
+    def quoted_at(self, second: int) -> dict[str, datetime]:
+        """Return the time of each market's latest quote at this second."""
+        return {
+            symbol: moment_of(self._last_tick(symbol, second))
+            for symbol, since in self.seen_since.items()
+            if since <= second
+        }
+
+    def mark(self, symbol: str, second: int) -> Decimal:
+        """Return the mark at this second, that of the last tick before it within a gap."""
+        second = self._last_tick(symbol, second)
+        minute, recording = second // 60, self._recordings[symbol]
+        if second % 60:
+            return recording.grid.price(recording.marks(minute)[second % 60])
+        return recording.grid.price(self._columns[symbol].open[minute - self._first])
+
+    def quote(self, symbol: str, second: int) -> Quote:
+        """Return the latest quote at this second."""
+        second = self._last_tick(symbol, second)
+        recording = self._recordings[symbol]
+        path = recording.minute(second // 60) if second % 60 else recording.opening(second // 60)
+        assert path is not None, "there is a tick at this second"
+        return path.quote(second % 60, moment_of(second))
+
+    def _last_tick(self, symbol: str, second: int) -> int:
+        second = min(second, self.span.stop - 1)
+        minute = self._columns[symbol].ticked[second // 60 - self._first]
+        return second if minute == second // 60 else minute * 60 + CLOSE_S
+
+    # --- price ranges -------------------------------------------------------------------------------------------------
+
+    def ranges_of_minutes(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
+        """Return the ranges of the markets over the minutes `first` to `last`, which need not be drawn for it."""
+        begin, stop = first - self._first, last - self._first + 1
+        ranges = {}
+        for symbol in symbols:
+            columns, grid = self._columns[symbol], self._recordings[symbol].grid
+            ranges[symbol] = _range(grid.price(min(columns.low[begin:stop])), grid.price(max(columns.high[begin:stop])))
+        return PriceRanges(moment_of(last * 60 + CLOSE_S), ranges)
+
+    def ranges_of_seconds(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
+        """Return the ranges of the markets over seconds of one minute."""
+        minute = first // 60
+        ranges = {}
+        for symbol in symbols:
+            grid, columns = self._recordings[symbol].grid, self._columns[symbol]
+            place = minute - self._first
+            if last % 60 == 0 or columns.ticked[place] != minute:
+                lowest = highest = columns.open[place]
+            else:
+                marks = self._recordings[symbol].marks(minute)[first % 60 : last % 60 + 1]
+                lowest, highest = min(marks), max(marks)
+            ranges[symbol] = _range(grid.price(lowest), grid.price(highest))
+        return PriceRanges(moment_of(last), ranges)
+
+    # --- what agents see ----------------------------------------------------------------------------------------------
+
+    def observe(
+        self, symbol: str, intervals: Sequence[Interval], second: int, now: datetime, last_action: LastAction | None
+    ) -> ObservedMarket | None:
+        """Return a market as an agent sees it; None before its first tick."""
+        if self.seen_since[symbol] > second:
+            return None
+        if self._observed_at != now:
+            self._observed_at = now
+            self._observed.clear()
+        observed = self._observed.get((symbol, intervals))
+        if observed is None:
+            observed = self._observed[symbol, intervals] = self._observe(symbol, intervals, second, now, None)
+        return observed if last_action is None else self._observe(symbol, intervals, second, now, last_action)
+
+    def _observe(
+        self, symbol: str, intervals: Sequence[Interval], second: int, now: datetime, last_action: LastAction | None
+    ) -> ObservedMarket:
+        quote, market = self.moment(second).quotes[symbol], self.markets[symbol]
+        return ObservedMarket(
+            symbol=symbol,
+            quoted_at=quote.at,
+            stale=quote.is_stale(now),
+            price=quote.mark,
+            bid=quote.bid,
+            ask=quote.ask,
+            spread=quote.ask - quote.bid,
+            funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+            tick=market.tick,
+            lot=market.lot,
+            min_notional=market.min_notional,
+            leverage_max=market.leverage_max,
+            candles=_CandlesAt(self, symbol, intervals, now),
+            indicators=_IndicatorsAt(self, symbol, intervals, now),
+            last_action=last_action,
+        )
+
+    def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
+        """Return the last closed candles, as many as a service keeps for indicators."""
+        return self._series[symbol, interval].closed(now)
+
+    def indicators(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
+        """Return the indicators at the last closed candle; none before the first."""
+        series, session = self._series[symbol, interval], self._series[symbol, SESSION_INTERVAL]
+        last, day = series.last(now), session.last(now)
+        known = self._indicators.get((symbol, interval))
+        if known is not None and known[0] == (last, day):
+            return known[1]
+        if last is None:
+            computed = Indicators()
+        elif series.is_current(last, now) and day is not None and session.is_current(day, now):
+            vwap = session.vwaps[day]
+            fields = {} if vwap is None else vwap_fields(vwap)
+            computed = msgspec.structs.replace(series.indicators[last], **fields)
+        else:  # within a gap the candles that are kept begin later
+            computed = indicators(series.closed(now), session.closed(now))
+        self._indicators[symbol, interval] = (last, day), computed
+        return computed
+
+
+def _range(lowest: Decimal, highest: Decimal) -> PriceRange:
+    """Return the range of marks as one of quotes: every ask is above its mark, and every bid below."""
+    return PriceRange(lowest_mark=lowest, highest_mark=highest, lowest_ask=lowest, highest_bid=highest)
+
+
+def second_of(moment: datetime) -> int:
+    """Return the first whole second that is not before a moment."""
+    second = epoch_second(moment)
+    return second + (moment != moment_of(second))

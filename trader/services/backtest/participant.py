@@ -1,0 +1,177 @@
+"""Participants of a backtest: an account, who decides for it, and what it knows of its own past."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import epoch_second
+from trader.domain.agents.invocations import invocation_id
+from trader.domain.agents.tools import Decision
+from trader.domain.agents.view import View
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import unopened_account
+from trader.domain.exchange.orders import Order
+from trader.domain.models import Model
+from trader.domain.money import ZERO
+from trader.domain.portfolio.baselines import BaselineState
+from trader.domain.portfolio.snapshots import Snapshot
+from trader.store.agents.agent_view import HourlyEquity
+from trader.store.portfolio.snapshots import LastSnapshot
+from trader.variants import VARIANTS
+
+_MINUTE_S = 60
+
+
+class DecisionSource(Protocol):
+    """Who decides for a participant."""
+
+    def next_after(self, second: int) -> int | None:
+        """Return the second of the first decision after this one, a full minute; None when there is no more."""
+        ...
+
+    def decide(self, now: datetime, look: Callable[[], View]) -> Sequence[Decision]:
+        """Return the decisions of this moment. `look` makes the view, which takes time: call it only when needed."""
+        ...
+
+
+class RuleAgentSource:
+    """The rule agent of a model's variant, which decides at the model's cadence."""
+
+    def __init__(self, model: Model) -> None:
+        self._variant = VARIANTS[model.variant]
+        self._every_s = int(model.configuration.cadence.total_seconds())
+
+    def next_after(self, second: int) -> int:
+        return (second // self._every_s + 1) * self._every_s
+
+    def decide(self, now: datetime, look: Callable[[], View]) -> Sequence[Decision]:
+        return self._variant.agent(look(), self._variant.limits)
+
+
+class WaitingOrder(NamedTuple):
+    """An order that waits for the first book at or after `due`."""
+
+    order: Order
+    due: datetime
+
+
+class Invocation:
+    """One pass of a participant through its decisions. The id is made when it is first needed."""
+
+    def __init__(self, model: Model, started_at: datetime, decisions: Sequence[Decision]) -> None:
+        self._model = model
+        self.started_at = started_at
+        self.left = deque(enumerate(decisions, start=1))
+
+    @cached_property
+    def id(self) -> UUID:
+        return invocation_id(self._model, self.started_at)
+
+
+class EquityCurve:
+    """The equity recorded of one run: the last value of each hour, the peak, and the lowest of the day."""
+
+    def __init__(self) -> None:
+        self.hours: list[HourlyEquity] = []
+        self.last: LastSnapshot | None = None
+        self._peak_before: Decimal | None = None  # of the hours before the last one
+        self._day: datetime | None = None
+        self._lowest = ZERO
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Take over a snapshot, later than all before it."""
+        at, equity = snapshot.created_at, snapshot.net_portfolio
+        hour = at.replace(minute=0, second=0, microsecond=0)
+        if self.hours and self.hours[-1].hour == hour:
+            self.hours.pop()
+        elif self.hours:
+            before = self.hours[-1].equity
+            self._peak_before = before if self._peak_before is None else max(self._peak_before, before)
+        self.hours.append(HourlyEquity(hour, equity))
+        day = hour.replace(hour=0)
+        self._lowest = min(self._lowest, equity) if self._day == day else equity
+        self._day = day
+        self.last = LastSnapshot(snapshot.run_id, at)
+
+    @property
+    def peak(self) -> Decimal | None:
+        """The highest of the hours' last values; None before the first."""
+        if not self.hours:
+            return None
+        last = self.hours[-1].equity
+        return last if self._peak_before is None else max(self._peak_before, last)
+
+    def lowest_since(self, midnight: datetime) -> Decimal | None:
+        """Return the lowest equity recorded since a midnight; None when nothing was."""
+        return self._lowest if self._day == midnight else None
+
+    def last_before(self, moment: datetime) -> Decimal | None:
+        """Return the last value of the hours before a full hour; None when there is none."""
+        return next((hour.equity for hour in reversed(self.hours) if hour.hour < moment), None)
+
+
+class KnownPast(NamedTuple):
+    """What an agent has read of its past: read again after a change of its account, and in every new hour."""
+
+    sequence: int
+    hour: datetime
+    peak: Decimal | None
+    day_opening: Decimal | None
+
+
+class Participant:
+    """One account in a backtest. `seen` is the last second whose tick it went through."""
+
+    def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
+        seen = epoch_second(account.run.started_at)
+        self.model = model
+        self.variant = VARIANTS[model.variant]
+        self.source = source
+        self.state = BaselineState(account=account)
+        self.curve = EquityCurve()
+        self.invocation: Invocation | None = None
+        self.waiting: WaitingOrder | None = None
+        self.decides_at: int | None = seen
+        self.seen = seen
+        self.clear_until = seen
+        """No tick up to this second can change the account as it is now."""
+
+        self.next_snapshot = seen
+        self._past: KnownPast | None = None
+
+    @property
+    def account(self) -> Account:
+        return self.state.account
+
+    def past(self, now: datetime) -> KnownPast:
+        """Return what the participant knows of its past, as a service would have read it."""
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        known, sequence = self._past, self.account.sequence
+        if known is None or known.sequence != sequence or known.hour != hour:
+            known = self._past = KnownPast(
+                sequence, hour, self.curve.peak, self.curve.last_before(hour.replace(hour=0))
+            )
+        return known
+
+
+def open_participant(
+    model: Model, source: DecisionSource, capital: Decimal, quote_currency: str, at: datetime
+) -> Participant:
+    """Return a participant whose account has just opened with its first run, as the rows of a service begin."""
+    account = unopened_account(model.id, capital, quote_currency, at)
+    return Participant(model, source, msgspec.structs.replace(account, sequence=1))
+
+
+def next_minute(second: int) -> int:
+    """Return the first full minute after a second."""
+    return (second // _MINUTE_S + 1) * _MINUTE_S
+
+
+LATE = timedelta(seconds=5)
+"""How much longer than its latency an order waits for a book."""
