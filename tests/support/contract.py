@@ -231,6 +231,30 @@ _ADVANCED_COUNTS = (
 )
 HISTORY_POINT = {"timestamp": hour, "value": number}
 _MODEL_HEAD = {"modelId": text, "modelName": text, "variant": VARIANT}
+_OVERALL_FIGURES = {
+    **_MODEL_HEAD,
+    "unmeteredAttempts?": count,
+    "costIsPartial?": True,
+    **dict.fromkeys(_OVERALL_COUNTS, count),
+    **dict.fromkeys(_OVERALL.split(), FIGURE),
+    "totalPnl": number,
+}
+_ADVANCED_FIGURES = {
+    **_MODEL_HEAD,
+    "currentStreakType": ("win", "loss", "none"),
+    "unmeteredAttempts?": count,
+    "costIsPartial?": True,
+    **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
+    **dict.fromkeys(_ADVANCED.split(), FIGURE),
+}
+_ENTRANT = {
+    "entrant": count,
+    "fingerprint": (text, None),
+    "startedAt": iso,
+    "endedAt": (iso, None),
+    "coverage": (number, None),
+    "ranked": boolean,
+}
 
 OUTPUTS: Mapping[str, Shape] = {
     "trading.getTrades": {"trades": [TRADE], "nextBefore?": text},
@@ -313,30 +337,8 @@ OUTPUTS: Mapping[str, Shape] = {
         },
     },
     "analytics.getModelStats": (
-        {
-            "overall": [
-                {
-                    **_MODEL_HEAD,
-                    "unmeteredAttempts?": count,
-                    "costIsPartial?": True,
-                    **dict.fromkeys(_OVERALL_COUNTS, count),
-                    **dict.fromkeys(_OVERALL.split(), FIGURE),
-                    "totalPnl": number,
-                }
-            ]
-        },
-        {
-            "advanced": [
-                {
-                    **_MODEL_HEAD,
-                    "currentStreakType": ("win", "loss", "none"),
-                    "unmeteredAttempts?": count,
-                    "costIsPartial?": True,
-                    **dict.fromkeys(_ADVANCED_COUNTS.split(), count),
-                    **dict.fromkeys(_ADVANCED.split(), FIGURE),
-                }
-            ]
-        },
+        {"overall": [{**_OVERALL_FIGURES, "entrants": [{**_OVERALL_FIGURES, **_ENTRANT}]}]},
+        {"advanced": [{**_ADVANCED_FIGURES, "entrants": [{**_ADVANCED_FIGURES, **_ENTRANT}]}]},
     ),
     "analytics.getLeaderboard": {
         "entries": [
@@ -452,6 +454,7 @@ OUTPUTS: Mapping[str, Shape] = {
         "models": count,
         "invocations": count,
         "trades": count,
+        "entrants": [{"modelId": text, "invocations": count, "trades": count, **_ENTRANT}],
     },
     "variants.getVariants": {
         "variants": [{"id": VARIANT, "label": text, "description": text, "temperature": number, "color": color}]

@@ -108,7 +108,11 @@ async def test_model_statistics_overall(call: Call) -> None:
         "outputTokens": 0,
         "costUsd": 0,
         "netAfterCost": Decimal("18.75"),
-    } | {"tradeSignalToNoise": ax["tradeSignalToNoise"]}
+    } | {"tradeSignalToNoise": ax["tradeSignalToNoise"], "entrants": ax["entrants"]}
+    (entrant,) = ax["entrants"]
+    about = {"entrant": 0, "fingerprint": None, "startedAt": "2026-03-04T00:00:00.000Z", "endedAt": None}
+    figures = {key: value for key, value in ax.items() if key != "entrants"}
+    assert entrant == {**figures, **about, "coverage": 50, "ranked": False}, "the only one: its figures are the run's"
     assert float(ax["tradeSignalToNoise"]) == pytest.approx(4.375 / (30.75 / 2**0.5))
     absent = {"winRate", "biggestWin", "biggestLoss", "sharpeRatio", "tradeSignalToNoise"}
     assert {key for key, value in so.items() if value == "N/A"} == absent
@@ -119,7 +123,8 @@ async def test_model_statistics_advanced(call: Call) -> None:
     answer = await call("analytics.getModelStats", mode="advanced", variant="Apex")
     assert list(answer) == ["advanced"]
     (ax,) = answer["advanced"]
-    assert len(ax) == 37
+    assert len(ax) == 38
+    assert len(ax["entrants"][0]) == 37 + 6
     assert (ax["avgTradeSize"], ax["longPercent"], ax["failureRate"], ax["recoveryFactor"]) == (
         1000,
         50,
@@ -259,6 +264,20 @@ async def test_run_info(call: Call) -> None:
         "models": 2,
         "invocations": 2,
         "trades": 2,
+        "entrants": [
+            {
+                "modelId": model_id,
+                "entrant": 0,
+                "fingerprint": None,
+                "startedAt": "2026-03-04T00:00:00.000Z",
+                "endedAt": None,
+                "invocations": count,
+                "trades": count,
+                "coverage": coverage,
+                "ranked": False,
+            }
+            for model_id, count, coverage in (("ax", 2, 50), ("so", 0, None))
+        ],
     }
 
 

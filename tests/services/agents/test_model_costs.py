@@ -63,7 +63,7 @@ async def test_tokens_and_cost_are_summed_and_taken_from_the_gain(bench: Bench) 
     await bench.invoke(2, (500, 10), None)
     await bench.invoke(3, (100, 1), "0.125", "failed")
     stats = await bench.stats()
-    run = stats.run_statistics.run
+    run = stats.totals
     assert (run.input_tokens, run.output_tokens, stats.cost_usd) == (1600, 31, D("0.375"))
     assert stats.net_after_cost == D("49.625")
 
@@ -71,7 +71,7 @@ async def test_tokens_and_cost_are_summed_and_taken_from_the_gain(bench: Bench) 
 async def test_an_unreported_cost_is_not_zero(bench: Bench) -> None:
     await bench.invoke(1, (1000, 20), None)
     stats = await bench.stats()
-    assert stats.run_statistics.run.input_tokens == 1000
+    assert stats.totals.input_tokens == 1000
     assert (stats.cost_usd, stats.net_after_cost) == (None, None)
     await bench.invoke(2, (0, 0), "0.5")
     assert (await bench.stats()).net_after_cost == D("49.5")
@@ -82,7 +82,7 @@ async def test_the_cost_is_that_of_the_current_run(bench: Bench) -> None:
     async with bench.database.connection() as conn:
         await add_run(conn, "one", make_run("one", 2, at=START + 2 * HOUR))
     await bench.invoke(3, (7, 3), "0.5")
-    run = (await bench.stats()).run_statistics.run
+    run = (await bench.stats()).totals
     assert (run.input_tokens, run.output_tokens, run.cost_usd) == (7, 3, D("0.5"))
 
 

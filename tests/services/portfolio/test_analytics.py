@@ -28,14 +28,17 @@ from support.records import (
     seen,
 )
 
+from trader.domain.agents.entrants import Entrant
 from trader.domain.models import VariantId
 from trader.domain.portfolio.intervals import estimate, percent_interval
 from trader.domain.portfolio.statistics import Drawdown
 from trader.services.exchange.paper import PaperExchange
 from trader.services.portfolio.analytics import ANSWERS_BYTES_MAX, RUN_ANSWERS_BYTES_MAX, Analytics
+from trader.services.portfolio.figures import figures_of_trades
 from trader.services.portfolio.leaderboard import LeaderboardEntry
-from trader.services.portfolio.run_statistics import CurrentRuns, figures_of_trades
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents import invocations as agents_store
+from trader.store.agents.entrants import insert_entrant
 from trader.store.database.paging import Page
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database
@@ -86,14 +89,14 @@ async def test_statistics_start_at_the_current_run(bench: Bench) -> None:
         await bench.hours("one", "2000", "2040", number=2, first=2)
     bench.exchange.put(make_account("one", run=make_run("one", 2, capital="2000", at=START + 2 * HOUR), realized=50))
     (stats,) = await bench.analytics.model_stats()
-    figures = stats.run_statistics.trade_figures
+    figures = stats.figures.trades
     assert seen(stats.account_value, stats.return_percent) == (2050, 2.5)
     assert seen(figures.trades, figures.total_net, figures.win_rate) == (1, 50, 100.0)
     assert seen(figures.biggest_win, figures.biggest_loss) == (50, None)
-    assert stats.run_statistics.equity_figures.drawdown == Drawdown(0, 0)
+    assert stats.figures.equity.drawdown == Drawdown(0, 0)
     assert seen(stats.failures.invocations, stats.failures.failed) == (1, 0)
     info = await bench.analytics.run_info()
-    assert seen(*info) == (START + 2 * HOUR, 1, 1, 1)
+    assert seen(*info[:4]) == (START + 2 * HOUR, 1, 1, 1)
 
 
 async def test_a_fall_below_the_capital_in_the_first_hour_is_a_drawdown_everywhere(bench: Bench) -> None:
@@ -105,9 +108,9 @@ async def test_a_fall_below_the_capital_in_the_first_hour_is_a_drawdown_everywhe
     await bench.clock.advance(3 * HOUR)
     (stats,) = await bench.analytics.model_stats()
     (entry,) = await bench.board("24h")
-    assert stats.run_statistics.equity_figures.drawdown == Drawdown(25, 2500)
+    assert stats.figures.equity.drawdown == Drawdown(25, 2500)
     assert entry.max_drawdown == 25
-    assert stats.run_statistics.recovery_factor == -1
+    assert stats.figures.recovery_factor == -1
 
 
 async def test_figures_of_trades(bench: Bench) -> None:
@@ -121,7 +124,7 @@ async def test_figures_of_trades(bench: Bench) -> None:
                 held=held * HOUR, notional=str(1000 * (number + 1)),
             )  # fmt: skip
     (stats,) = await bench.analytics.model_stats()
-    figures = stats.run_statistics.trade_figures
+    figures = stats.figures.trades
     assert seen(figures.trades, figures.wins, figures.total_net, figures.win_rate) == (4, 3, 40, 75.0)
     assert seen(figures.biggest_win, figures.biggest_loss) == (30, -20)
     assert seen(*figures.sizes) == (2500, 2500, 4000)
@@ -335,11 +338,11 @@ async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench
     async with bench.database.connection() as conn:
         await agents_store.upsert_model(conn, make_model("fresh"))
     (stats,) = await bench.analytics.model_stats()
-    assert seen(stats.account_value, stats.return_percent, stats.run_statistics.trade_figures.trades) == (10_000, 0, 0)
+    assert seen(stats.account_value, stats.return_percent, stats.figures.trades.trades) == (10_000, 0, 0)
     (entry,) = await bench.board()
     assert seen(entry.pnl_percent, entry.start_value) == (0, 10_000)
     assert entry.evidence == (0, None, "there are no whole hours yet")
-    assert seen(*await bench.analytics.run_info()) == (None, 1, 0, 0)
+    assert seen(*(await bench.analytics.run_info())[:4]) == (None, 1, 0, 0)
 
 
 def test_no_trades_have_no_figures() -> None:
@@ -352,3 +355,42 @@ def test_no_trades_have_no_figures() -> None:
 def test_a_win_and_nothing_lost_is_unbounded() -> None:
     trade = trades_store.RunTrade(id_of(1), Decimal(5), Decimal(100), True, None, START, START + HOUR, "BTC")
     assert figures_of_trades([trade]).profit_factor == math.inf
+
+
+async def test_statistics_are_per_entrant_within_the_run_and_the_old_ones_stay(bench: Bench) -> None:
+    changed_at = START + 2 * HOUR + 30 * MINUTE
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await bench.hours("one", "9000", "12000", "11000", "15000")
+        await ensure_partitions(conn, START)
+        await portfolio_store.insert_snapshots(conn, [make_snapshot("one", changed_at - MINUTE, "10000")])
+        for number, began_at in ((1, START), (2, changed_at)):
+            entrant = Entrant(
+                model_id="one", number=number, fingerprint=f"{number}" * 64, configuration="{}", answered_by=None,
+                began_at=began_at,
+            )  # fmt: skip
+            await insert_entrant(conn, entrant)
+        for number, (hours, gross) in enumerate([(1, "-10"), (2, "20"), (3, "30")]):
+            await add_trade(conn, "one", START + hours * HOUR, gross=gross, fees="0", label=number)
+        failed = await add_invocation(conn, "one", START + HOUR, "failed")
+        done = await add_invocation(conn, "one", START + 3 * HOUR, "completed")
+        for number, invocation_id in ((1, failed), (2, done)):
+            await conn.execute("UPDATE invocations SET entrant = $2 WHERE id = $1", invocation_id, number)
+    bench.exchange.put(make_account("one", realized=5000))
+    await bench.clock.advance(4 * HOUR)
+    (run,) = await bench.analytics.model_stats()
+    first, second = run.entrants
+    assert seen(first.started_at, first.ended_at, second.ended_at) == (START, changed_at, None)
+    assert seen(first.stats.start_value, first.stats.account_value, first.stats.return_percent) == (10_000, 10_000, 0)
+    assert seen(second.stats.start_value, second.stats.account_value) == (10_000, 15_000), "as of the change's minute"
+    assert second.stats.return_percent == 50
+    assert first.stats.figures.equity.drawdown == Drawdown(10, 1000)
+    assert second.stats.figures.equity.drawdown == Drawdown(0, 0), "the fall before the change was the first one's"
+    trades = [part.stats.figures.trades for part in (first, second)]
+    assert [(one.trades, float(one.total_net), one.win_rate) for one in trades] == [(2, 10, 50), (1, 30, 100)]
+    failures = [(part.stats.failures.failed, part.stats.failures.invocations) for part in (first, second)]
+    assert failures == [(1, 1), (0, 1)]
+    assert run.figures.trades.trades == 3
+    (entry,) = await bench.board("24h")
+    assert seen(entry.start_value, entry.pnl_percent, entry.trades_count) == (10_000, 50, 1)
+    assert first.stats.figures is (await bench.analytics.model_stats())[0].entrants[0].stats.figures, "it is kept"

@@ -6,25 +6,27 @@ from trader.api.context import Context
 from trader.api.response_cache import evidence_token, rankings_token
 from trader.api.rpc import procedure
 from trader.api.schemas.analytics import (
-    AdvancedStats,
     GetFailuresInput,
     GetFailuresOutput,
     GetLeaderboardInput,
     GetLeaderboardOutput,
+    LeaderboardRow,
+)
+from trader.api.schemas.common import Empty, chosen_variant, or_none
+from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
+from trader.api.schemas.model_stats import (
+    AdvancedStats,
     GetModelStatsInput,
     GetModelStatsOutput,
     GetRunInfoOutput,
-    LeaderboardRow,
     OverallStats,
 )
-from trader.api.schemas.common import Empty, chosen_variant, iso, or_none
-from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
 from trader.api.schemas.paging import cut_page, page_of
 
 
 @procedure("analytics.getModelStats")
 async def get_model_stats(context: Context, request: GetModelStatsInput) -> GetModelStatsOutput:
-    """Return statistics of every model: the usual figures, or the advanced ones."""
+    """Return statistics of every model and of each of its entrants: the usual figures, or the advanced ones."""
     stats = await context.analytics.model_stats(chosen_variant(request.variant))
     budget_of = context.agents.budgets.of
     if request.mode == "overall":
@@ -68,12 +70,6 @@ async def get_failures(context: Context, request: GetFailuresInput) -> GetFailur
 
 @procedure("analytics.getRunInfo")
 async def get_run_info(context: Context, _: Empty) -> GetRunInfoOutput:
-    """Return when the current runs began, the trading mode, and the numbers of models, invocations and trades."""
-    info = await context.analytics.run_info()
-    return GetRunInfoOutput(
-        run_start_time=None if info.started_at is None else iso(info.started_at),
-        trading_mode=context.settings.trading_mode,
-        models=info.models,
-        invocations=info.invocations,
-        trades=info.trades,
-    )
+    """Return when the current runs began, the trading mode, and the numbers of models, invocations and trades, also by
+    entrant."""
+    return GetRunInfoOutput.of(await context.analytics.run_info(), context.settings.trading_mode)

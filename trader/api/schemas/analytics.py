@@ -1,16 +1,14 @@
-"""Statistics of models on the wire. Percentages are percent, durations minutes, amounts in the quote currency."""
+"""Leaderboard and failures on the wire. Percentages are percent, amounts in the quote currency."""
 
-import math
 from datetime import date
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from trader.api.schemas.common import (
     ENCODER,
     UNSET,
-    BudgetUse,
     Input,
     Timestamp,
     UnsetType,
@@ -28,195 +26,17 @@ from trader.domain.portfolio.evidence import Word
 from trader.domain.portfolio.histories import Window
 from trader.domain.portfolio.intervals import Interval
 from trader.domain.portfolio.replicates import ReplicateNoise
-from trader.services.agents.budgets import Budget
-from trader.services.portfolio.analytics import FailureCounts, Failures, ModelStats
+from trader.services.portfolio.analytics import FailureCounts, Failures
 from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, SortKey
 from trader.services.portfolio.leaderboard import Replicates as ReplicatesEntry
 from trader.variants import color_of
 
 Percent = Annotated[float, Meta(description="in percent")]
 
-Figure = float | Literal["N/A", "Infinity"]
-"""A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
-
-
-def figure(value: float | Decimal | None) -> Figure:
-    """Return the figure on the wire. A Decimal becomes a float, as a reader of a JSON number would make it."""
-    if value is None:
-        return "N/A"
-    return "Infinity" if value == math.inf else float(value)
-
 
 def day(moment: date | None) -> str | None:
     """Return a date as it is written on the wire, such as 2025-06-30."""
     return None if moment is None else moment.isoformat()
-
-
-class GetModelStatsInput(Input, kw_only=True):
-    mode: Literal["overall", "advanced"] = "overall"
-    variant: VariantFilter = "all"
-
-
-class OverallStats(Wire, kw_only=True):
-    """`totalPnl` is the net pnl of the completed trades of the run.
-
-    The tokens and `costUsd` are what the model's providers charged in the run (`N/A`: none reported a cost);
-    `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported, and
-    `costIsPartial` is true when the cost of a part is not known.
-    `netAfterCost` is the account's gain, open positions included, less that cost.
-    """
-
-    model_id: str
-    model_name: str
-    variant: VariantId
-    account_value: Figure
-    return_percent: Figure
-    total_pnl: float
-    win_rate: Figure
-    biggest_win: Figure
-    biggest_loss: Figure
-    trades_count: int
-    sharpe_ratio: Figure
-    max_drawdown: Figure
-    trade_signal_to_noise: Figure
-    input_tokens: int
-    output_tokens: int
-    unmetered_attempts: int | UnsetType = UNSET
-    cost_usd: Figure
-    cost_is_partial: bool | UnsetType = UNSET
-    budget: BudgetUse | UnsetType = UNSET
-    net_after_cost: Figure
-
-    @classmethod
-    def of(cls, stats: ModelStats, budget: Budget | None) -> "OverallStats":
-        trades, equity = stats.run_statistics.trade_figures, stats.run_statistics.equity_figures
-        return cls(
-            model_id=stats.model.id,
-            model_name=stats.model.name,
-            variant=stats.model.variant,
-            account_value=figure(stats.account_value),
-            return_percent=figure(stats.return_percent),
-            total_pnl=float(trades.total_net),
-            win_rate=figure(trades.win_rate),
-            biggest_win=figure(trades.biggest_win),
-            biggest_loss=figure(trades.biggest_loss),
-            trades_count=trades.trades,
-            sharpe_ratio=figure(equity.sharpe),
-            max_drawdown=figure(None if equity.drawdown is None else equity.drawdown.percent),
-            trade_signal_to_noise=figure(trades.signal_to_noise),
-            input_tokens=stats.run_statistics.run.input_tokens,
-            output_tokens=stats.run_statistics.run.output_tokens,
-            unmetered_attempts=stats.run_statistics.run.unmetered_attempts or UNSET,
-            cost_usd=figure(stats.cost_usd),
-            cost_is_partial=stats.is_cost_partial or UNSET,
-            budget=UNSET if budget is None else BudgetUse.of(budget),
-            net_after_cost=figure(stats.net_after_cost),
-        )
-
-
-class AdvancedStats(Wire, kw_only=True):
-    """`failedCount` counts each failed invocation once: those that failed, and those in which a tool call failed.
-
-    The tokens, `costUsd` and `netAfterCost` are those of the overall figures.
-    """
-
-    model_id: str
-    model_name: str
-    variant: VariantId
-    account_value: Figure
-    avg_trade_size: Figure
-    median_trade_size: Figure
-    max_trade_size: Figure
-    avg_hold_time_minutes: Figure
-    median_hold_time_minutes: Figure
-    max_hold_time_minutes: Figure
-    long_percent: Figure
-    expectancy: Figure
-    recovery_factor: Figure
-    avg_confidence: Figure
-    median_confidence: Figure
-    max_confidence: Figure
-    failed_workflow_count: int
-    failed_tool_call_count: int
-    failed_count: int
-    invocation_count: int
-    failure_rate: Figure
-    profit_factor: Figure
-    avg_r_multiple: Figure
-    decision_quality_score: Figure
-    sharpe_ratio: Figure
-    sortino_ratio: Figure
-    calmar_ratio: Figure
-    longest_win_streak: int
-    longest_loss_streak: int
-    current_streak_count: int
-    current_streak_type: Literal["win", "loss", "none"]
-    avg_win_duration_minutes: Figure
-    avg_loss_duration_minutes: Figure
-    input_tokens: int
-    output_tokens: int
-    unmetered_attempts: int | UnsetType = UNSET
-    cost_usd: Figure
-    cost_is_partial: bool | UnsetType = UNSET
-    budget: BudgetUse | UnsetType = UNSET
-    net_after_cost: Figure
-
-    @classmethod
-    def of(cls, stats: ModelStats, budget: Budget | None) -> "AdvancedStats":
-        trades, equity, failures = (
-            stats.run_statistics.trade_figures,
-            stats.run_statistics.equity_figures,
-            stats.failures,
-        )
-        return cls(
-            model_id=stats.model.id,
-            model_name=stats.model.name,
-            variant=stats.model.variant,
-            account_value=figure(stats.account_value),
-            avg_trade_size=figure(trades.sizes.average),
-            median_trade_size=figure(trades.sizes.median),
-            max_trade_size=figure(trades.sizes.maximum),
-            avg_hold_time_minutes=figure(trades.holds.average),
-            median_hold_time_minutes=figure(trades.holds.median),
-            max_hold_time_minutes=figure(trades.holds.maximum),
-            long_percent=figure(trades.long_percent),
-            expectancy=figure(trades.expectancy),
-            recovery_factor=figure(stats.run_statistics.recovery_factor),
-            avg_confidence=figure(trades.confidences.average),
-            median_confidence=figure(trades.confidences.median),
-            max_confidence=figure(trades.confidences.maximum),
-            failed_workflow_count=failures.workflows,
-            failed_tool_call_count=failures.tool_calls,
-            failed_count=failures.failed,
-            invocation_count=failures.invocations,
-            failure_rate=figure(failures.rate_percent),
-            profit_factor=figure(trades.profit_factor),
-            avg_r_multiple=figure(trades.average_r_multiple),
-            decision_quality_score=figure(trades.decision_quality),
-            sharpe_ratio=figure(equity.sharpe),
-            sortino_ratio=figure(equity.sortino),
-            calmar_ratio=figure(equity.calmar),
-            longest_win_streak=trades.streaks.longest_win,
-            longest_loss_streak=trades.streaks.longest_loss,
-            current_streak_count=trades.streaks.current_count,
-            current_streak_type=trades.streaks.current_type,
-            avg_win_duration_minutes=figure(trades.average_win_minutes),
-            avg_loss_duration_minutes=figure(trades.average_loss_minutes),
-            input_tokens=stats.run_statistics.run.input_tokens,
-            output_tokens=stats.run_statistics.run.output_tokens,
-            unmetered_attempts=stats.run_statistics.run.unmetered_attempts or UNSET,
-            cost_usd=figure(stats.cost_usd),
-            cost_is_partial=stats.is_cost_partial or UNSET,
-            budget=UNSET if budget is None else BudgetUse.of(budget),
-            net_after_cost=figure(stats.net_after_cost),
-        )
-
-
-class GetModelStatsOutput(Wire, kw_only=True):
-    """Only the list of the requested mode is there."""
-
-    overall: list[OverallStats] | UnsetType = UNSET
-    advanced: list[AdvancedStats] | UnsetType = UNSET
 
 
 class GetLeaderboardInput(Input, kw_only=True):
@@ -384,16 +204,6 @@ class LeaderboardRow(Wire, kw_only=True):
 class GetLeaderboardOutput(Wire, kw_only=True):
     entries: list[LeaderboardRow]
     window: Window
-
-
-class GetRunInfoOutput(Wire, kw_only=True):
-    """The current runs of all models together: since the first of them started."""
-
-    run_start_time: Timestamp | None
-    trading_mode: str
-    models: int
-    invocations: int
-    trades: int
 
 
 class GetFailuresInput(Input, kw_only=True):

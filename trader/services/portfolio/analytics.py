@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from trader.clock import Clock
+from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
@@ -18,13 +19,14 @@ from trader.domain.portfolio.histories import Window, minute_end
 from trader.domain.portfolio.snapshots import value_account
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
+from trader.services.portfolio.figures import Figures
 from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board
-from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, make_figures
+from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, Stint, make_figures
 from trader.store.agents import invocations as agents_store
 from trader.store.database.paging import Page
 from trader.store.database.pool import Database
 from trader.store.portfolio import analytics as store
-from trader.store.portfolio.analytics import CurrentRun
+from trader.store.portfolio.analytics import CurrentRun, InvocationTotals
 
 RUN_ANSWERS_BYTES_MAX: Final = 256 * 1024
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -39,6 +41,10 @@ class FailureCounts(NamedTuple):
     tool_calls: int
     invocations: int
 
+    @classmethod
+    def of(cls, model: Model, totals: InvocationTotals) -> "FailureCounts":
+        return cls(model, totals.failed, totals.tool_failed, totals.finished)
+
     @property
     def failed(self) -> int:
         """Each failed invocation once, whatever failed in it."""
@@ -50,31 +56,55 @@ class FailureCounts(NamedTuple):
 
 
 class ModelStats(NamedTuple):
-    """A model in its current run. `account_value` is live, None when its markets have no price yet."""
+    """A model in its current run, or one of its entrants in its part of the run.
+
+    `account_value` is live, or what the account was worth when the entrant ended; None when its markets have no price
+    yet. `start_value` is the run's capital, or what the account was worth when the entrant began.
+    """
 
     model: Model
+    start_value: Decimal
     account_value: Decimal | None
-    return_percent: float | None
-    run_statistics: RunStatistics
-    failures: FailureCounts
+    figures: Figures
+    totals: InvocationTotals
+    entrants: Sequence["EntrantStats"] = ()
+
+    @property
+    def return_percent(self) -> float | None:
+        if self.account_value is None:
+            return None
+        return statistics.return_percent(float(self.start_value), float(self.account_value))
+
+    @property
+    def failures(self) -> FailureCounts:
+        return FailureCounts.of(self.model, self.totals)
 
     @property
     def cost_usd(self) -> Decimal | None:
-        """Return what its providers charged in the run: 0 of a rule agent, None when no provider reported a cost."""
-        return ZERO if self.model.provider == "rules" else self.run_statistics.run.cost_usd
+        """Return what its providers charged: 0 of a rule agent, None when no provider reported a cost."""
+        return ZERO if self.model.provider == "rules" else self.totals.cost_usd
 
     @property
     def is_cost_partial(self) -> bool:
-        """Whether the run has cost more than the known cost."""
-        run = self.run_statistics.run
-        return run.cost_usd is not None and bool(run.unmetered_attempts or run.unpriced_steps)
+        """Whether it has cost more than the known cost."""
+        totals = self.totals
+        return totals.cost_usd is not None and bool(totals.unmetered_attempts or totals.unpriced_steps)
 
     @property
     def net_after_cost(self) -> Decimal | None:
-        """Return its gain in the run, open positions included, less that cost; a USD counts as one quote currency."""
+        """Return its gain, open positions included, less that cost; a USD counts as one quote currency."""
         if self.account_value is None or self.cost_usd is None:
             return None
-        return self.account_value - self.run_statistics.run.initial_capital - self.cost_usd
+        return self.account_value - self.start_value - self.cost_usd
+
+
+class EntrantStats(NamedTuple):
+    """An entrant in its part of a run. `ended_at` is None of the present one."""
+
+    record: EntrantRecord
+    started_at: datetime
+    ended_at: datetime | None
+    stats: ModelStats
 
 
 class Failures(NamedTuple):
@@ -98,6 +128,8 @@ class RunInfo(NamedTuple):
     models: int
     invocations: int
     trades: int
+    stints: Sequence[tuple[Model, Stint]]
+    """The entrants of each model in its run, in order."""
 
 
 class VariantStats(NamedTuple):
@@ -130,7 +162,7 @@ class Analytics:
         if model.id in runs:
             return runs[model.id]
         run = self._exchange.account(model.id).run
-        return RunStatistics(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now(), 0, 0, 0))
+        return RunStatistics(CurrentRun(model.id, run.id, run.initial_capital, self._clock.now()))
 
     def _equity(self, model: Model) -> Decimal | None:
         account = self._exchange.account(model.id)
@@ -144,9 +176,8 @@ class Analytics:
         found = []
         for model in models.values():
             run, equity = self._run(runs, model), self._equity(model)
-            capital = run.run.initial_capital
-            gain = None if equity is None else statistics.return_percent(float(capital), float(equity))
-            found.append(ModelStats(model, equity, gain, run, _counts(model, run.run)))
+            whole = ModelStats(model, run.run.initial_capital, equity, run.figures, run.run.totals)
+            found.append(whole._replace(entrants=[_entrant_stats(model, stint, equity) for stint in run.stints]))
         return found
 
     async def leaderboard(
@@ -174,7 +205,10 @@ class Analytics:
             tool_calls = await agents_store.select_tool_calls(conn, ids)
             steps = await agents_store.select_steps(conn, ids)
             payloads = await agents_store.select_payloads(conn, found) if with_answers else {}
-        counts = [_counts(model, runs.get(model.id)) for model in models.values()]
+        counts = [
+            FailureCounts.of(model, runs[model.id].totals if model.id in runs else InvocationTotals())
+            for model in models.values()
+        ]
         answers = await asyncio.to_thread(answers_of, found, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
         return Failures(found, tool_calls, steps, answers, models, counts)
 
@@ -184,8 +218,9 @@ class Analytics:
         return RunInfo(
             started_at=min((run.run.started_at for run in runs.values()), default=None),
             models=len(models),
-            invocations=sum(run.run.finished for run in runs.values()),
+            invocations=sum(run.run.totals.finished for run in runs.values()),
             trades=sum(len(run.trades) for run in runs.values()),
+            stints=[(model, stint) for model in models.values() if model.id in runs for stint in runs[model.id].stints],
         )
 
     async def variant_stats(self) -> list[VariantStats]:
@@ -198,8 +233,11 @@ class Analytics:
         ]
 
 
-def _counts(model: Model, run: CurrentRun | None) -> FailureCounts:
-    return FailureCounts(model, run.failed, run.tool_failed, run.finished) if run else FailureCounts(model, 0, 0, 0)
+def _entrant_stats(model: Model, stint: Stint, equity: Decimal | None) -> EntrantStats:
+    """Return the statistics of an entrant; of the present one with the live equity of its account."""
+    value = equity if stint.ended_at is None else stint.end_value
+    stats = ModelStats(model, stint.start_value, value, stint.figures, stint.entrant.totals)
+    return EntrantStats(stint.entrant.record, stint.started_at, stint.ended_at, stats)
 
 
 def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> VariantStats:

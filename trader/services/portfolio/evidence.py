@@ -14,12 +14,9 @@ from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, minu
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.luck import COMPUTING, LuckRequest, LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics
+from trader.services.portfolio.run_statistics import CurrentRuns, Stint
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
-from trader.store.exchange.trades import RunTrade
-from trader.store.portfolio import analytics as store
-from trader.store.portfolio.analytics import RunEntrant
 
 EvidenceWindow = Literal[Window, "run"]
 
@@ -55,40 +52,31 @@ class EvidenceReport(NamedTuple):
     entrants: Sequence[EntrantEvidence]
 
 
-class _Stint(NamedTuple):
-    """An entrant's part of a run."""
+class _Judged(NamedTuple):
+    """An entrant's part of a run, with its whole hours."""
 
     model: Model
-    run: RunStatistics
-    entrant: RunEntrant
+    stint: Stint
     series: ReturnSeries | None
 
     @property
     def key(self) -> str:
-        return f"{self.model.id}#{self.entrant.record.number}"
+        return f"{self.model.id}#{self.record.number}"
+
+    @property
+    def record(self) -> EntrantRecord:
+        return self.stint.entrant.record
 
     @property
     def replicates(self) -> tuple[str, str] | None:
         """The group and the fingerprint of a present entrant that is one of several replicates."""
-        group, fingerprint = self.model.configuration.replicate_of, self.entrant.record.fingerprint
-        return (
-            None if group is None or fingerprint is None or self.entrant.ended_at is not None else (group, fingerprint)
-        )
-
-    @property
-    def started_at(self) -> datetime:
-        return max(self.run.run.started_at, self.entrant.record.began_at or self.run.run.started_at)
-
-    def trades_after(self, since: datetime | None) -> list[RunTrade]:
-        """Return the trades that the entrant completed from a moment on, or all."""
-        count = self.run.trades_after(max(since or self.started_at, self.started_at))
-        end = self.entrant.ended_at
-        trades = self.run.trades[len(self.run.trades) - count :]
-        return trades if end is None else [trade for trade in trades if trade.closed_at < end]
+        group, fingerprint = self.model.configuration.replicate_of, self.record.fingerprint
+        return None if group is None or fingerprint is None or self.stint.ended_at is not None else (group, fingerprint)
 
     def trades_until(self, until: datetime) -> LuckRequest:
         """Return what is compared with luck: all trades, in the period up to a whole hour."""
-        return LuckRequest(self.run, self.trades_after(None), self.started_at, self.entrant.ended_at or until)
+        stint = self.stint
+        return LuckRequest(stint.run, stint.trades, stint.started_at, stint.ended_at or until)
 
 
 class Evidence:
@@ -108,16 +96,16 @@ class Evidence:
         The family that is corrected together is the board: all entrants, or those of the variant, even when only one
         model is shown.
         """
-        async with self._database.connection() as conn:
-            models = {model.id: model for model in await agents_store.select_models(conn)}
-            entrants = await store.select_run_entrants(conn)
         runs = await self._runs.refresh()
+        async with self._database.connection() as conn:  # after the runs, so that each has its model
+            models = {model.id: model for model in await agents_store.select_models(conn)}
         until = floor_time(minute_end(self._clock.now()), _HOUR)
         since = None if window == "run" else until - WINDOWS[window]
         stints = [
-            _stint(models[entrant.model_id], runs[entrant.model_id], entrant, until)
-            for entrant in entrants
-            if entrant.model_id in runs and variant in {None, models[entrant.model_id].variant}
+            _judged(models[model_id], stint, until)
+            for model_id, run in runs.items()
+            if variant in {None, models[model_id].variant}
+            for stint in run.stints
         ]
         baselines = {key: run.returns(until) for key, run in self._runs.baselines.items()}
         best, judged = await asyncio.to_thread(_judge, stints, baselines, since, model_id)
@@ -129,24 +117,23 @@ class Evidence:
         return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
 
 
-def _stint(model: Model, run: RunStatistics, entrant: RunEntrant, until: datetime) -> _Stint:
+def _judged(model: Model, stint: Stint, until: datetime) -> _Judged:
     """Return an entrant with its whole hours; the first hour of a run counts even when it began within it."""
-    series, began_at = run.returns(until), entrant.record.began_at
+    series, began_at, ended_at = stint.run.returns(until), stint.entrant.record.began_at, stint.ended_at
     if series is not None:
         start = series.start if began_at is None or began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
-        end = until if entrant.ended_at is None else floor_time(entrant.ended_at, _HOUR)
-        series = series.within(start, end)
-    return _Stint(model, run, entrant, series)
+        series = series.within(start, until if ended_at is None else floor_time(ended_at, _HOUR))
+    return _Judged(model, stint, series)
 
 
 def _judge(
-    stints: Sequence[_Stint],
+    stints: Sequence[_Judged],
     baselines: Mapping[str, ReturnSeries | None],
     since: datetime | None,
     model_id: str | None,
-) -> tuple[str | None, list[tuple[_Stint, EntrantEvidence]]]:
+) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
     """Return the best entrant, and the evidence of all or of one model: of a hundred models a tenth of a second."""
-    contenders = [Contender(one.key, one.model.variant, one.series, len(one.trades_after(None))) for one in stints]
+    contenders = [Contender(one.key, one.model.variant, one.series, len(one.stint.trades)) for one in stints]
     board = judge_board(contenders, baselines, since)
     groups: dict[tuple[str, str], dict[str, ReturnSeries]] = {}
     for one in stints:
@@ -158,23 +145,23 @@ def _judge(
 
 
 def _evidence(
-    stint: _Stint, board: Board, noise: Mapping[tuple[str, str], ReplicateNoise | None], since: datetime | None
+    judged: _Judged, board: Board, noise: Mapping[tuple[str, str], ReplicateNoise | None], since: datetime | None
 ) -> EntrantEvidence:
-    series = stint.series
+    series, stint = judged.series, judged.stint
     if series is not None and since is not None:
         series = series.within(since, series.end)
-    trades = stint.trades_after(since)
+    trades = stint.trades if since is None else stint.trades_after(since)
     return EntrantEvidence(
-        model=stint.model,
-        record=stint.entrant.record,
+        model=judged.model,
+        record=judged.record,
         started_at=stint.started_at,
         ended_at=stint.entrant.ended_at,
         statement=state_return(series, len(trades)),
         return_percent=None if series is None else series.percent,
         trades=len(trades),
         losing_trades=sum(trade.net_pnl <= 0 for trade in trades),
-        comparisons=board.comparisons[stint.key],
-        is_among_best=stint.key in board.among_best,
+        comparisons=board.comparisons[judged.key],
+        is_among_best=judged.key in board.among_best,
         luck=COMPUTING,
-        replicates=None if stint.replicates is None else noise.get(stint.replicates),
+        replicates=None if judged.replicates is None else noise.get(judged.replicates),
     )

@@ -116,7 +116,7 @@ def _entry(contestant: Contestant, since: datetime, hour: datetime, window: Wind
         record=run.run.entrant,
         pnl_percent=statistics.return_percent(float(start), float(equity)),
         pnl_absolute=equity - start,
-        max_drawdown=run.window_drawdown(since, equity),
+        max_drawdown=run.window_drawdown(since, start, equity),
         start_value=start,
         end_value=equity,
         trades_count=trades,

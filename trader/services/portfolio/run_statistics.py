@@ -10,56 +10,29 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
 from uuid import UUID
 
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import EquitySeries, ReturnSeries
-from trader.domain.portfolio.statistics import Drawdown, EquityPoint, Streaks, Summary
+from trader.domain.portfolio.statistics import EquityPoint
+from trader.services.portfolio.figures import (
+    EquityFigures,
+    Figures,
+    TradeFigures,
+    figures_of_equity,
+    figures_of_trades,
+)
 from trader.store.database.pool import Connection, Database
 from trader.store.exchange import trades as trades_store
 from trader.store.exchange.trades import RunTrade
 from trader.store.portfolio import analytics as analytics_store
 from trader.store.portfolio import snapshots as portfolio_store
-from trader.store.portfolio.analytics import CurrentRun
+from trader.store.portfolio.analytics import CurrentRun, RunEntrant
 from trader.store.portfolio.baselines import select_baselines
 from trader.store.portfolio.snapshots import HourlyValue
 
 NEW_RUNS_AT_ONCE = 10
 """Runs that are read from their beginning in one statement: of a long season one has two thousand hours and trades."""
-
-
-class TradeFigures(NamedTuple):
-    """Statistics of the completed trades of a run. Percentages are percent, times minutes, None is without a value."""
-
-    pnls: Sequence[float]
-    trades: int
-    wins: int
-    total_net: Decimal
-    win_rate: float | None
-    biggest_win: Decimal | None
-    biggest_loss: Decimal | None
-    signal_to_noise: float | None
-    sizes: Summary
-    holds: Summary
-    confidences: Summary
-    long_percent: float | None
-    expectancy: float | None
-    profit_factor: float | None
-    average_r_multiple: float | None
-    decision_quality: float | None
-    streaks: Streaks
-    average_win_minutes: float | None
-    average_loss_minutes: float | None
-
-
-class EquityFigures(NamedTuple):
-    """Statistics of the hourly equity series of a run. None is without a value."""
-
-    drawdown: Drawdown | None
-    sharpe: float | None
-    sortino: float | None
-    calmar: float | None
 
 
 class RunStatistics:
@@ -70,6 +43,9 @@ class RunStatistics:
         self.trades: list[RunTrade] = []
         self.hours: list[HourlyValue] = []
         self.series: list[EquityPoint] = []
+        self.stints: list[Stint] = []
+        """The entrants that decided in it, the present one last; of a baseline none."""
+
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
         self._equity = EquitySeries(float(run.initial_capital))
@@ -122,8 +98,15 @@ class RunStatistics:
         return self._equity_figures
 
     @property
-    def recovery_factor(self) -> float | None:
-        return statistics.recovery_factor(self.trade_figures.pnls, self.equity_figures.drawdown)
+    def figures(self) -> Figures:
+        return Figures(self.trade_figures, self.equity_figures)
+
+    def set_entrants(self, entrants: Sequence[RunEntrant]) -> None:
+        """Take the entrants of the run in order; those that are known keep their figures."""
+        known = {stint.entrant.record.number: stint for stint in self.stints}
+        self.stints = [known.get(entrant.record.number) or Stint(self, entrant) for entrant in entrants]
+        for stint, entrant in zip(self.stints, entrants, strict=True):
+            stint.entrant = entrant
 
     def returns(self, until: datetime) -> ReturnSeries | None:
         """Return the hourly log returns of the run before `until`, a whole hour."""
@@ -132,14 +115,23 @@ class RunStatistics:
     # -- within a window
 
     def start_value(self, since: datetime) -> Decimal:
-        """Return the account's worth at the start of a window: a run that began within it starts with its capital."""
-        before = self._hours_before(since)
+        """Return what the account was worth at the start of a window, to the hour.
+
+        A run that began within the window starts with its capital, and an entrant with what it took over.
+        """
+        if self.stints and since == self.stints[-1].started_at:
+            return self.stints[-1].start_value
+        return self.worth_at(since)
+
+    def worth_at(self, since: datetime) -> Decimal:
+        """Return what the account was worth at the end of the last hour before a moment."""
+        before = self.hours_before(since)
         return self.hours[before - 1].last if before else self.run.initial_capital
 
-    def window_drawdown(self, since: datetime, equity: Decimal) -> float:
-        """Return the max drawdown in percent from the start of a window to the equity of now."""
-        hours = self.series[self._hours_before(since) :]
-        values = [float(self.start_value(since)), *(point.value for point in hours), float(equity)]
+    def window_drawdown(self, since: datetime, start: Decimal, equity: Decimal) -> float:
+        """Return the max drawdown in percent from a window's start, when it was worth `start`, to the equity of now."""
+        hours = self.series[self.hours_before(since) :]
+        values = [float(start), *(point.value for point in hours), float(equity)]
         fall = statistics.max_drawdown(values)
         assert fall is not None, "there are values"
         return fall.percent
@@ -148,55 +140,66 @@ class RunStatistics:
         """Return how many trades closed in a window."""
         return len(self.trades) - bisect_left(self.trades, since, key=lambda trade: trade.closed_at)
 
-    def _hours_before(self, since: datetime) -> int:
+    def hours_before(self, since: datetime) -> int:
+        """Return how many hours had their last value up to a moment."""
         return bisect_right(self.hours, since, key=lambda value: value.last_at)
 
 
-def figures_of_equity(series: Sequence[EquityPoint], initial_capital: float) -> EquityFigures:
-    """Return the statistics of an hourly series; the drawdown counts a fall below the capital in the first hour too."""
-    if not series:
-        return EquityFigures(None, None, None, None)
-    drawdown = statistics.max_drawdown([initial_capital, *(point.value for point in series)])
-    closes = statistics.daily_closes(series, initial_capital)
-    return EquityFigures(
-        drawdown,
-        statistics.sharpe_ratio(closes),
-        statistics.sortino_ratio(closes),
-        statistics.calmar_ratio(closes, drawdown),
-    )
+class Stint:
+    """An entrant's part of a run: from when it began until the next one did, with positions that it took over."""
 
+    def __init__(self, run: RunStatistics, entrant: RunEntrant) -> None:
+        self.run = run
+        self.entrant = entrant
+        self._figures: Figures | None = None
+        self._made_of: tuple[object, ...] = ()
 
-def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
-    """Return the statistics of trades in the order in which they closed."""
-    exact = [trade.net_pnl for trade in trades]
-    pnls = [float(pnl) for pnl in exact]
-    holds = [statistics.minutes(trade.opened_at, trade.closed_at) for trade in trades]
-    decisions = [
-        (float(trade.confidence), pnl) for trade, pnl in zip(trades, pnls, strict=True) if trade.confidence is not None
-    ]
-    held = list(zip(pnls, holds, strict=True))
-    best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
-    return TradeFigures(
-        pnls=pnls,
-        trades=len(trades),
-        wins=sum(pnl > 0 for pnl in exact),
-        total_net=sum(exact, Decimal(0)),
-        win_rate=statistics.win_rate(pnls),
-        biggest_win=best if best > 0 else None,
-        biggest_loss=worst if worst < 0 else None,
-        signal_to_noise=statistics.trade_signal_to_noise(pnls),
-        sizes=statistics.summary([float(trade.entry_notional) for trade in trades]),
-        holds=statistics.summary(holds),
-        confidences=statistics.summary([confidence for confidence, _ in decisions]),
-        long_percent=statistics.percent(sum(trade.is_long for trade in trades), len(trades)),
-        expectancy=statistics.expectancy(pnls),
-        profit_factor=statistics.profit_factor(pnls),
-        average_r_multiple=statistics.average_r_multiple(pnls),
-        decision_quality=statistics.decision_quality(decisions),
-        streaks=statistics.streaks(pnls),
-        average_win_minutes=statistics.average_minutes(held, won=True),
-        average_loss_minutes=statistics.average_minutes(held, won=False),
-    )
+    @property
+    def started_at(self) -> datetime:
+        return max(self.run.run.started_at, self.entrant.record.began_at or self.run.run.started_at)
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the next entrant began; None of the present one."""
+        return self.entrant.ended_at
+
+    @property
+    def start_value(self) -> Decimal:
+        """What the account was worth when the entrant began: to the minute, while the snapshots of then are kept."""
+        known = self.entrant.equity
+        return self.run.worth_at(self.started_at) if known is None else known
+
+    @property
+    def end_value(self) -> Decimal | None:
+        """What the account was worth when the next entrant began; None of the present one."""
+        following = next((one for one in self.run.stints if one.started_at == self.ended_at), None)
+        return None if following is None else following.start_value
+
+    @property
+    def trades(self) -> Sequence[RunTrade]:
+        """The trades that were completed in it, in order of closing."""
+        return self.trades_after(self.started_at)
+
+    def trades_after(self, since: datetime) -> Sequence[RunTrade]:
+        """Return the trades that were completed in it from a moment on."""
+        trades, end = self.run.trades, self.ended_at
+        first = bisect_left(trades, max(since, self.started_at), key=lambda trade: trade.closed_at)
+        after = len(trades) if end is None else bisect_left(trades, end, key=lambda trade: trade.closed_at)
+        return trades[first:after]
+
+    @property
+    def figures(self) -> Figures:
+        """The statistics of its trades and hours; those of an entrant that is the only one are the run's."""
+        run, end = self.run, self.ended_at
+        if end is None and self.started_at == run.run.started_at:
+            return run.figures
+        hours = slice(run.hours_before(self.started_at), None if end is None else run.hours_before(end))
+        trades, start = self.trades, self.start_value
+        made_of = (end, start, len(trades), run.hours[hours][-1:])
+        if self._figures is None or self._made_of != made_of:
+            equity = figures_of_equity(run.series[hours], float(start))
+            self._figures, self._made_of = Figures(figures_of_trades(trades), equity), made_of
+        return self._figures
 
 
 class CurrentRuns:
@@ -216,10 +219,15 @@ class CurrentRuns:
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
             self.baselines = {
                 found.baseline.id: self._known_or_new(
-                    CurrentRun(found.baseline.id, found.run_id, found.initial_capital, found.started_at, 0, 0, 0)
+                    CurrentRun(found.baseline.id, found.run_id, found.initial_capital, found.started_at)
                 )
                 for found in await select_baselines(conn)
             }
+            entrants: dict[str, list[RunEntrant]] = {}
+            for entrant in await analytics_store.select_run_entrants(conn):
+                entrants.setdefault(entrant.model_id, []).append(entrant)
+            for model_id, run in runs.items():
+                run.set_entrants(entrants.get(model_id, ()))
             for batch in _batches([*runs.values(), *self.baselines.values()]):
                 await _read_new(conn, batch)
             return runs
@@ -264,5 +272,8 @@ async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
 async def make_figures(runs: Iterable[RunStatistics]) -> None:
     """Make the figures that are missing, with a turn for other tasks after each run: thousands of trades take long."""
     for run in runs:
-        _ = run.trade_figures, run.equity_figures
+        _ = run.figures
         await asyncio.sleep(0)
+        for stint in run.stints:
+            _ = stint.figures
+            await asyncio.sleep(0)

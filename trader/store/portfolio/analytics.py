@@ -12,26 +12,31 @@ from trader.store.database.paging import Page
 from trader.store.database.pool import Connection
 
 
-class CurrentRun(NamedTuple):
-    """A model's run, how its invocations ended, and what they cost (None: no provider reported a cost).
+class InvocationTotals(NamedTuple):
+    """How invocations ended, and what they cost (None: no provider reported a cost).
 
     `tool_failed` counts completed invocations in which a tool call failed, so `failed + tool_failed` counts each once.
-    `entrant` is the model's present one, with its part of the run.
     `unmetered_attempts` may have cost tokens beyond those counted, and `unpriced_steps` have a cost beyond that known.
     """
 
-    model_id: str
-    run_id: UUID
-    initial_capital: Decimal
-    started_at: datetime
-    finished: int
-    failed: int
-    tool_failed: int
+    finished: int = 0
+    failed: int = 0
+    tool_failed: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: Decimal | None = None
     unmetered_attempts: int = 0
     unpriced_steps: int = 0
+
+
+class CurrentRun(NamedTuple):
+    """A model's run with its invocations. `entrant` is the model's present one, with its part of the run."""
+
+    model_id: str
+    run_id: UUID
+    initial_capital: Decimal
+    started_at: datetime
+    totals: InvocationTotals = InvocationTotals()
     entrant: EntrantRecord = NO_RECORD
 
 
@@ -62,20 +67,31 @@ ORDER BY m.id
 async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     """Return the current run of every model whose account was opened."""
     rows = await conn.fetch(SELECT_CURRENT_RUNS)
-    return {row[0]: CurrentRun(*row[:12])._replace(entrant=EntrantRecord(*row[12:])) for row in rows}
+    return {
+        row[0]: CurrentRun(row[0], row[1], row[2], row[3], InvocationTotals(*row[4:12]), EntrantRecord(*row[12:]))
+        for row in rows
+    }
 
 
 class RunEntrant(NamedTuple):
-    """An entrant that decided in its model's current run; `ended_at` is when the next one began, None of the last."""
+    """An entrant that decided in its model's current run; `ended_at` is when the next one began, None of the last.
+
+    `equity` is what the account was worth when it began, from the snapshot before; None when that is not kept any
+    more, and of one that began with the run.
+    """
 
     model_id: str
     record: EntrantRecord
     ended_at: datetime | None
+    equity: Decimal | None
+    totals: InvocationTotals
 
 
 SELECT_RUN_ENTRANTS = """
-SELECT m.id, coalesce(e.number, 0), e.fingerprint, e.began_at, coalesce(c.finished - c.failed, 0),
-       coalesce(c.finished + c.missed, 0), e.ended_at
+SELECT m.id, e.ended_at, s.net_portfolio, coalesce(c.finished, 0), coalesce(c.failed, 0), coalesce(c.tool_failed, 0),
+       coalesce(c.input_tokens, 0), coalesce(c.output_tokens, 0), c.cost_usd, coalesce(c.unmetered_attempts, 0),
+       coalesce(c.unpriced_steps, 0), coalesce(e.number, 0), e.fingerprint, e.began_at,
+       coalesce(c.finished - c.failed, 0), coalesce(c.finished + c.missed, 0)
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 LEFT JOIN LATERAL (
@@ -84,6 +100,13 @@ LEFT JOIN LATERAL (
 ) e ON e.ended_at IS NULL OR e.ended_at > r.started_at
 LEFT JOIN invocation_counts c
     ON c.model_id = m.id AND c.run_number = r.number AND c.entrant = coalesce(e.number, 0)
+LEFT JOIN LATERAL (
+    SELECT net_portfolio FROM portfolio_snapshots
+    WHERE account_id = m.id AND created_at <= e.began_at AND created_at > e.began_at - interval '1 hour'
+      AND run_id = r.id
+    ORDER BY created_at DESC
+    LIMIT 1
+) s ON e.began_at > r.started_at
 ORDER BY m.id, e.number
 """
 
@@ -91,7 +114,9 @@ ORDER BY m.id, e.number
 async def select_run_entrants(conn: Connection) -> list[RunEntrant]:
     """Return the entrants of every model's current run, each model's in order; of one never invoked an unknown one."""
     rows = await conn.fetch(SELECT_RUN_ENTRANTS)
-    return [RunEntrant(row[0], EntrantRecord(*row[1:6]), row[6]) for row in rows]
+    return [
+        RunEntrant(row[0], EntrantRecord(*row[11:16]), row[1], row[2], InvocationTotals(*row[3:11])) for row in rows
+    ]
 
 
 SELECT_FAILURES = """

@@ -1,0 +1,319 @@
+"""Statistics of models on the wire: of their current runs, and of each entrant within its run.
+
+Percentages are percent, durations minutes, amounts in the quote currency.
+"""
+
+import math
+from decimal import Decimal
+from typing import Any, Literal
+
+from trader.api.schemas.analytics import Percent
+from trader.api.schemas.common import (
+    UNSET,
+    BudgetUse,
+    Input,
+    Timestamp,
+    UnsetType,
+    VariantFilter,
+    VariantId,
+    Wire,
+    iso,
+)
+from trader.domain.models import Model
+from trader.services.agents.budgets import Budget
+from trader.services.portfolio.analytics import EntrantStats, ModelStats, RunInfo
+from trader.services.portfolio.run_statistics import Stint
+
+Figure = float | Literal["N/A", "Infinity"]
+"""A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
+
+
+def figure(value: float | Decimal | None) -> Figure:
+    """Return the figure on the wire. A Decimal becomes a float, as a reader of a JSON number would make it."""
+    if value is None:
+        return "N/A"
+    return "Infinity" if value == math.inf else float(value)
+
+
+class GetModelStatsInput(Input, kw_only=True):
+    mode: Literal["overall", "advanced"] = "overall"
+    variant: VariantFilter = "all"
+
+
+class OverallFigures(Wire, kw_only=True):
+    """`totalPnl` is the net pnl of the completed trades.
+
+    The tokens and `costUsd` are what the model's providers charged (`N/A`: none reported a cost);
+    `unmeteredAttempts`, when there are any, counts the requests that may have cost tokens which nobody reported, and
+    `costIsPartial` is true when the cost of a part is not known.
+    `netAfterCost` is the account's gain, open positions included, less that cost.
+    """
+
+    model_id: str
+    model_name: str
+    variant: VariantId
+    account_value: Figure
+    return_percent: Figure
+    total_pnl: float
+    win_rate: Figure
+    biggest_win: Figure
+    biggest_loss: Figure
+    trades_count: int
+    sharpe_ratio: Figure
+    max_drawdown: Figure
+    trade_signal_to_noise: Figure
+    input_tokens: int
+    output_tokens: int
+    unmetered_attempts: int | UnsetType = UNSET
+    cost_usd: Figure
+    cost_is_partial: bool | UnsetType = UNSET
+    net_after_cost: Figure
+
+
+def _overall(stats: ModelStats) -> dict[str, Any]:
+    (trades, equity), totals = stats.figures, stats.totals
+    return {
+        "model_id": stats.model.id,
+        "model_name": stats.model.name,
+        "variant": stats.model.variant,
+        "account_value": figure(stats.account_value),
+        "return_percent": figure(stats.return_percent),
+        "total_pnl": float(trades.total_net),
+        "win_rate": figure(trades.win_rate),
+        "biggest_win": figure(trades.biggest_win),
+        "biggest_loss": figure(trades.biggest_loss),
+        "trades_count": trades.trades,
+        "sharpe_ratio": figure(equity.sharpe),
+        "max_drawdown": figure(None if equity.drawdown is None else equity.drawdown.percent),
+        "trade_signal_to_noise": figure(trades.signal_to_noise),
+        "input_tokens": totals.input_tokens,
+        "output_tokens": totals.output_tokens,
+        "unmetered_attempts": totals.unmetered_attempts or UNSET,
+        "cost_usd": figure(stats.cost_usd),
+        "cost_is_partial": stats.is_cost_partial or UNSET,
+        "net_after_cost": figure(stats.net_after_cost),
+    }
+
+
+class AdvancedFigures(Wire, kw_only=True):
+    """`failedCount` counts each failed invocation once: those that failed, and those in which a tool call failed.
+
+    The tokens, `costUsd` and `netAfterCost` are those of the overall figures.
+    """
+
+    model_id: str
+    model_name: str
+    variant: VariantId
+    account_value: Figure
+    avg_trade_size: Figure
+    median_trade_size: Figure
+    max_trade_size: Figure
+    avg_hold_time_minutes: Figure
+    median_hold_time_minutes: Figure
+    max_hold_time_minutes: Figure
+    long_percent: Figure
+    expectancy: Figure
+    recovery_factor: Figure
+    avg_confidence: Figure
+    median_confidence: Figure
+    max_confidence: Figure
+    failed_workflow_count: int
+    failed_tool_call_count: int
+    failed_count: int
+    invocation_count: int
+    failure_rate: Figure
+    profit_factor: Figure
+    avg_r_multiple: Figure
+    decision_quality_score: Figure
+    sharpe_ratio: Figure
+    sortino_ratio: Figure
+    calmar_ratio: Figure
+    longest_win_streak: int
+    longest_loss_streak: int
+    current_streak_count: int
+    current_streak_type: Literal["win", "loss", "none"]
+    avg_win_duration_minutes: Figure
+    avg_loss_duration_minutes: Figure
+    input_tokens: int
+    output_tokens: int
+    unmetered_attempts: int | UnsetType = UNSET
+    cost_usd: Figure
+    cost_is_partial: bool | UnsetType = UNSET
+    net_after_cost: Figure
+
+
+def _advanced(stats: ModelStats) -> dict[str, Any]:
+    (trades, equity), totals, failures = stats.figures, stats.totals, stats.failures
+    return {
+        "model_id": stats.model.id,
+        "model_name": stats.model.name,
+        "variant": stats.model.variant,
+        "account_value": figure(stats.account_value),
+        "avg_trade_size": figure(trades.sizes.average),
+        "median_trade_size": figure(trades.sizes.median),
+        "max_trade_size": figure(trades.sizes.maximum),
+        "avg_hold_time_minutes": figure(trades.holds.average),
+        "median_hold_time_minutes": figure(trades.holds.median),
+        "max_hold_time_minutes": figure(trades.holds.maximum),
+        "long_percent": figure(trades.long_percent),
+        "expectancy": figure(trades.expectancy),
+        "recovery_factor": figure(stats.figures.recovery_factor),
+        "avg_confidence": figure(trades.confidences.average),
+        "median_confidence": figure(trades.confidences.median),
+        "max_confidence": figure(trades.confidences.maximum),
+        "failed_workflow_count": failures.workflows,
+        "failed_tool_call_count": failures.tool_calls,
+        "failed_count": failures.failed,
+        "invocation_count": failures.invocations,
+        "failure_rate": figure(failures.rate_percent),
+        "profit_factor": figure(trades.profit_factor),
+        "avg_r_multiple": figure(trades.average_r_multiple),
+        "decision_quality_score": figure(trades.decision_quality),
+        "sharpe_ratio": figure(equity.sharpe),
+        "sortino_ratio": figure(equity.sortino),
+        "calmar_ratio": figure(equity.calmar),
+        "longest_win_streak": trades.streaks.longest_win,
+        "longest_loss_streak": trades.streaks.longest_loss,
+        "current_streak_count": trades.streaks.current_count,
+        "current_streak_type": trades.streaks.current_type,
+        "avg_win_duration_minutes": figure(trades.average_win_minutes),
+        "avg_loss_duration_minutes": figure(trades.average_loss_minutes),
+        "input_tokens": totals.input_tokens,
+        "output_tokens": totals.output_tokens,
+        "unmetered_attempts": totals.unmetered_attempts or UNSET,
+        "cost_usd": figure(stats.cost_usd),
+        "cost_is_partial": stats.is_cost_partial or UNSET,
+        "net_after_cost": figure(stats.net_after_cost),
+    }
+
+
+class EntrantOverall(OverallFigures, kw_only=True):
+    """The figures of an entrant: the model as it was configured, from `startedAt` until the next change.
+
+    They begin with what the account was worth then, positions of its predecessor included. `endedAt` is null of the
+    present entrant, whose `accountValue` is live. `entrant` 0 is one that is not known. `coverage` is how many of the
+    cycles that were due it decided, in percent; below 95 it is not `ranked`.
+    """
+
+    entrant: int
+    fingerprint: str | None
+    started_at: Timestamp
+    ended_at: Timestamp | None
+    coverage: Percent | None
+    ranked: bool
+
+    @classmethod
+    def of(cls, found: EntrantStats) -> "EntrantOverall":
+        return cls(**_overall(found.stats), **_entrant(found))
+
+
+class EntrantAdvanced(AdvancedFigures, kw_only=True):
+    """The advanced figures of an entrant, which is described as with the overall ones."""
+
+    entrant: int
+    fingerprint: str | None
+    started_at: Timestamp
+    ended_at: Timestamp | None
+    coverage: Percent | None
+    ranked: bool
+
+    @classmethod
+    def of(cls, found: EntrantStats) -> "EntrantAdvanced":
+        return cls(**_advanced(found.stats), **_entrant(found))
+
+
+def _entrant(found: EntrantStats) -> dict[str, Any]:
+    return {
+        "entrant": found.record.number,
+        "fingerprint": found.record.fingerprint,
+        "started_at": iso(found.started_at),
+        "ended_at": None if found.ended_at is None else iso(found.ended_at),
+        "coverage": found.record.coverage_percent,
+        "ranked": found.record.is_ranked,
+    }
+
+
+class OverallStats(OverallFigures, kw_only=True):
+    """A model in its current run; `entrants` are its parts, one for each configuration, the present one last."""
+
+    budget: BudgetUse | UnsetType = UNSET
+    entrants: list[EntrantOverall]
+
+    @classmethod
+    def of(cls, stats: ModelStats, budget: Budget | None) -> "OverallStats":
+        entrants = [EntrantOverall.of(each) for each in stats.entrants]
+        return cls(**_overall(stats), budget=_budget(budget), entrants=entrants)
+
+
+class AdvancedStats(AdvancedFigures, kw_only=True):
+    """A model in its current run; `entrants` are its parts, one for each configuration, the present one last."""
+
+    budget: BudgetUse | UnsetType = UNSET
+    entrants: list[EntrantAdvanced]
+
+    @classmethod
+    def of(cls, stats: ModelStats, budget: Budget | None) -> "AdvancedStats":
+        entrants = [EntrantAdvanced.of(each) for each in stats.entrants]
+        return cls(**_advanced(stats), budget=_budget(budget), entrants=entrants)
+
+
+def _budget(budget: Budget | None) -> BudgetUse | UnsetType:
+    return UNSET if budget is None else BudgetUse.of(budget)
+
+
+class GetModelStatsOutput(Wire, kw_only=True):
+    """Only the list of the requested mode is there."""
+
+    overall: list[OverallStats] | UnsetType = UNSET
+    advanced: list[AdvancedStats] | UnsetType = UNSET
+
+
+class EntrantInfo(Wire, kw_only=True):
+    """An entrant in its model's run: `endedAt` is null of the present one; `trades` were completed in its time."""
+
+    model_id: str
+    entrant: int
+    fingerprint: str | None
+    started_at: Timestamp
+    ended_at: Timestamp | None
+    invocations: int
+    trades: int
+    coverage: Percent | None
+    ranked: bool
+
+    @classmethod
+    def of(cls, model: Model, stint: Stint) -> "EntrantInfo":
+        record = stint.entrant.record
+        return cls(
+            model_id=model.id,
+            entrant=record.number,
+            fingerprint=record.fingerprint,
+            started_at=iso(stint.started_at),
+            ended_at=None if stint.ended_at is None else iso(stint.ended_at),
+            invocations=stint.entrant.totals.finished,
+            trades=len(stint.trades),
+            coverage=record.coverage_percent,
+            ranked=record.is_ranked,
+        )
+
+
+class GetRunInfoOutput(Wire, kw_only=True):
+    """The current runs of all models together, since the first of them started, and each entrant within its run."""
+
+    run_start_time: Timestamp | None
+    trading_mode: str
+    models: int
+    invocations: int
+    trades: int
+    entrants: list[EntrantInfo]
+
+    @classmethod
+    def of(cls, info: RunInfo, trading_mode: str) -> "GetRunInfoOutput":
+        return cls(
+            run_start_time=None if info.started_at is None else iso(info.started_at),
+            trading_mode=trading_mode,
+            models=info.models,
+            invocations=info.invocations,
+            trades=info.trades,
+            entrants=[EntrantInfo.of(model, stint) for model, stint in info.stints],
+        )

@@ -1,0 +1,100 @@
+"""Figures: statistics of trades and of hourly equity, of a whole run or of a part of it."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+from trader.domain.portfolio import statistics
+from trader.domain.portfolio.statistics import Drawdown, EquityPoint, Streaks, Summary
+from trader.store.exchange.trades import RunTrade
+
+
+class TradeFigures(NamedTuple):
+    """Statistics of completed trades. Percentages are percent, times minutes, None is without a value."""
+
+    pnls: Sequence[float]
+    trades: int
+    wins: int
+    total_net: Decimal
+    win_rate: float | None
+    biggest_win: Decimal | None
+    biggest_loss: Decimal | None
+    signal_to_noise: float | None
+    sizes: Summary
+    holds: Summary
+    confidences: Summary
+    long_percent: float | None
+    expectancy: float | None
+    profit_factor: float | None
+    average_r_multiple: float | None
+    decision_quality: float | None
+    streaks: Streaks
+    average_win_minutes: float | None
+    average_loss_minutes: float | None
+
+
+class EquityFigures(NamedTuple):
+    """Statistics of an hourly equity series. None is without a value."""
+
+    drawdown: Drawdown | None
+    sharpe: float | None
+    sortino: float | None
+    calmar: float | None
+
+
+class Figures(NamedTuple):
+    """The statistics of a run, or of a part of it."""
+
+    trades: TradeFigures
+    equity: EquityFigures
+
+    @property
+    def recovery_factor(self) -> float | None:
+        return statistics.recovery_factor(self.trades.pnls, self.equity.drawdown)
+
+
+def figures_of_equity(series: Sequence[EquityPoint], initial_capital: float) -> EquityFigures:
+    """Return the statistics of an hourly series; the drawdown counts a fall below the capital in the first hour too."""
+    if not series:
+        return EquityFigures(None, None, None, None)
+    drawdown = statistics.max_drawdown([initial_capital, *(point.value for point in series)])
+    closes = statistics.daily_closes(series, initial_capital)
+    return EquityFigures(
+        drawdown,
+        statistics.sharpe_ratio(closes),
+        statistics.sortino_ratio(closes),
+        statistics.calmar_ratio(closes, drawdown),
+    )
+
+
+def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
+    """Return the statistics of trades in the order in which they closed."""
+    exact = [trade.net_pnl for trade in trades]
+    pnls = [float(pnl) for pnl in exact]
+    holds = [statistics.minutes(trade.opened_at, trade.closed_at) for trade in trades]
+    decisions = [
+        (float(trade.confidence), pnl) for trade, pnl in zip(trades, pnls, strict=True) if trade.confidence is not None
+    ]
+    held = list(zip(pnls, holds, strict=True))
+    best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
+    return TradeFigures(
+        pnls=pnls,
+        trades=len(trades),
+        wins=sum(pnl > 0 for pnl in exact),
+        total_net=sum(exact, Decimal(0)),
+        win_rate=statistics.win_rate(pnls),
+        biggest_win=best if best > 0 else None,
+        biggest_loss=worst if worst < 0 else None,
+        signal_to_noise=statistics.trade_signal_to_noise(pnls),
+        sizes=statistics.summary([float(trade.entry_notional) for trade in trades]),
+        holds=statistics.summary(holds),
+        confidences=statistics.summary([confidence for confidence, _ in decisions]),
+        long_percent=statistics.percent(sum(trade.is_long for trade in trades), len(trades)),
+        expectancy=statistics.expectancy(pnls),
+        profit_factor=statistics.profit_factor(pnls),
+        average_r_multiple=statistics.average_r_multiple(pnls),
+        decision_quality=statistics.decision_quality(decisions),
+        streaks=statistics.streaks(pnls),
+        average_win_minutes=statistics.average_minutes(held, won=True),
+        average_loss_minutes=statistics.average_minutes(held, won=False),
+    )
