@@ -94,7 +94,7 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
     """
     rng = Random(seed)
     returns, trades = [], []
-    is_long, entry, entered = False, 0.0, 0
+    is_long, entry, entered, worth = False, 0.0, 0, 1.0
     for hour, candle in enumerate(candles):
         value = 0.0
         if hour >= LOOKBACK_HOURS and rng.random() >= FORGOTTEN:
@@ -103,7 +103,8 @@ def follow(candles: Sequence[Candle], seed: int) -> Trader:
                 value += math.log(1 - FEE)
                 if is_long:
                     gain = candle.open / entry - 1 - FEE * (1 + candle.open / entry)
-                    trades.append(OwnTrade("BTC", True, 1.0, gain, (hour - entered) * HOUR))
+                    trades.append(OwnTrade("BTC", True, 1.0, worth * gain, (hour - entered) * HOUR))
+                    worth += worth * gain
                 is_long, entry, entered = wanted, candle.open, hour
         after = candles[hour + 1].open if hour + 1 < len(candles) else candle.close
         returns.append(value + (math.log(after / candle.open) if is_long else 0.0))
@@ -133,7 +134,7 @@ def show_verdicts(one: Trader, references: dict[str, ReturnSeries]) -> None:
 def show_luck(one: Trader, candles: Sequence[Candle]) -> None:
     """Print what random traders make of the same trades."""
     prices = {"BTC": Prices(candles, HOUR, [0.0] * len(candles))}
-    costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01)}
+    costs = {"BTC": Costs(FEE, float(MARKETS["BTC"].maintenance_rate), 0.01, MARKETS["BTC"].leverage_max)}
     luck = try_luck(one.trades, prices, costs, HOUR, seed=0)
     assert not isinstance(luck, str), luck
     print(f"luck: {luck.trades} trades made {luck.return_percent:+.2f} %")

@@ -13,11 +13,27 @@ from trader.domain.exchange import rules as exchange
 from trader.domain.exchange.orders import Order, OrderSide, OrderStatus
 from trader.domain.exchange.tick_rules import apply_tick
 from trader.domain.market.markets import Candle
-from trader.domain.portfolio.luck import HALF_SPREAD, TRADERS, Costs, Drawn, OwnTrade, Prices, draw, gains_of, try_luck
+from trader.domain.portfolio.luck import (
+    HALF_SPREAD,
+    TRADERS,
+    Costs,
+    Drawn,
+    Markets,
+    OwnTrade,
+    Prices,
+    draw,
+    live,
+    try_luck,
+)
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 STEP = timedelta(minutes=5)
-COSTS = Costs(float(RULES.taker_rate), float(RULES.markets["ETH"].maintenance_rate), float(RULES.liquidation_rate))
+COSTS = Costs(
+    float(RULES.taker_rate),
+    float(RULES.markets["ETH"].maintenance_rate),
+    float(RULES.liquidation_rate),
+    float(RULES.markets["ETH"].leverage_max),
+)
 RATE = 0.0000125
 
 
@@ -32,6 +48,11 @@ def walk(seed: int, count: int, volatility: float = 0.002) -> list[Candle]:
 
 def prices(candles: list[Candle]) -> Prices:
     return Prices(candles, STEP, [RATE] * (len(candles) // 12 + 1))
+
+
+def gain_of(own: list[OwnTrade], drawn: Drawn, candles: list[Candle]) -> float:
+    """What one trader makes of trades of one market, in parts of its equity."""
+    return float(live([own], [drawn], Markets([prices(candles)], [COSTS]))[0]) - 1
 
 
 def trade(size: float = 1.0, steps: int = 6, *, is_long: bool = True, gain: float = 0.0) -> OwnTrade:
@@ -61,7 +82,7 @@ def test_gains_are_those_of_the_exchange(size: float, *, is_long: bool) -> None:
     """One trade of each kind, order by order through the rules that the models' accounts obey."""
     candles = walk(3, 200)
     drawn = Drawn(np.array([[0]]), np.array([[17]]), np.array([[95]]))
-    (gain,) = gains_of([trade(size, 78, is_long=is_long)], drawn, prices(candles), COSTS)[0]
+    gain = gain_of([trade(size, 78, is_long=is_long)], drawn, candles)
     account = open_account(10_000, at=START)
     sides = (OrderSide.BUY, OrderSide.SELL) if is_long else (OrderSide.SELL, OrderSide.BUY)
     quantity = Decimal(str(round(10_000 * size / candles[17].open, 4)))
@@ -88,21 +109,53 @@ def test_gains_are_those_of_the_exchange(size: float, *, is_long: bool) -> None:
 def test_a_trade_beyond_its_margin_is_liquidated() -> None:
     falling = [Candle(START + n * STEP, 2000.0 - n, 2000.0 - n, 1999.0 - n, 1999.0 - n, 1.0) for n in range(300)]
     drawn = Drawn(np.array([[0]]), np.array([[0]]), np.array([[299]]))
-    (gain,) = gains_of([trade(10.0, 299)], drawn, prices(falling), COSTS)[0]
-    assert -1 <= gain < -0.85
-    (gain,) = gains_of([trade(10.0, 299, is_long=False)], drawn, prices(falling), COSTS)[0]
-    assert gain > 1
-    (gain,) = gains_of([trade(1.0, 299)], drawn, prices(falling), COSTS)[0]
-    assert gain == pytest.approx(-0.15, abs=0.01)
+    assert -1 <= gain_of([trade(10.0, 299)], drawn, falling) < -0.85
+    assert gain_of([trade(10.0, 299, is_long=False)], drawn, falling) > 1
+    assert gain_of([trade(1.0, 299)], drawn, falling) == pytest.approx(-0.15, abs=0.01)
+
+
+def ramp(slope: float) -> Prices:
+    opens = [2000.0 * (1 + slope * number / 300) for number in range(301)]
+    candles = [
+        Candle(START + number * STEP, one, max(one, after), min(one, after), after, 1.0)
+        for number, (one, after) in enumerate(pairwise(opens))
+    ]
+    return Prices(candles, STEP, [0.0] * 26)
+
+
+def hold(size: float) -> tuple[list[OwnTrade], Drawn]:
+    return [trade(size, 299)], Drawn(np.array([[0]]), np.array([[0]]), np.array([[299]]))
+
+
+def pair(*slopes: float, sizes: tuple[float, float]) -> float:
+    own, drawn = zip(*(hold(size) for size in sizes), strict=True)
+    return float(live(own, drawn, Markets([ramp(slope) for slope in slopes], [COSTS, COSTS]))[0])
+
+
+def test_the_positions_of_all_markets_share_one_margin() -> None:
+    """A loss of 3 times 40 % ends an account, unless another market has gained what it takes; and the other way."""
+    alone = gain_of(*hold(3.0), [Candle(START + n * STEP, p, p, p, p, 1.0) for n, p in enumerate(ramp(-0.4).open)])
+    assert alone < -0.85
+    assert pair(-0.4, 0.4, sizes=(3.0, 3.0)) == pytest.approx(1, abs=0.02)
+    assert pair(-0.2, -0.2, sizes=(2.0, 2.0)) == pytest.approx(1 - 4 * 0.2, abs=0.02)
+    assert pair(-0.2, -0.2, sizes=(3.0, 3.0)) < 0.1, "each alone would have kept 40 %"
+    assert pair(-0.2, 0.0, sizes=(3.0, 3.0)) == pytest.approx(0.4, abs=0.02)
+
+
+def test_an_entry_is_cut_to_the_margin_that_is_free() -> None:
+    most = COSTS.leverage_max
+    assert pair(0.01, 0.01, sizes=(most, most)) == pytest.approx(pair(0.01, 0.01, sizes=(most, 0.0)), abs=0.002)
+    assert pair(0.01, 0.01, sizes=(most / 2, most)) == pytest.approx(1 + 0.01 * most, abs=0.04)
 
 
 def test_who_trades_at_random_is_anywhere_among_the_random_traders() -> None:
     candles, quantiles = walk(5, 2000), []
+    markets = Markets([prices(candles)], [COSTS])
     for seed in range(60):
         own = [trade(1.0, 10, is_long=number % 2 == 0) for number in range(40)]
         drawn = draw(own, len(candles), STEP, 1, np.random.default_rng(1000 + seed))
-        gains = gains_of(own, drawn, prices(candles), COSTS)[0]
-        lived = [own[place]._replace(gain=float(gain)) for place, gain in zip(drawn.order[0], gains, strict=True)]
+        gain = float(live([own], [drawn], markets)[0]) - 1
+        lived = [own[0]._replace(gain=gain), *own[1:]]
         found = try_luck(lived, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, seed)
         assert not isinstance(found, str)
         quantiles.append(found.quantile_percent / 100)

@@ -150,6 +150,6 @@ async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
             closed_at = START + (5 + held) * HOUR
             await add_trade(conn, "parts", closed_at, held=held * HOUR, notional="1000", label=number)
     run = (await bench.runs.refresh())["parts"]
-    (trade,) = own_trades(LuckRequest(run, run.trades, START, START + 10 * HOUR))
+    (trade,) = own_trades(LuckRequest(run, run.trades, START, START + 10 * HOUR, Decimal(10_000)))
     assert trade.held == timedelta(hours=2)
     assert trade.size == pytest.approx(0.2)

@@ -113,9 +113,9 @@ async def test_kept_counts_and_failures_equal_the_counted_rows(
     ours = {id_of("invocation", name, START + minute * MINUTE) for name, minute, *_ in recorded if name != "two"}
     assert [one.id for one in of_two] == [each for each in failed_ids if each in ours][:limit]
     counts: dict[tuple[str, int], list[int]] = {(name, number): rest for name, number, *rest in plain}
-    assert {name: [run.finished, run.failed, run.tool_failed] for name, run in current.items()} == {
-        name: counts.get((name, 2), [0, 0, 0]) for name in MODELS[:2]
-    }
+    assert {
+        name: [run.totals.finished, run.totals.failed, run.totals.tool_failed] for name, run in current.items()
+    } == {name: counts.get((name, 2), [0, 0, 0]) for name in MODELS[:2]}
 
 
 async def test_rows_that_are_copied_in_are_counted_too(database: Database) -> None:

@@ -2,12 +2,14 @@
 
 A random trader makes the model's trades of each market in random order at random moments of the same period, one after
 the other, each with the size that the model gave it in parts of its equity. They enter and leave at the opens of the
-candles that the exchange saw, pay its fees, half of the spread and funding, and are liquidated by its margin rule.
+candles that the exchange saw, and pay its fees, half of the spread and funding. The positions of all markets share one
+margin: each counts in the equity from which the next is sized, an entry is cut to the margin that is free, and an
+account whose equity meets its maintenance margin loses all positions at once.
 """
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,8 @@ TRADERS: Final = 1_999
 HALF_SPREAD: Final = 0.00003
 """Half of the spread in parts of the price: 0.3 basis points, the middle of the calm medians of the markets."""
 
-_CHUNK: Final = 200_000
-"""Trades that are computed at once, so that no step takes long."""
+_CHUNK: Final = 1_000_000
+"""Trades that are computed at once, so that their tables stay small."""
 
 _RUIN: Final = 1e-12
 """What is left of an account that lost everything, so that it has a logarithm."""
@@ -32,7 +34,11 @@ Integers = NDArray[np.int64]
 
 
 class OwnTrade(NamedTuple):
-    """A completed trade of a model. `size` is its entry notional, and `gain` its net profit, in parts of the equity."""
+    """A completed trade of a model.
+
+    `size` is its entry notional in parts of the equity before it, `gain` its net profit in parts of the equity at the
+    start of the period.
+    """
 
     symbol: str
     is_long: bool
@@ -42,11 +48,12 @@ class OwnTrade(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """The exchange's costs of one market: taker fee, maintenance and liquidation fee in parts of the notional."""
+    """The exchange's terms of one market: fees and maintenance margin in parts of the notional, and most leverage."""
 
     taker_rate: float
     maintenance_rate: float
     liquidation_rate: float
+    leverage_max: float
 
 
 class Prices:
@@ -54,55 +61,12 @@ class Prices:
 
     def __init__(self, candles: Sequence[Candle], step: timedelta, funding: Sequence[float]) -> None:
         self.open = np.array([candle.open for candle in candles])
+        self.low = np.array([candle.low for candle in candles])
+        self.high = np.array([candle.high for candle in candles])
         self.count = len(candles)
-        self._per_hour = max(1, timedelta(hours=1) // step)
-        self._funding = np.concatenate([[0.0], np.cumsum(funding)])
-        self._lows = _tables(np.array([candle.low for candle in candles]), np.minimum)
-        self._highs = _tables(np.array([candle.high for candle in candles]), np.maximum)
-
-    def funding(self, entries: Integers, exits: Integers) -> Floats:
-        """Return the sum of the hourly rates due after each entry up to its exit."""
-        last = len(self._funding) - 1
-        found: Floats = (
-            self._funding[np.minimum(exits // self._per_hour, last)]
-            - self._funding[np.minimum(entries // self._per_hour, last)]
-        )
-        return found
-
-    def worst_ratios(self, length: int) -> tuple[float, float]:
-        """Return the deepest fall and the highest rise from an open within so many candles, as price ratios."""
-        first = np.arange(self.count - 1)
-        last = np.minimum(first + length, self.count)
-        falls, rises = self.lowest(first, last) / self.open[first], self.highest(first, last) / self.open[first]
-        return float(falls.min()), float(rises.max())
-
-    def lowest(self, entries: Integers, exits: Integers) -> Floats:
-        """Return the lowest price in the candles [entry, exit)."""
-        return _extreme(self._lows, entries, exits, np.minimum)
-
-    def highest(self, entries: Integers, exits: Integers) -> Floats:
-        """Return the highest price in the candles [entry, exit)."""
-        return _extreme(self._highs, entries, exits, np.maximum)
-
-
-def _tables(values: Floats, choose: Any) -> list[Floats]:
-    """Return the extremes of every stretch of 1, 2, 4, 8, … candles, by its first candle."""
-    tables = [values]
-    while 2 ** len(tables) <= len(values):
-        width = 2 ** (len(tables) - 1)
-        tables.append(choose(tables[-1][:-width], tables[-1][width:]))
-    return tables
-
-
-def _extreme(tables: Sequence[Floats], entries: Integers, exits: Integers, choose: Any) -> Floats:
-    """Return the extreme of each stretch, which two of the known ones cover."""
-    found = np.empty(entries.shape)
-    levels = np.log2(exits - entries).astype(np.int64)
-    for level in np.unique(levels):
-        chosen = levels == level
-        table = tables[level]
-        found[chosen] = choose(table[entries[chosen]], table[exits[chosen] - 2**level])
-    return found
+        hours = np.arange(self.count) // max(1, timedelta(hours=1) // step)
+        self.funded = np.concatenate([[0.0], np.cumsum(funding)])[np.minimum(hours, len(funding))]
+        """The sum of the hourly rates that were due up to each candle."""
 
 
 class Luck(NamedTuple):
@@ -124,19 +88,20 @@ class Luck(NamedTuple):
 def try_luck(
     trades: Sequence[OwnTrade], prices: Mapping[str, Prices], costs: Mapping[str, Costs], step: timedelta, seed: int
 ) -> Luck | str:
-    """Return what luck makes of the same trades, or why it cannot be said."""
+    """Return what luck makes of the same trades, or why it cannot be said. The markets have as many candles each."""
     known = [trade for trade in trades if trade.symbol in prices and prices[trade.symbol].count > 1]
     if len(known) < TRADES_MIN:
         return f"{len(known)} completed trades; a comparison with luck needs {TRADES_MIN}"
+    symbols = sorted({trade.symbol for trade in known})
+    own = [[trade for trade in known if trade.symbol == symbol] for symbol in symbols]
+    markets = Markets([prices[symbol] for symbol in symbols], [costs[symbol] for symbol in symbols])
     rng = np.random.default_rng(seed)
-    totals = np.zeros(TRADERS)
-    for symbol in sorted({trade.symbol for trade in known}):
-        own = [trade for trade in known if trade.symbol == symbol]
-        for start in range(0, TRADERS, chunk := max(1, _CHUNK // len(own))):
-            drawn = draw(own, prices[symbol].count, step, min(chunk, TRADERS - start), rng)
-            gains = gains_of(own, drawn, prices[symbol], costs[symbol])
-            totals[start : start + chunk] += np.log(np.maximum(1 + gains, _RUIN)).sum(axis=1)
-    model = sum(float(np.log(max(1 + trade.gain, _RUIN))) for trade in known)
+    parts = []
+    for start in range(0, TRADERS, chunk := max(1, _CHUNK // len(known))):
+        count = min(chunk, TRADERS - start)
+        parts.append(live(own, [draw(each, markets.count, step, count, rng) for each in own], markets))
+    totals = np.log(np.maximum(np.concatenate(parts), _RUIN))
+    model = float(np.log(max(1 + sum(trade.gain for trade in known), _RUIN)))
     low, middle, high = (percent(float(value)) for value in np.quantile(totals, [0.025, 0.5, 0.975]))
     below, same = int(np.sum(totals < model)), int(np.sum(totals == model))
     return Luck(
@@ -173,40 +138,132 @@ def draw(trades: Sequence[OwnTrade], candles: int, step: timedelta, traders: int
     return Drawn(order, entries, np.minimum(entries + drawn, room))
 
 
-def gains_of(trades: Sequence[OwnTrade], drawn: Drawn, prices: Prices, costs: Costs) -> Floats:
-    """Return what each trade of each trader made, in parts of its equity before the trade."""
-    sides = np.array([1.0 if trade.is_long else -1.0 for trade in trades])[drawn.order]
-    sizes = np.array([trade.size for trade in trades])[drawn.order]
-    entry = prices.open[drawn.entries] * (1 + sides * HALF_SPREAD)
-    ratio = prices.open[drawn.exits] * (1 - sides * HALF_SPREAD) / entry
-    fees = costs.taker_rate * (1 + ratio)
-    gains: Floats = sizes * (sides * (ratio - 1 - prices.funding(drawn.entries, drawn.exits)) - fees)
-    _liquidate(gains, sides, sizes, entry, drawn, prices, costs)
-    return gains
+# Accounts
 
 
-def _liquidate(
-    gains: Floats, sides: Floats, sizes: Floats, entry: Floats, drawn: Drawn, prices: Prices, costs: Costs
-) -> None:
-    """Replace the gains of the trades whose equity met the maintenance margin on the way.
+class Markets:
+    """The candles and terms of several markets side by side: markets × candles."""
 
-    With size s in parts of equity, side d and price ratio x the account is liquidated at
-    1 + s·d·(x − 1) − fee = m·s·x; it leaves there, and pays the liquidation fee as far as its equity reaches.
-    """
-    maintenance = costs.maintenance_rate
-    threshold = (1 - costs.taker_rate * sizes - sides * sizes) / (sizes * (maintenance - sides))
-    fall, rise = prices.worst_ratios(int((drawn.exits - drawn.entries).max()))
-    slack = 1 + HALF_SPREAD
-    at_risk = np.where(sides > 0, threshold >= fall / slack, threshold <= rise * slack)
-    for side, reached in ((1.0, prices.lowest), (-1.0, prices.highest)):
-        rows = np.flatnonzero(at_risk & (sides == side))
-        if not len(rows):
-            continue
-        ratio = reached(drawn.entries.ravel()[rows], drawn.exits.ravel()[rows]) / entry.ravel()[rows]
-        left = threshold.ravel()[rows]
-        is_hit = ratio <= left if side > 0 else ratio >= left
-        rows, left = rows[is_hit], left[is_hit]
-        size = sizes.ravel()[rows]
-        equity = maintenance * size * left
-        fees = (costs.taker_rate + costs.liquidation_rate) * size * left
-        gains.ravel()[rows] = np.maximum(equity - fees, 0) - 1
+    def __init__(self, prices: Sequence[Prices], costs: Sequence[Costs]) -> None:
+        self.count = min(one.count for one in prices)
+        self.open = np.stack([one.open[: self.count] for one in prices])
+        self.low = np.stack([one.low[: self.count] for one in prices])
+        self.high = np.stack([one.high[: self.count] for one in prices])
+        self.funded = np.stack([one.funded[: self.count] for one in prices])
+        self.taker = np.array([one.taker_rate for one in costs])
+        self.maintenance = np.array([one.maintenance_rate for one in costs])
+        self.liquidation = np.array([one.taker_rate + one.liquidation_rate for one in costs])
+        self.leverage = np.array([one.leverage_max for one in costs])
+        self._swings = self._largest_swings()
+
+    def _largest_swings(self) -> Floats:
+        """Return how far any price went from an open within 1, 2, 4, 8, … candles, in parts of the open."""
+        low, high, found = self.low, self.high, []
+        while True:
+            opens = self.open[:, : low.shape[1]]
+            found.append(float(max((high / opens).max() - 1, 1 - (low / opens).min())))
+            width = 2 ** (len(found) - 1)
+            if low.shape[1] <= width:
+                return np.array([*found, np.inf])
+            low, high = np.minimum(low[:, :-width], low[:, width:]), np.maximum(high[:, :-width], high[:, width:])
+
+    def swing_within(self, candles: Integers) -> Floats:
+        """Return a bound on how far any price goes from an open within so many candles, in parts of the open."""
+        levels = np.ceil(np.log2(np.maximum(candles, 1))).astype(np.int64)
+        found: Floats = self._swings[np.minimum(levels, len(self._swings) - 1)]
+        return found
+
+
+def live(own: Sequence[Sequence[OwnTrade]], drawn: Sequence[Drawn], markets: Markets) -> Floats:
+    """Return what the account of each trader is worth at the end, in parts of its beginning."""
+    sizes = [np.array([trade.size if trade.is_long else -trade.size for trade in trades]) for trades in own]
+    moments = np.hstack([part for each in drawn for part in (2 * each.exits, 2 * each.entries + 1)])  # exits come first
+    wanted = np.hstack(
+        [
+            part
+            for each, size in zip(drawn, sizes, strict=True)
+            for part in (np.zeros(each.exits.shape), size[each.order])
+        ]
+    )
+    places = np.repeat(np.arange(len(own)), [2 * len(trades) for trades in own])
+    order = np.argsort(moments, axis=1)
+    moments, wanted = np.take_along_axis(moments, order, axis=1), np.take_along_axis(wanted, order, axis=1)
+    accounts = _Accounts(len(order), markets)
+    for number in range(order.shape[1]):
+        accounts.move(moments[:, number] // 2)
+        accounts.trade(places[order[:, number]], wanted[:, number])
+    return accounts.equity
+
+
+class _Accounts:
+    """Accounts that begin with 1, each at its own candle: traders × markets."""
+
+    def __init__(self, count: int, markets: Markets) -> None:
+        self._markets = markets
+        self._rows = np.arange(count)
+        self._at = np.zeros(count, dtype=np.int64)
+        self._marks, self._funded = markets.open[:, self._at].T, markets.funded[:, self._at].T
+        self._quantities = np.zeros((count, len(markets.open)))
+        self._notionals = np.zeros_like(self._quantities)
+        """Of the entries, negative of a short position."""
+
+        self.equity = np.ones(count)
+
+    def move(self, at: Integers) -> None:
+        """Let every account go to a candle, with its profit, its funding, and its liquidation on the way."""
+        self._liquidate(at)
+        marks, funded = self._markets.open[:, at].T, self._markets.funded[:, at].T
+        self.equity += (self._quantities * (marks - self._marks)).sum(axis=1)
+        self.equity -= (self._notionals * (funded - self._funded)).sum(axis=1)
+        self._at, self._marks, self._funded = at, marks, funded
+
+    def trade(self, places: Integers, sizes: Floats) -> None:
+        """Leave the position of one market (size 0), or enter one of this size in parts of the equity."""
+        markets, rows = self._markets, self._rows
+        mark, held, sides = self._marks[rows, places], self._quantities[rows, places], np.sign(sizes)
+        price = mark * (1 - np.sign(held) * HALF_SPREAD)
+        change = held * (price - mark) - markets.taker[places] * np.abs(held) * price
+        free = self.equity - (np.abs(self._notionals) / markets.leverage).sum(axis=1)
+        notional = np.minimum(np.abs(sizes) * self.equity, free * markets.leverage[places])
+        notional = sides * np.maximum(notional, 0)
+        price = mark * (1 + sides * HALF_SPREAD)
+        is_exit = sizes == 0
+        quantity = np.where(is_exit, 0.0, notional / price)
+        change = np.where(is_exit, change, quantity * (mark - price) - markets.taker[places] * np.abs(notional))
+        self.equity = np.maximum(self.equity + change, 0)
+        self._quantities[rows, places], self._notionals[rows, places] = quantity, notional
+
+    def _liquidate(self, at: Integers) -> None:
+        """Close everything of the accounts whose equity meets the maintenance margin before a candle."""
+        markets = self._markets
+        exposure = (np.abs(self._quantities) * self._marks).sum(axis=1)
+        swing = markets.swing_within(at - self._at)
+        worst = self.equity - exposure * (swing + markets.maintenance.max() * (1 + swing))
+        for row in np.flatnonzero((worst <= 0) & (exposure > 0) & (at > self._at)):
+            left = self._left_of(int(row), slice(int(self._at[row]), int(at[row])))
+            if left is not None:
+                self.equity[row] = left
+                self._quantities[row] = self._notionals[row] = 0
+
+    def _left_of(self, row: int, candles: slice) -> float | None:
+        """Return the equity after a liquidation within these candles; None without one.
+
+        Prices of different markets mostly move together, so all of them are looked at in their lows, and all in their
+        highs; between the open of a candle and these they are on a straight line.
+        """
+        markets, quantities = self._markets, self._quantities[row]
+        needed = markets.maintenance * np.abs(quantities)
+        margin = quantities - needed  # how the distance of the equity to the maintenance margin moves with the prices
+        base = float(self.equity[row] - quantities @ self._marks[row])
+        opens = markets.open[:, candles]
+        first, prices = opens.shape[1], None
+        for extremes in (markets.low[:, candles], markets.high[:, candles]):
+            distance = base + margin @ extremes
+            if (distance <= 0).any() and (place := int(np.argmax(distance <= 0))) < first:
+                before = max(0.0, float(base + margin @ opens[:, place]))
+                part = before / (before - float(distance[place])) if before else 0.0
+                first, prices = place, opens[:, place] + part * (extremes[:, place] - opens[:, place])
+        if prices is None:
+            return None
+        fees = float(markets.liquidation * np.abs(quantities) @ prices)
+        return max(0.0, base + float(quantities @ prices) - fees)

@@ -76,7 +76,7 @@ class _Judged(NamedTuple):
     def trades_until(self, until: datetime) -> LuckRequest:
         """Return what is compared with luck: all trades, in the period up to a whole hour."""
         stint = self.stint
-        return LuckRequest(stint.run, stint.trades, stint.started_at, stint.ended_at or until)
+        return LuckRequest(stint.run, stint.trades, stint.started_at, stint.ended_at or until, stint.start_value)
 
 
 class Evidence:

@@ -33,12 +33,13 @@ _HOUR: Final = timedelta(hours=1)
 
 
 class LuckRequest(NamedTuple):
-    """The trades of an entrant, in order of closing, within [start, end)."""
+    """The trades of an entrant, in order of closing, within [start, end), and what its account was worth at `start`."""
 
     run: RunStatistics
     trades: Sequence[RunTrade]
     start: datetime
     end: datetime
+    start_value: Decimal
 
 
 class LuckTable:
@@ -97,6 +98,7 @@ class LuckTable:
                 float(self._rules.taker_rate),
                 float(self._rules.markets[symbol].maintenance_rate),
                 float(self._rules.liquidation_rate),
+                float(self._rules.markets[symbol].leverage_max),
             )
             for symbol in prices
         }
@@ -115,7 +117,7 @@ class LuckTable:
 
 
 def own_trades(request: LuckRequest) -> list[OwnTrade]:
-    """Return the trades in parts of the equity before each; those of one position are one, held as long on average."""
+    """Return the trades in parts of the equity; those of one position are one, held as long on average."""
     parts: dict[tuple[str, datetime, bool], list[RunTrade]] = {}
     for trade in request.trades:
         parts.setdefault((trade.symbol, trade.opened_at, trade.is_long), []).append(trade)
@@ -129,7 +131,7 @@ def own_trades(request: LuckRequest) -> list[OwnTrade]:
             ((trade.closed_at - opened_at) * float(trade.entry_notional / notional) for trade in group), timedelta(0)
         )
         gain = sum((trade.net_pnl for trade in group), Decimal(0))
-        found.append(OwnTrade(symbol, is_long, float(notional / equity), float(gain / equity), weighted))
+        found.append(OwnTrade(symbol, is_long, float(notional / equity), float(gain / request.start_value), weighted))
     return found
 
 
