@@ -27,6 +27,7 @@ from trader.gateways.agents.providers import Provider, find_outages, make_provid
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.operations.notifications import Heartbeat, make_sinks
 from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
+from trader.gateways.sources import make_recorder
 from trader.history import write_demo_history
 from trader.leadership import Leadership, TradingControls
 from trader.schedulers import Schedulers, describe_error, jobs
@@ -258,7 +259,7 @@ async def _make_service(
     events = EventBus()
     events.subscribe(log_trades)
     events.subscribe(alarms.on_event)
-    market = MarketFeed(source, clock)
+    market = MarketFeed(source, clock, recorder=make_recorder(settings, source))
     accounts = Accounts(database, LedgerWriter(database), events)
     halts = Halts(database, clock, events)
     exchange: Exchange

@@ -134,6 +134,7 @@ class Leadership:
         await self._agents.close()
         await self._operations.close()
         await self._exchange.resign()
+        self._market.end_recording()
         await self._lock.release()
         if isinstance(self._clock, ScaledClock):
             self._clock.allow(None)
@@ -144,6 +145,7 @@ class Leadership:
             await self._resume_time()
             await self._halts.load()  # before anything can trade
             await self._limits.load(self._clock.now())
+            self._market.begin_recording()
             await self._exchange.lead()
             await self._baselines.lead()
             await self._let_time_pass()

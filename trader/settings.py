@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "TRADING_MODE", "simulated", forms.one_of("simulated", "live"), "`simulated` (paper) or `live`.")]
     market_source: Annotated[str, Variable(
         "MARKET_SOURCE", "venue", forms.MARKET_SOURCE,
-        "Where prices come from: `venue`, `synthetic`, or `replay:<folder or file>` of Binance kline CSV.",
+        "Where prices come from: `venue`, `synthetic`, or `replay:<folder or file>` of Binance kline CSV or of RECORD.",
         demo_default="synthetic", shown_default="venue; with --demo synthetic")]
     market_symbols: Annotated[tuple[str, ...], Variable(
         "MARKET_SYMBOLS", "BTC,ETH,SOL", forms.MARKET_SYMBOLS, "Markets to follow and trade, separated by commas.")]
@@ -108,6 +108,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     replay_thinking: Annotated[str, Variable(
         "REPLAY_THINKING", "on", forms.one_of("on", "off"),
         "Whether the time of a replay passes while a model thinks, by as much as its thinking took.")]
+    record: Annotated[Path | None, Variable(
+        "RECORD", "", forms.FOLDER,
+        "Folder to record in what the exchange sees of the markets: hourly files that the source `replay:<folder>` "
+        "plays again.", shown_default="off")]
     initial_capital: Annotated[Decimal, Variable(
         "SIM_INITIAL_CAPITAL", "10000", forms.CAPITAL, "Starting capital of a simulated account.")]
     quote_currency: Annotated[str, Variable(
@@ -394,6 +398,8 @@ def _contradictions(values: Mapping[str, Any], problems: list[str], *, demo: boo
     kind, _, place = (values["market_source"] or "").partition(":")
     if kind == "replay" and not Path(place).expanduser().exists():
         found.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
+    if kind == "replay" and values["record"] == Path(place).expanduser():
+        found.append("RECORD: expected another folder than the one that is replayed")
     start, end = values["replay_start"], values["replay_end"]
     if start and end and start >= end:
         found.append("REPLAY_END: expected a time after REPLAY_START")

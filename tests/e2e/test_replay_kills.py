@@ -1,8 +1,9 @@
-"""kill -9 of a paced replay: it goes on where its books are, as if it had never been killed.
+"""kill -9 of a paced replay: it goes on where its books are, as if it had never been killed, and so does its recording.
 
 REPLAY_KILL_ROUNDS sets how often it is killed (3), REPLAY_KILL_SEED what is traded and when it is killed (drawn).
 """
 
+import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from support.kills import SIZES, Storm, acts_of_rows, carry_on, repeat, rows, settle, without_models, write_candles
 from support.process import ServiceProcess
 
+from trader.gateways.market.recorded import RecordedSource
+from trader.gateways.market.recorder import Recorder
 from trader.gateways.market.replay import ReplaySource
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
@@ -22,40 +25,90 @@ SEED = int(os.environ.get("REPLAY_KILL_SEED") or SystemRandom().randrange(10**6)
 BEGIN = datetime(2025, 6, 2, 23, tzinfo=UTC)
 
 
+class Bench:
+    """A paced replay of drawn candles that is recorded, what clients do in it, and its database."""
+
+    def __init__(self, folder: Path, dsn: str, database: Database, latency_ms: int) -> None:
+        print(f"REPLAY_KILL_SEED={SEED}")
+        self.folder = folder
+        self.database = database
+        self.rng, self.storm = Random(SEED), Storm()
+        self.environ = {
+            "DATABASE_URL": dsn,
+            "MARKET_SOURCE": f"replay:{folder / 'candles'}",
+            "REPLAY_SPEED": str(self.rng.choice((20, 60, 200))),
+            "SIM_LATENCY_MS": str(latency_ms),
+            "RECORD": str(folder / "recording"),
+        }
+
+    async def prepare(self) -> None:
+        await write_candles(self.folder / "candles", SEED, BEGIN, hours=24)
+        await without_models(self.database, BEGIN)
+
+    async def start(self, http: aiohttp.ClientSession) -> ServiceProcess:
+        return await ServiceProcess.start(self.folder, http, **self.environ)
+
+    async def trade(self, service: ServiceProcess) -> None:
+        """Trade until the service is killed."""
+        await carry_on(service, self.storm, self.rng, self.rng.uniform(0.3, 2.0))
+
+    async def verify(self) -> None:
+        """Repeat the orders in runs never killed, by the candles and by the recording, and compare their rows."""
+        storm, database = self.storm, self.database
+        assert storm.lived_twice == []
+        assert (await audit(database)).problems == []
+        source = ReplaySource(self.folder / "candles", list(SIZES))
+        await source.open()
+        until = await settle(source, database, Recorder(self.folder / "recording", source))
+        found, timed = await rows(database), await acts_of_rows(database, storm.acts)
+        recorded = RecordedSource(self.folder / "recording", list(SIZES))
+        await recorded.open()
+        for again in (source, recorded):
+            async with database.connection() as conn:
+                await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
+            await repeat(again, database, timed, BEGIN, until)
+            expected = await rows(database)
+            for table, each in expected.items():  # printed first: pytest shows it when they differ
+                print(table, *sorted(set(found[table]) ^ set(each))[:6], sep="\n  ")
+            assert found == expected
+        assert len(found["fills"]) > 10
+        assert until > BEGIN + timedelta(seconds=10)
+
+
 @pytest.mark.parametrize("latency_ms", [0, 200])
 async def test_a_killed_replay_leaves_the_rows_of_one_never_killed(
     tmp_path: Path, dsn: str, database: Database, latency_ms: int
 ) -> None:
-    print(f"REPLAY_KILL_SEED={SEED}")
-    rng, storm = Random(SEED), Storm()
-    folder = tmp_path / "candles"
-    await write_candles(folder, SEED, BEGIN, hours=24)
-    await without_models(database, BEGIN)
-    environ = {
-        "DATABASE_URL": dsn,
-        "MARKET_SOURCE": f"replay:{folder}",
-        "REPLAY_SPEED": str(rng.choice((20, 60, 200))),
-        "SIM_LATENCY_MS": str(latency_ms),
-    }
+    bench = Bench(tmp_path, dsn, database, latency_ms)
+    await bench.prepare()
     async with aiohttp.ClientSession() as http:
         for _ in range(ROUNDS):
-            service = await ServiceProcess.start(tmp_path, http, **environ)
-            await carry_on(service, storm, rng, rng.uniform(0.3, 2.0))
-        service = await ServiceProcess.start(tmp_path, http, **environ)
+            await bench.trade(await bench.start(http))
+        service = await bench.start(http)
         assert await service.stop() == 0
         assert not service.traceback()
-    assert storm.lived_twice == []
-    assert (await audit(database)).problems == []
-    source = ReplaySource(folder, list(SIZES))
-    await source.open()
-    until = await settle(source, database)
-    found, timed = await rows(database), await acts_of_rows(database, storm.acts)
-    async with database.connection() as conn:
-        await conn.execute("TRUNCATE accounts, order_requests, service_state, last_marks CASCADE")
-    await repeat(source, database, timed, BEGIN, until)
-    expected = await rows(database)
-    for table, each in expected.items():  # printed first: pytest shows it when they differ
-        print(table, *sorted(set(found[table]) ^ set(each))[:6], sep="\n  ")
-    assert found == expected
-    assert len(expected["fills"]) > 10 * ROUNDS
-    assert until > BEGIN + timedelta(seconds=10)
+    await bench.verify()
+
+
+async def test_a_standby_goes_on_with_a_replay_where_its_leader_was_killed(
+    tmp_path: Path, dsn: str, database: Database
+) -> None:
+    bench = Bench(tmp_path, dsn, database, latency_ms=200)
+    await bench.prepare()
+    async with aiohttp.ClientSession() as http:
+        leader = await bench.start(http)
+        for _ in range(max(1, ROUNDS // 3)):
+            standby = await bench.start(http)
+            assert await role_of(standby) == "standby"
+            await bench.trade(leader)
+            async with asyncio.timeout(10):
+                while await role_of(standby) != "leader":
+                    await asyncio.sleep(0.02)
+            leader = standby
+        await bench.trade(leader)
+        assert not leader.traceback()
+    await bench.verify()
+
+
+async def role_of(service: ServiceProcess) -> str:
+    return str((await service.get("/health/schedulers"))[1]["role"])

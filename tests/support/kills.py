@@ -20,6 +20,7 @@ from support.venue import make_exchange
 
 from trader.api.schemas.simulator import PlaceOrderInput
 from trader.domain.models import Model, VariantId
+from trader.gateways.market.recorder import Recorder
 from trader.gateways.market.source import MarketSource
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.exchange.paper import PaperExchange
@@ -182,24 +183,35 @@ async def acts_of_rows(database: Database, acts: list[Act]) -> list[Timed]:
     return sorted(found, key=lambda timed: (timed.at, timed.act.number))
 
 
-async def settle(source: MarketSource, database: Database) -> datetime:
+async def settle(source: MarketSource, database: Database, recorder: Recorder | None = None) -> datetime:
     """Take every account through the same ticks: a stop ends within one. Return until when."""
     async with database.connection() as conn:
         lived_until = await select_lived_until(conn)
     assert lived_until is not None
     clock = ManualClock(lived_until + timedelta(seconds=5))
-    exchange = make_exchange(database, MarketFeed(source, clock), clock, make_settings())
+    market = MarketFeed(source, clock, recorder=recorder)
+    market.begin_recording()
+    exchange = make_exchange(database, market, clock, make_settings())
     await exchange.lead()
     await exchange.resign()
+    market.end_recording()
     return clock.now()
 
 
 async def repeat(
-    source: MarketSource, database: Database, timed: list[Timed], begin: datetime, until: datetime, **settings: str
+    source: MarketSource,
+    database: Database,
+    timed: list[Timed],
+    begin: datetime,
+    until: datetime,
+    *,
+    recorder: Recorder | None = None,
+    **settings: str,
 ) -> None:
     """Go through the ticks of (begin, until] without a stop, and carry out each act at its time."""
     clock = ManualClock(begin)
-    market = MarketFeed(source, clock)
+    market = MarketFeed(source, clock, recorder=recorder)
+    market.begin_recording()
     exchange = make_exchange(database, market, clock, make_settings(**settings))
     await exchange.lead()
     left = list(reversed(timed))
@@ -216,6 +228,7 @@ async def repeat(
         await market.take(tick, exchange.on_tick)
     await act_until(until + timedelta(days=1))
     await exchange.resign()
+    market.end_recording()
 
 
 async def _carry_out(exchange: PaperExchange, database: Database, act: Act) -> None:

@@ -1,4 +1,4 @@
-"""The market source that MARKET_SOURCE names: synthetic, replay or venue."""
+"""The market source that MARKET_SOURCE names: synthetic, replay or venue; and the recorder of what it says."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ from trader.domain.market.presets import PRESET_MARKETS
 from trader.errors import StartError
 from trader.gateways.lighter.api import MAINNET_URL, LighterApi
 from trader.gateways.lighter.source import VenueSource
+from trader.gateways.market.recorded import RecordedSource
+from trader.gateways.market.recorder import Recorder, find_recording
 from trader.gateways.market.replay import ReplaySource
 from trader.gateways.market.source import MarketSource
 from trader.gateways.market.synthetic import SyntheticSource
@@ -19,6 +21,14 @@ def make_source(settings: Settings) -> MarketSource:
     match kind:
         case "synthetic":
             return SyntheticSource(settings.seed, settings.market_symbols, markets)
+        case "replay" if find_recording(Path(place).expanduser()):
+            return RecordedSource(
+                Path(place).expanduser(),
+                settings.market_symbols,
+                speed=settings.replay_speed,
+                start=settings.replay_start,
+                end=settings.replay_end,
+            )
         case "replay":
             return ReplaySource(
                 Path(place).expanduser(),
@@ -35,3 +45,12 @@ def make_source(settings: Settings) -> MarketSource:
             raise StartError(
                 f"MARKET_SOURCE {kind} is not available in this build; use venue, synthetic or replay:<folder or file>"
             )
+
+
+def make_recorder(settings: Settings, source: MarketSource) -> Recorder | None:
+    """Return the recorder of a source, ready to write; None without RECORD. Raises `StartError`."""
+    if settings.record is None:
+        return None
+    recorder = Recorder(settings.record, source)
+    recorder.open()
+    return recorder

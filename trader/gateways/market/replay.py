@@ -131,20 +131,11 @@ class ReplaySource:
         self._recordings.clear()
 
     def clock(self, resume_at: datetime | None) -> Clock:
-        start = resume_at or moment_of(self._begin)
-        return ScaledClock(start, self._speed) if self._speed else LockstepClock(start)
+        return make_clock(resume_at or moment_of(self._begin), self._speed)
 
-    async def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
-        await self.prepare_paths()
-        for tick in self._walk(epoch_second(after), self._last_second):
-            await clock.advance_to(tick.at)
-            await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
-            yield tick
-        # Time goes on until the last prices are stale for every reader; then there is nothing left to wait for.
-        await clock.advance_to(moment_of(self._last_second) + STALE_AFTER + timedelta(seconds=1))
-        if isinstance(clock, ScaledClock):
-            clock.release()
-        await asyncio.Event().wait()
+    def ticks(self, clock: Clock, after: datetime) -> AsyncIterator[Tick]:
+        last = moment_of(self._last_second)
+        return play(clock, self.history(after, last), last)
 
     async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
         await self.prepare_paths()
@@ -202,6 +193,24 @@ class ReplaySource:
 
     def trouble(self, symbol: str) -> str | None:
         return None
+
+
+def make_clock(start: datetime, speed: float) -> Clock:
+    """Return the clock of a replay at `speed` times real time; 0: in lockstep."""
+    return ScaledClock(start, speed) if speed else LockstepClock(start)
+
+
+async def play(clock: Clock, ticks: AsyncIterator[Tick], ends_at: datetime) -> AsyncIterator[Tick]:
+    """Yield ticks of the past, each at its time by the clock of a replay; then wait for ever."""
+    async for tick in ticks:
+        await clock.advance_to(tick.at)
+        await asyncio.sleep(0)  # a feed that is behind its clock must not starve other tasks
+        yield tick
+    # Time goes on until the last prices are stale for every reader; then there is nothing left to wait for.
+    await clock.advance_to(ends_at + STALE_AFTER + timedelta(seconds=1))
+    if isinstance(clock, ScaledClock):
+        clock.release()
+    await asyncio.Event().wait()
 
 
 class Recording:

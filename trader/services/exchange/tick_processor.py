@@ -231,7 +231,7 @@ class TickProcessor:
         log.info("catching up on the market from %s to %s", iso(since), iso(until))
         before = sum(account.sequence for account in self._accounts.by_id.values())
         missed: list[Moment] = []
-        async for moment in self._missed_moments(since, until):
+        async for moment in self._missed_moments(since, until, of_all=True):
             if all(account.is_idle for account in self._accounts.by_id.values()):
                 missed.clear()
                 break
@@ -275,10 +275,11 @@ class TickProcessor:
         except MarketUnavailable as error:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 
-    async def _missed_moments(self, since: datetime, until: datetime) -> AsyncIterator[Moment]:
+    async def _missed_moments(self, since: datetime, until: datetime, *, of_all: bool = False) -> AsyncIterator[Moment]:
+        """Yield the moments of missed ticks, `of_all` accounts or of one that has fallen behind the others."""
         # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
         before = {**self._market.marks, **self._processed_marks}
-        async for tick in self._market.history(since, until):
+        async for tick in self._market.history(since, until, applied=of_all):
             marks = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
             yield Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), before)
             before = marks

@@ -18,6 +18,7 @@ from typing import Final
 from trader.clock import SET_BACK_LEAST, Clock, ClockFuture, ScaledClock, SystemClock, floor_time, iso
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote, Tick, untimely
 from trader.errors import MarketDataError, MarketUnavailable, Unavailable
+from trader.gateways.market.recorder import Recorder
 from trader.gateways.market.source import MarketSource
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,20 @@ class _Series:
 
 
 class MarketFeed:
-    """Follows a market source. `patience` is how much longer than its latency an order may wait for a book."""
+    """Follows a market source. `patience` is how much longer than its latency an order may wait for a book; `recorder`
+    writes what is followed between `begin_recording` and `end_recording`."""
 
-    def __init__(self, source: MarketSource, clock: Clock, *, patience: timedelta = _PATIENCE) -> None:
+    def __init__(
+        self,
+        source: MarketSource,
+        clock: Clock,
+        *,
+        patience: timedelta = _PATIENCE,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._source = source
+        self._recorder = recorder
+        self._is_recording = False
         self._clock = clock
         self._patience = patience
         self.markets: Mapping[str, Market] = source.markets
@@ -130,11 +141,27 @@ class MarketFeed:
         """Return the notional of all open positions in a market; None where the source does not say it."""
         return self._source.open_interest(symbol)
 
-    async def history(self, after: datetime, until: datetime) -> AsyncIterator[Tick]:
-        """Yield the ticks of (after, until] again. Raise `MarketUnavailable` when the source fails."""
+    def begin_recording(self) -> None:
+        """Have what is applied from now on recorded, if there is a recorder: this process leads."""
+        self._is_recording = self._recorder is not None
+
+    def end_recording(self) -> None:
+        """Have nothing more recorded, and the present file finished."""
+        self._is_recording = False
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _recorded(self, tick: Tick) -> Tick:
+        return self._recorder.record(tick) if self._recorder is not None and self._is_recording else tick
+
+    async def history(self, after: datetime, until: datetime, *, applied: bool = False) -> AsyncIterator[Tick]:
+        """Yield the ticks of (after, until] again. Raise `MarketUnavailable` when the source fails.
+
+        Those that are `applied` to the accounts belong to a recording.
+        """
         try:
             async for tick in self._source.history(after, until):
-                yield tick
+                yield self._recorded(tick) if applied else tick
         except _FEED_ERRORS as error:
             raise MarketUnavailable(f"{self.source_name} has no history now: {_describe(error)}") from error
 
@@ -142,7 +169,7 @@ class MarketFeed:
         """Load the latest prices from the source's history, so that there are some before the first tick."""
         now = self._clock.now()
         try:
-            async for tick in self.history(now - _PRIMED_WITH, now):
+            async for tick in self.history(now - _PRIMED_WITH, now, applied=True):
                 self._note(tick)
         except MarketUnavailable as error:
             logger.warning("No prices yet: %s", error)
@@ -265,6 +292,7 @@ class MarketFeed:
         self._is_down, self.last_error = False, None
         if self.last_update_at is not None and self.last_update_at - tick.at > SET_BACK_LEAST:
             self._follow_back(self.last_update_at - tick.at)
+        tick = self._recorded(tick)  # before anything acts on it
         self._note(tick)
         self._recent.append(tick)
         self._is_taking = True
@@ -319,15 +347,21 @@ class MarketFeed:
         span = INTERVALS[interval]
         start = end - series.count * span
         if series.start is None or series.end is None or start < series.start or start > series.end:
-            candles = await self._source.candles(symbol, interval, start, end)
+            candles = await self._fetch(symbol, interval, start, end)
         elif series.end < end:
             kept = [candle for candle in series.candles if candle.open_time >= start]
-            candles = kept + await self._source.candles(symbol, interval, series.end, end)
+            candles = kept + await self._fetch(symbol, interval, series.end, end)
         else:
             return
         series.start, series.candles = start, candles
         # A venue may publish the latest candle a little late: continue from the first that is missing.
         series.end = candles[-1].open_time + span if candles else start
+
+    async def _fetch(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> list[Candle]:
+        candles = await self._source.candles(symbol, interval, start, end)
+        if self._recorder is not None and self._is_recording:
+            self._recorder.record_candles(symbol, interval, candles, self._clock.now())
+        return candles
 
 
 def _describe(error: Exception) -> str:
