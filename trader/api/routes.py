@@ -38,22 +38,23 @@ def connection_of(request: web.Request) -> MarkedConnection | None:
     return connection
 
 
-def served(name: str, handler: Handler) -> Handler:
+def served(app: web.Application, name: str, handler: Handler) -> Handler:
     """Wrap a handler: its requests have ids and end in the log, its connections know of them, its bugs answer 500.
 
-    Not a middleware: with one, aiohttp adds a wrapper of its own to every request.
+    The log of requests and the rule for hosts are those that the application has now. Not a middleware: with one,
+    aiohttp adds a wrapper of its own to every request.
     """
+    requests, hosts = app.get(REQUESTS) or RequestLog(), app.get(HOSTS)
 
     async def handle(request: web.Request) -> web.StreamResponse:
         started_s = time.perf_counter()
-        requests = request.app.get(REQUESTS) or RequestLog()
         request[REQUEST_ID] = request_id = requests.new_id()
+        request[NAME] = name  # set, since looking for what is not there is dear in every request
         connection = connection_of(request)
         if connection is not None:
             connection.begin(request.content)
         status = 500
         try:
-            hosts = request.app.get(HOSTS)
             foreign = None if hosts is None else hosts.refusal(request)
             response = refusal(421, foreign) if foreign else await handler(request)
             status = response.status
@@ -67,7 +68,7 @@ def served(name: str, handler: Handler) -> Handler:
             response = refusal(status, "Internal server error")
             response.force_close()
         finally:
-            requests.finished(request.get(NAME, name), status, started_s, request_id)
+            requests.finished(request[NAME], status, started_s, request_id)
             if connection is not None:
                 connection.end()
         return response
@@ -137,7 +138,7 @@ async def answer_expect(request: web.Request) -> web.StreamResponse | None:
     if request.version < HttpVersion11:
         return None
     if request.headers.get(hdrs.EXPECT, "").lower() != "100-continue":
-        return await served(UNKNOWN, _refuse_expectation)(request)
+        return await served(request.app, UNKNOWN, _refuse_expectation)(request)
     if request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return None
@@ -195,4 +196,4 @@ class Route:
             return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
 
         for path in self.paths:
-            app.router.add_route(hdrs.METH_ANY, path, served(self.name, handle), expect_handler=answer_expect)
+            app.router.add_route(hdrs.METH_ANY, path, served(app, self.name, handle), expect_handler=answer_expect)

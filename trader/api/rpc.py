@@ -208,9 +208,9 @@ class Dispatcher:
     def add_to(self, app: web.Application) -> None:
         """Mount a route for each path of a procedure, found without a pattern, and one for all other paths."""
         for path, target in self._targets.items():
-            handler = served(target.procedure.name, partial(self._handle, target))
+            handler = served(app, target.procedure.name, partial(self._handle, target))
             app.router.add_route(hdrs.METH_ANY, path, handler, expect_handler=answer_expect)
-        handler = served(UNKNOWN, partial(self._handle, None))
+        handler = served(app, UNKNOWN, partial(self._handle, None))
         app.router.add_route(hdrs.METH_ANY, PREFIX + "{path:.*}", handler, expect_handler=answer_expect)
 
     async def _handle(self, target: Target | None, request: web.Request) -> web.StreamResponse:
@@ -396,5 +396,5 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     app[ORIGINS], app[HOSTS] = dispatcher.origins, HostRule(context.settings)
     dispatcher.add_to(app)
     app.on_response_prepare.append(finish_head)
-    app.router.add_route("*", _ANYWHERE, served(UNKNOWN, _elsewhere), expect_handler=answer_expect)
+    app.router.add_route("*", _ANYWHERE, served(app, UNKNOWN, _elsewhere), expect_handler=answer_expect)
     return dispatcher
