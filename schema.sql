@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (5) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (6) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
@@ -43,6 +43,15 @@ CREATE TABLE IF NOT EXISTS last_marks (
     mark      amount  NOT NULL CHECK (mark > 0),
     marked_at timestamptz NOT NULL
 );
+
+-- What the leader saw and published, a record a second in a ring of 128, for processes that follow it: prices, and the steps
+-- of its models. `number` goes on from leader to leader; `written_at` is real time. `record` is JSON.
+CREATE TABLE IF NOT EXISTS relay (
+    slot       integer PRIMARY KEY CHECK (slot BETWEEN 0 AND 127),
+    number     bigint NOT NULL CHECK (number % 128 = slot),
+    written_at timestamptz NOT NULL,
+    record     text NOT NULL
+) WITH (fillfactor = 50);
 
 CREATE TABLE IF NOT EXISTS models (
     id                text PRIMARY KEY CHECK (id ~ '^[A-Za-z0-9._:-]{1,64}$'),

@@ -508,3 +508,18 @@ def test_secrets_that_every_user_of_the_machine_can_read_are_named(tmp_path: Pat
     dotenv.write_text("PORT=1\n")
     dotenv.chmod(0o644)
     assert find_risks(load(RISKS), dotenv) == []
+
+
+def test_a_reader_needs_a_database_and_nothing_else() -> None:
+    address = "postgresql://u@replica/trader"
+    live = {"TRADING_MODE": "live", "VENUE_ACCOUNT_INDEX": "7"}
+    for more in ({}, live):
+        settings = Settings.load({"ROLE": "reader", "DATABASE_URL": address, **more}, None, demo=False)
+        assert (settings.role, dict(settings.providers)) == ("reader", {})
+    with pytest.raises(SettingsError) as caught:
+        Settings.load({"ROLE": "reader"}, None, demo=False)
+    assert caught.value.problems == (
+        "DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it",
+    )
+    with pytest.raises(SettingsError):
+        Settings.load({"ROLE": "replica", "DATABASE_URL": address}, None, demo=True)

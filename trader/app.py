@@ -17,7 +17,8 @@ from aiohttp import web
 from trader.api import connections, cors, health, metrics, openapi, rpc, stream_states, streams
 from trader.api.context import Context
 from trader.api.dashboard import page
-from trader.clock import JumpWatch, SystemClock, iso
+from trader.api.schemas.common import ENCODER
+from trader.clock import Clock, JumpWatch, SystemClock, iso
 from trader.domain.operations.alarms import Alarm, Cause
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
@@ -25,11 +26,12 @@ from trader.external import ExternalSystems, open_external
 from trader.gateways.agents.anchor_sinks import make_sink
 from trader.gateways.agents.providers import Provider, find_outages, make_providers
 from trader.gateways.agents.taapi import make_supplier
+from trader.gateways.market.source import MarketSource
 from trader.gateways.operations.notifications import Heartbeat, make_sinks
 from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
 from trader.gateways.sources import make_recorder
 from trader.history import write_demo_history
-from trader.leadership import Leadership, TradingControls
+from trader.leadership import Leadership, Relay, TradingControls
 from trader.schedulers import Schedulers, describe_error, jobs
 from trader.services.agents.anchors import Anchors
 from trader.services.agents.schedule import Agents
@@ -39,9 +41,11 @@ from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.exchange.protocol import Exchange
+from trader.services.exchange.read_only import ReadOnlyExchange
 from trader.services.live.drift import DriftRecorder
 from trader.services.live.exchange import LiveExchange
 from trader.services.market.feed import MarketFeed
+from trader.services.market.followed import FollowedMarket
 from trader.services.operations.alarms import Alarms, send_heartbeats
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
@@ -51,6 +55,7 @@ from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
+from trader.services.relay import LeaderView, RelayedQuote, RelayReader, RelayWriter
 from trader.settings import Settings
 from trader.store.database.leadership import SILENCE_S, LeaderLock
 from trader.store.database.partitions import ensure_partitions
@@ -251,25 +256,25 @@ async def _read_statistics(service: Service) -> None:
 async def _make_service(
     settings: Settings, external: ExternalSystems, alarms: Alarms, stack: AsyncExitStack
 ) -> Service:
-    source, database = external.source, external.database
-    async with database.connection() as conn:
-        clock = source.clock(resume_at=await select_lived_until(conn))
-        await ensure_partitions(conn, clock.now())
-    log.info("the market's time is %s", iso(clock.now()))
-    events = EventBus()
+    database, events = external.database, EventBus()
     events.subscribe(log_trades)
     events.subscribe(alarms.on_event)
-    market = MarketFeed(source, clock, recorder=make_recorder(settings, source))
+    followed = RelayReader(database, events)
+    leader = followed if settings.role == "reader" else None
+    source = external.source if leader is None else FollowedMarket(external.source, leader)
+    clock = await _make_clock(source, external)
+    recorder = make_recorder(settings, source) if leader is None else None
+    market = MarketFeed(source, clock, recorder=recorder)
     accounts = Accounts(database, LedgerWriter(database), events)
     halts = Halts(database, clock, events)
     exchange: Exchange
-    if external.venue_accounts is None:
+    if leader is not None:
+        exchange = ReadOnlyExchange(market, clock, settings, accounts, leader)
+    elif (venue := external.venue_accounts) is None:
         exchange = PaperExchange(database, market, clock, settings, accounts, halts)
     else:
         drift = DriftRecorder(database)
-        exchange = LiveExchange(
-            database, market, clock, events, settings, external.venue_accounts, accounts, halts, drift
-        )
+        exchange = LiveExchange(database, market, clock, events, settings, venue, accounts, halts, drift)
     limits = LossLimits(database, exchange, halts, settings)
     controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
     providers = make_providers(settings)
@@ -285,10 +290,10 @@ async def _make_service(
         clock=clock,
         market=market,
         exchange=exchange,
-        portfolio=Portfolio(database, exchange, clock, settings),
+        portfolio=Portfolio(database, exchange, clock, settings, leader),
         analytics=Analytics(database, exchange, clock, runs),
         evidence=Evidence(database, runs, luck, clock),
-        agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier),
+        agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier, leader=leader),
     )
     baselines = Baselines(database, exchange, market, clock, settings)
     schedulers = _make_schedulers(context, events, baselines)
@@ -296,8 +301,10 @@ async def _make_service(
     await hubs.start()
     stack.push_async_callback(hubs.close)
     # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
-    lock = LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
-    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines)
+    silence_s = SILENCE_S if external.venue_accounts is None else 0
+    lock = None if leader is not None else LeaderLock(external.dsn, silence_s)
+    relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
+    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines, relay)
     alarms.is_leader = lambda: leadership.role == "leader"
     sink = make_sink(settings.anchor_url)
     if sink is not None:
@@ -305,6 +312,32 @@ async def _make_service(
     anchors = Anchors(database, sink, lambda: leadership.role == "leader")
     return Service(
         context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, alarms, clock.now()
+    )
+
+
+async def _make_clock(source: MarketSource, external: ExternalSystems) -> Clock:
+    """Return the clock of the market, from where the last process left off."""
+    async with external.database.connection() as conn:
+        clock = source.clock(resume_at=await select_lived_until(conn))
+        if external.is_written:
+            await ensure_partitions(conn, clock.now())
+    log.info("the market's time is %s", iso(clock.now()))
+    return clock
+
+
+def leader_view(context: Context) -> LeaderView:
+    """Return what the leader shows to the processes that follow it."""
+    market = context.market
+    troubles = {symbol: trouble for symbol in market.markets if (trouble := market.trouble(symbol)) is not None}
+    return LeaderView(
+        now=context.clock.now(),
+        updated_at=market.last_update_at,
+        quotes=tuple(RelayedQuote(q.symbol, q.at, q.bid, q.ask, q.mark) for q in market.quotes().values()),
+        markets=tuple(market.markets.values()),
+        market_troubles=troubles,
+        account_troubles=dict(context.exchange.troubles),
+        warning=context.agents.warning(),
+        snapshots_created=context.portfolio.created,
     )
 
 
@@ -337,6 +370,7 @@ def build_app(service: Service) -> web.Application:
         hubs=service.hubs.all,
         schedulers=service.schedulers.status,
         role=lambda: leadership.role,
+        lag_s=lambda: leadership.lag_s,
         running=leadership.running_schedulers,
         troubles=lambda: context.exchange.troubles,
         models_running=context.agents.running,
@@ -367,6 +401,7 @@ def build_app(service: Service) -> web.Application:
                 alarms=service.alarms,
             ),
         )
+    app.on_response_prepare.append(health.lag_header(health_sources))
     cors.setup(app, context.settings)
     return app
 

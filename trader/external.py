@@ -10,7 +10,7 @@ from trader.gateways.market.source import MarketSource
 from trader.gateways.sources import make_source
 from trader.settings import Settings
 from trader.store.database.pool import Database
-from trader.store.database.schema import apply_schema
+from trader.store.database.schema import apply_schema, require_schema
 
 log = logging.getLogger("trader")
 
@@ -19,7 +19,8 @@ log = logging.getLogger("trader")
 class ExternalSystems:
     """The open systems that the service depends on.
 
-    `server` is the embedded PostgreSQL, None with DATABASE_URL; `venue_accounts` are None on paper.
+    `server` is the embedded PostgreSQL, None with DATABASE_URL; `venue_accounts` are None on paper, and for a reader.
+    `is_written`: this process may write the database now, since it is no reader, and the database no replica.
     """
 
     source: MarketSource
@@ -27,10 +28,11 @@ class ExternalSystems:
     dsn: str
     server: EmbeddedPostgres | None
     venue_accounts: LighterAccounts | None
+    is_written: bool
 
 
 async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSystems:
-    """Open the market source, the venue and the database, and apply its schema."""
+    """Open the market source, the venue and the database, and apply its schema where it may be written."""
     accounts = await _open_venue(settings, stack)
     source = make_source(settings)
     await source.open()
@@ -44,18 +46,22 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
         dsn = await server.ensure_database(name)
     else:
         dsn = settings.database_url.reveal()
-    database = await Database.connect(dsn)
+    is_reader = settings.role == "reader"
+    database = await Database.connect(dsn, read_only=is_reader)
     stack.push_async_callback(database.close)
-    await apply_schema(database)
-    return ExternalSystems(source, database, dsn, server, accounts)
+    is_written = not is_reader and not await database.is_replica()
+    await (apply_schema(database) if is_written else require_schema(database, dsn))
+    return ExternalSystems(source, database, dsn, server, accounts, is_written)
 
 
 async def _open_venue(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:
-    """Return the accounts at a real venue; None on paper. Nothing but this and `app.py` knows the mode.
+    """Return the accounts at a real venue; None on paper, and for a reader.
+
+    Nothing but this and `app.py` knows the mode.
 
     :raises StartError: the venue's SDK is missing or cannot sign
     """
-    if settings.trading_mode != "live":
+    if settings.trading_mode != "live" or settings.role == "reader":
         return None
     accounts = LighterAccounts(settings)
     stack.push_async_callback(accounts.close)

@@ -141,7 +141,7 @@ async def write_history(
 
 async def write_demo_history(settings: Settings, external: ExternalSystems) -> None:
     """Let the rule agents of a demo trade the last three days, when its database is empty and no service uses it."""
-    if not settings.demo_history or settings.market_source != "synthetic":
+    if not settings.demo_history or settings.market_source != "synthetic" or not external.is_written:
         return
     async with AsyncExitStack() as stack:
         lock = LeaderLock(external.dsn)

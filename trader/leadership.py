@@ -1,4 +1,8 @@
-"""Leadership: of several processes on one database one leads and trades, the others stand by and show its accounts."""
+"""Leadership: of several processes on one database one leads and trades, the others follow it and show its accounts.
+
+A follower stands by to lead, or is a reader, which never does. It polls a few counters to see what has changed. Its
+database may be a streaming replica, on which a standby leads once it is promoted.
+"""
 
 import asyncio
 import logging
@@ -8,17 +12,25 @@ from datetime import timedelta
 from typing import Final, Literal, NamedTuple
 
 from trader.api.context import Context
-from trader.clock import LockstepClock, ScaledClock
+from trader.clock import LockstepClock, ScaledClock, interval_elapsed
 from trader.domain.market.markets import Tick
 from trader.errors import Unavailable
 from trader.schedulers import PRICE_TRACKER_EVERY, Schedulers
-from trader.services.events import EventBus, LeadershipChanged, MarketChecked
+from trader.services.events import ConversationsChanged, EventBus, LeadershipChanged, MarketChecked
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
 from trader.services.portfolio.baselines import Baselines
-from trader.store.database.leadership import LeaderLock, select_leader_schedulers, update_heartbeat
+from trader.services.relay import RelayReader, RelayWriter
+from trader.store.agents.chain import select_chain_models
+from trader.store.database.leadership import (
+    Changes,
+    LeaderLock,
+    select_changes,
+    select_leader_schedulers,
+    update_heartbeat,
+)
 from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_lived_until, update_lived_until
 
@@ -34,8 +46,10 @@ _LIVED_AHEAD_S: Final = 0.2
 _LIVED_AHEAD_LEAST: Final = timedelta(seconds=1)
 """How far ahead the time of a paced replay is recorded as lived: in real seconds, and at least of its own time."""
 
-_STANDBY_EVERY_S: Final = 0.5
-"""Real seconds between a standby's attempts to lead."""
+_FOLLOW_EVERY_S: Final = 0.5
+"""Real seconds between two looks of a follower at what has changed, and between a standby's attempts to lead."""
+
+Role = Literal["leader", "standby", "reader"]
 
 
 class TradingControls(NamedTuple):
@@ -46,8 +60,15 @@ class TradingControls(NamedTuple):
     operations: OperatorCommands
 
 
+class Relay(NamedTuple):
+    """The two ends of the relay: one is used while this process leads, the other while it follows."""
+
+    writer: RelayWriter
+    reader: RelayReader
+
+
 class Leadership:
-    """The role of this process, leader or standby, and the trading that starts and ends with it."""
+    """The role of this process, and the trading that starts and ends with it. Without a lock it is a reader."""
 
     def __init__(
         self,
@@ -56,14 +77,16 @@ class Leadership:
         accounts: Accounts,
         events: EventBus,
         schedulers: Schedulers,
-        lock: LeaderLock,
+        lock: LeaderLock | None,
         controls: TradingControls,
         baselines: Baselines,
+        relay: Relay,
     ) -> None:
         self._clock = context.clock
         self._market = context.market
         self._exchange = context.exchange
         self._agents = context.agents
+        self._portfolio = context.portfolio
         self._database = database
         self._accounts = accounts
         self._events = events
@@ -71,13 +94,22 @@ class Leadership:
         self._lock = lock
         self._halts, self._limits, self._operations = controls
         self._baselines = baselines
+        self._relay = relay
+        self._changes: Changes | None = None
         self._started_at = self._shown_at = context.clock.now()
         self._leader_schedulers: Mapping[str, bool] = {}
         self._was_standby = False
 
     @property
-    def role(self) -> Literal["leader", "standby"]:
+    def role(self) -> Role:
+        if self._lock is None:
+            return "reader"
         return "standby" if self._exchange.term is None else "leader"
+
+    @property
+    def lag_s(self) -> float | None:
+        """How many seconds ago the leader wrote the newest record that arrived here; None on the leader."""
+        return None if self.role == "leader" else self._relay.reader.lag_s
 
     def running_schedulers(self) -> Mapping[str, bool]:
         """Return which schedulers run, in this process or on the leader."""
@@ -100,31 +132,34 @@ class Leadership:
         await self._market.run(on_tick, self._accounts.processed_until or self._started_at)
 
     async def take_role(self) -> None:
-        """Lead when no other process does, else begin to stand by.
+        """Lead when no other process does and this one may, else begin to follow.
 
         :raises StartError: the database belongs to another market or trading mode, or its ledger does not balance
         """
-        if await self._lock.try_acquire():
-            await self._lead()
-        else:
-            log.info("another process leads on this database; standing by")
-            self._was_standby = True
-            await self._follow()
+        if await self._try_lead():
+            return
+        log.info("another process leads; %s", "reading" if self._lock is None else "standing by")
+        self._was_standby = True
+        await self._follow()
+
+    async def _try_lead(self) -> bool:
+        if self._lock is None or not await self._lock.try_acquire():
+            return False
+        await self._lead()
+        return True
 
     async def keep_role(self) -> None:
-        """Lead while the lock is held; otherwise stand by and try to acquire it. For ever."""
+        """Lead while the lock is held; otherwise follow and try to acquire it. For ever."""
         while True:
             try:
                 if self.role == "leader":
                     await self._lead_until_lost()
-                elif await self._lock.try_acquire():
-                    await self._lead()
-                else:
+                elif not await self._try_lead():
                     await self._follow()
             except Unavailable as error:
                 log.warning("as %s: %s", self.role, error)
-            if self.role == "standby":
-                await asyncio.sleep(_STANDBY_EVERY_S)
+            if self.role != "leader":
+                await asyncio.sleep(_FOLLOW_EVERY_S)
 
     async def resign(self) -> None:
         """Stop trading: first the schedulers, then the models, then the exchange."""
@@ -135,13 +170,18 @@ class Leadership:
         await self._operations.close()
         await self._exchange.resign()
         self._market.end_recording()
-        await self._lock.release()
+        self._relay.writer.close()
+        if self._lock is not None:
+            await self._lock.release()
         if isinstance(self._clock, ScaledClock):
             self._clock.allow(None)
 
     async def _lead(self) -> None:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self.resign)
+            self._changes = None
+            self._relay.reader.forget()
+            self._relay.writer.open()
             await self._resume_time()
             await self._halts.load()  # before anything can trade
             await self._limits.load(self._clock.now())
@@ -161,16 +201,22 @@ class Leadership:
             self._events.publish(LeadershipChanged(f"this process has taken over, term {self._exchange.term}"))
 
     async def _lead_until_lost(self) -> None:
-        async with asyncio.TaskGroup() as tasks:  # a database that hangs delays the heartbeat, never the end
-            heartbeat = tasks.create_task(self._send_heartbeats(), name="heartbeat")
-            time = tasks.create_task(self._keep_time_passing(), name="time of the replay")
+        term = self._exchange.term
+        assert self._lock is not None
+        assert term is not None
+        async with asyncio.TaskGroup() as tasks:  # a database that hangs delays what these write, never the end
+            writing = (
+                tasks.create_task(self._send_heartbeats(), name="heartbeat"),
+                tasks.create_task(self._keep_time_passing(), name="time of the replay"),
+                tasks.create_task(self._relay.writer.run(term), name="relay"),
+            )
             await self._lock.lost()
             log.error("this process has lost the leading role; trading stops here")
             self._was_standby = True
             self._events.publish(LeadershipChanged("this process has lost the leading role; trading stops here"))
             self._exchange.suspend()
-            heartbeat.cancel()
-            time.cancel()
+            for task in writing:
+                task.cancel()
         await self.resign()
 
     async def _send_heartbeats(self) -> None:
@@ -216,12 +262,26 @@ class Leadership:
                 log.warning("the replay stands still: %s", error)
 
     async def _follow(self) -> None:
-        """Read what the leader has traded, and publish live values at the price tracker's interval."""
-        await self._exchange.follow()
-        await self._agents.follow()
+        """Read what the leader has changed, and publish live values at the price tracker's interval."""
+        await self._relay.reader.poll()
+        async with self._database.connection() as conn:
+            found = await select_changes(conn)
+            self._leader_schedulers = await select_leader_schedulers(conn) or {}
+        known = self._changes
         now = self._clock.now()
-        if now - self._shown_at >= PRICE_TRACKER_EVERY:
+        is_due = interval_elapsed(self._shown_at + PRICE_TRACKER_EVERY, PRICE_TRACKER_EVERY, now)
+        if known is None or found.postings != known.postings or not self._market.quotes():
+            await self._exchange.follow()
+        if known is None or found.models != known.models or is_due:
+            await self._agents.follow()
+        if known is None or found.snapshots != known.snapshots:
+            self._portfolio.note_written()
+        if known is not None and found.invocations > known.invocations:
+            async with self._database.connection() as conn:
+                ended = await select_chain_models(conn, known.invocations, found.invocations)
+            for model_id in ended:
+                self._events.publish(ConversationsChanged(now, model_id))
+        self._changes = found  # only now: what could not be read is read at the next look
+        if is_due:
             self._shown_at = now
             self._events.publish(MarketChecked(now))
-        async with self._database.connection() as conn:
-            self._leader_schedulers = await select_leader_schedulers(conn) or {}

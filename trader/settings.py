@@ -82,6 +82,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "PostgreSQL 15 or later: postgresql://user:password@host:port/database. "
         "Without it an embedded PostgreSQL runs in the working folder.",
         shown_default="embedded, in ./.trader/postgres")]
+    role: Annotated[str, Variable(
+        "ROLE", "auto", forms.one_of("auto", "reader"),
+        "`auto`: this process leads when no other one on its database does, and stands by until then, on a streaming "
+        "replica until it is promoted. `reader`: it only ever reads; it needs no provider and no key.")]
+    leader_url: Annotated[str | None, Variable(
+        "LEADER_URL", "", forms.WEB_ADDRESS,
+        "Address of the leader, which readers and standbys name to callers who want to change something.")]
     cors_origins: Annotated[tuple[str, ...], Variable(
         "CORS_ORIGINS", "http://localhost:3000,http://127.0.0.1:3000", forms.WEB_ORIGINS,
         "Origins of frontends whose browsers may call the API, separated by commas; `none` for no origin.")]
@@ -388,13 +395,16 @@ def _contradictions(values: Mapping[str, Any], problems: list[str], *, demo: boo
     """Return the mistakes of settings that are valid each by itself."""
     found = []
     has_provider_problem = any(problem.startswith((*KEY_NAMES, *BASE_URL_NAMES)) for problem in problems)
-    if not demo and not values["providers"] and not has_provider_problem:
+    is_reader = values["role"] == "reader"
+    if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
+        found.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
+    if not demo and not is_reader and not values["providers"] and not has_provider_problem:
         found.append(
             f"At least one AI provider is needed: set one of {', '.join(KEY_NAMES)}, or for a server of your own "
             f"one of {', '.join(BASE_URL_NAMES)} (or start with --demo, which needs none)"
         )
     if values["trading_mode"] == "live":
-        found += _live_contradictions(values, problems, demo=demo)
+        found += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
     kind, _, place = (values["market_source"] or "").partition(":")
     if kind == "replay" and not Path(place).expanduser().exists():
         found.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
@@ -406,9 +416,11 @@ def _contradictions(values: Mapping[str, Any], problems: list[str], *, demo: boo
     return found
 
 
-def _live_contradictions(values: Mapping[str, Any], problems: list[str], *, demo: bool) -> list[str]:
+def _live_contradictions(values: Mapping[str, Any], problems: list[str], *, demo: bool, is_reader: bool) -> list[str]:
     if demo:
         return ["TRADING_MODE: expected simulated with --demo, got 'live'"]
+    if is_reader:  # it trades nothing
+        return []
     found = [
         f"{name}: expected a value, which TRADING_MODE=live needs"
         for name in ("VENUE_ACCOUNT_INDEX", "VENUE_API_KEY")

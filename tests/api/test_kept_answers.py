@@ -8,6 +8,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
@@ -21,18 +22,26 @@ from trader.api import rpc
 from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.response_cache import Answer, ResponseCache
+from trader.app import leader_view
 from trader.domain.models import VariantId
 from trader.gateways.agents.providers import Providers, RuleProvider
+from trader.leadership import Leadership, Relay
 from trader.services.agents.schedule import Agents
 from trader.services.events import EventBus
+from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.ledger_writer import LedgerWriter
+from trader.services.exchange.read_only import ReadOnlyExchange
 from trader.services.market.feed import MarketFeed
+from trader.services.market.followed import FollowedMarket
 from trader.services.portfolio.analytics import Analytics
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckTable
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.services.portfolio.snapshots import Portfolio
+from trader.services.relay import RelayReader
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
+from trader.store.database.relay import upsert_relay
 
 READS: list[tuple[str, list[dict[str, object]]]] = [
     ("trading.getPositions", [{}, {"modelId": "m1"}, {"variant": "Apex"}]),
@@ -152,6 +161,84 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
     rpc.setup(app, context)
     yield PaperBench(context, database, await aiohttp_client(app))
     await exchange.resign()
+
+
+class Reader:
+    """A process that follows the service of a bench through its database, with kept answers of its own."""
+
+    def __init__(self, desk: PaperBench) -> None:
+        self._desk = desk
+        database, settings, clock = desk.database, desk.context.settings, desk.clock
+        events = EventBus()
+        relay = RelayReader(database, events)
+        self._market = MarketFeed(FollowedMarket(ScriptedSource(), relay), clock)
+        accounts = Accounts(database, LedgerWriter(database), events)
+        self._exchange = exchange = ReadOnlyExchange(self._market, clock, settings, accounts, relay)
+        context = Context(
+            settings=settings,
+            clock=clock,
+            market=self._market,
+            exchange=exchange,
+            portfolio=Portfolio(database, exchange, clock, settings, relay),
+            analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
+            evidence=Evidence(database, CurrentRuns(database), LuckTable(self._market, settings), clock),
+            agents=Agents(
+                database, exchange, self._market, clock, events, settings, Providers(RuleProvider()), leader=relay
+            ),
+        )
+        unused: Any = None
+        ends = Relay(unused, relay)
+        self._role = Leadership(context, database, accounts, events, unused, None, (unused,) * 3, unused, ends)  # type: ignore[arg-type]
+        self.dispatcher = rpc.Dispatcher(rpc.REGISTRY, context)
+        self._targets = {name: rpc.Target(one, Style.PLAIN) for name, one in rpc.REGISTRY.procedures.items()}
+        self._feed = asyncio.create_task(self._market.run(exchange.on_tick, START))
+        self._number = 0
+
+    async def look(self) -> None:
+        """See what the leader has done so far, as the next poll would."""
+        context, self._number = self._desk.context, self._number + 1
+        record = msgspec.json.encode(leader_view(context)).decode()
+        async with self._desk.database.connection() as conn:
+            await upsert_relay(conn, self._number, record, context.exchange.term or 0)
+        await self._role.take_role()
+        async with asyncio.timeout(5):
+            while dict(self._market.marks) != dict(context.market.marks):
+                await asyncio.sleep(0)
+
+    async def call(self, name: str, asked: dict[str, object]) -> Answer:
+        return await self.dispatcher.kept_or_called(self._targets[name], json.dumps(asked).encode(), None, "reader")
+
+    async def close(self) -> None:
+        self._feed.cancel()
+        await asyncio.wait([self._feed])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_reader_has_the_answers_of_its_leader(desk: PaperBench, seed: int) -> None:
+    chance = random.Random(seed)
+    await desk.see(chance)
+    await desk.snapshot(chance)
+    reader = Reader(desk)
+    acts = [desk.order] * 4 + [desk.see] * 2 + [desk.snapshot, desk.wait, desk.rename, desk.reset]
+    try:
+        for _ in range(25):
+            act = chance.choice(acts)
+            if act in (desk.order, desk.reset):
+                await desk.see(chance)
+            await act(chance)
+            await reader.look()
+            for name, inputs in chance.sample(READS, 4):
+                asked = chance.choice(inputs)
+                wanted = await desk.expected(name, asked)
+                for _ in range(2):
+                    answer = await reader.call(name, asked)
+                    assert answer.status == HTTPStatus.OK
+                    assert json.loads(answer.body) == wanted, (name, asked)
+        assert reader.dispatcher.cache.hits >= 80
+        refused = await reader.call("simulator.placeOrder", {"symbol": "BTC", "side": "buy", "quantity": 1})
+        assert refused.status == HTTPStatus.SERVICE_UNAVAILABLE
+    finally:
+        await reader.close()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Final, Literal, Protocol
 
 from aiohttp import hdrs, web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from multidict import istr
 
 from trader.api.broadcast import Broadcaster
 from trader.api.routes import Documented, Route, json_answer
@@ -52,6 +53,8 @@ FAILURES_MAX: Final = 2
 WATCH_EVERY_S: Final = 5.0
 LOG_EVERY_S: Final = 60.0
 """How often the reasons are logged while the service is unhealthy."""
+
+LAG_HEADER: Final = istr("X-Lag-Seconds")
 
 NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
@@ -136,8 +139,9 @@ class HealthSources:
     """The sources of the reports. `ping` returns the database's latency in milliseconds.
 
     `schedulers` are those of this process; `running` says which of them run, on the leader when this one is a standby.
-    `write_trouble` says why the last write failed. `troubles` are the accounts whose books and venue disagree, with
-    the reason. `report` takes the problems of every look, once they have lasted for two.
+    `lag_s` is how old the newest record of the leader is, None on the leader. `write_trouble` says why the last write
+    failed. `troubles` are the accounts whose books and venue disagree, with the reason. `report` takes the problems of
+    every look, once they have lasted for two.
     """
 
     clock: Clock
@@ -148,9 +152,10 @@ class HealthSources:
     hubs: Mapping[str, Broadcaster]
     schedulers: Callable[[], Mapping[str, SchedulerStatus]]
     running: Callable[[], Mapping[str, bool]]
-    role: Callable[[], Literal["leader", "standby"]]
+    role: Callable[[], Literal["leader", "standby", "reader"]]
     models_running: Callable[[], Mapping[str, datetime]]
     models_waiting: Callable[[], Mapping[str, datetime]]
+    lag_s: Callable[[], float | None] = lambda: None
     write_trouble: Callable[[], str | None] = lambda: None
     troubles: Callable[[], Mapping[str, str]] = dict
     halts: Callable[[], Sequence[Halt]] = tuple
@@ -218,6 +223,7 @@ def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Resp
         reasons=reasons or UNSET,
         reconciliation=troubles or UNSET,
         halts=halts_in_force(sources.halts()),
+        lag_seconds=_lag(sources),
     )
     return json_answer(503 if reasons else 200, report, NOT_STORED)
 
@@ -227,7 +233,9 @@ def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[Alar
     problems = [] if database.ok else [Alarm(Cause("database"), "the database does not answer")]
     if (trouble := sources.write_trouble()) is not None:
         problems.append(Alarm(Cause("database", "writes"), f"bookings cannot be written: {trouble}"))
-    market = sources.market
+    lag_s, market = sources.lag_s(), sources.market
+    if lag_s is not None and lag_s > STALE_S:
+        problems.append(Alarm(Cause("database", "leader"), f"nothing has come from the leader for {lag_s:.0f} s"))
     silent_s = (sources.clock.now() - (market.last_update_at or sources.started_at)).total_seconds()
     if silent_s > STALE_S and not market.has_ended:
         trouble = market.troubles()
@@ -298,7 +306,23 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
         or UNSET,
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in sources.budgets().items()} or UNSET,
         halts=halts_in_force(sources.halts()),
+        lag_seconds=_lag(sources),
     )
+
+
+def _lag(sources: HealthSources) -> float | UnsetType:
+    lag_s = sources.lag_s()
+    return UNSET if lag_s is None else round(lag_s, 3)
+
+
+def lag_header(sources: HealthSources) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Return a hook that says in each response of a follower how old its data is at most."""
+
+    async def add(_: web.Request, response: web.StreamResponse) -> None:
+        if (lag_s := sources.lag_s()) is not None:
+            response.headers[LAG_HEADER] = f"{lag_s:.3f}"
+
+    return add
 
 
 def _scheduler(status: SchedulerStatus) -> SchedulerHealth:

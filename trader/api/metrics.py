@@ -171,7 +171,9 @@ def _schedulers_of(schedulers: Mapping[str, MeasuredScheduler]) -> Iterator[Metr
 
 def _condition_of(sources: HealthSources) -> Iterator[Metric]:
     market = sources.market
-    yield GaugeMetricFamily("trader_leader", "1 on the leader, 0 on a standby.", int(sources.role() == "leader"))
+    yield GaugeMetricFamily("trader_leader", "1 on the leader, else 0.", int(sources.role() == "leader"))
+    if (lag_s := sources.lag_s()) is not None:
+        yield GaugeMetricFamily("trader_lag_seconds", "Since the leader wrote the newest record seen here.", lag_s)
     yield GaugeMetricFamily("trader_halts", "Halts in force.", len(sources.halts()))
     yield GaugeMetricFamily("trader_disagreements", "Accounts whose books and venue disagree.", len(sources.troubles()))
     yield GaugeMetricFamily("trader_market_stale", "1 while nothing can be traded on it.", int(market.is_stale()))

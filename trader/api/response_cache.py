@@ -2,7 +2,8 @@
 
 A procedure whose answers may be kept names a token: a function of the context that reads, in microseconds, what its
 answers are made of. An answer is given again only while the token equals the one that was read before the answer was
-made, so whoever reads after a write sees that write. A token of None keeps nothing now.
+made, so whoever reads after a write sees that write; in a process that follows the leader, as soon as it has seen the
+change itself. A token of None keeps nothing now.
 """
 
 import asyncio
@@ -149,30 +150,24 @@ def positions_token(context: Context) -> object:
     return exchange.version, context.agents.version, *exchange.marks().items()
 
 
-def trades_token(context: Context) -> object | None:
-    """Of completed trades with the names of their models; None while another process writes them."""
-    if context.exchange.term is None:
-        return None
+def trades_token(context: Context) -> object:
+    """Of completed trades with the names of their models."""
     return context.exchange.version, context.agents.version, _minute(context)
 
 
-def histories_token(context: Context) -> object | None:
-    """Of portfolio snapshots; None while another process writes them."""
-    if context.exchange.term is None:
-        return None
+def histories_token(context: Context) -> object:
+    """Of portfolio snapshots."""
     return context.exchange.term, context.portfolio.version, context.agents.version, _minute(context)
 
 
-def rankings_token(context: Context) -> object | None:
+def rankings_token(context: Context) -> object:
     """Of portfolio snapshots, trades, and the accounts valued at the marks."""
-    histories = histories_token(context)
-    return None if histories is None else (histories, positions_token(context))
+    return histories_token(context), positions_token(context)
 
 
-def evidence_token(context: Context) -> object | None:
+def evidence_token(context: Context) -> object:
     """Of portfolio snapshots, trades and runs."""
-    histories = histories_token(context)
-    return None if histories is None else (histories, context.exchange.version)
+    return histories_token(context), context.exchange.version
 
 
 def _minute(context: Context) -> datetime:

@@ -196,10 +196,12 @@ async def test_in_lockstep_what_rests_is_cancelled_at_the_update_that_halts(data
         venue = guarded.venue
         await venue.buy("0.1", leverage=D(10))
         await venue.buy("0.01", leverage=D(10), type=OrderType.LIMIT, limit_price=D(50_000))
-        context = SimpleNamespace(exchange=venue.exchange, market=venue.market, clock=clock, agents=None)
+        context = SimpleNamespace(
+            exchange=venue.exchange, market=venue.market, clock=clock, agents=None, portfolio=None
+        )
         controls = TradingControls(guarded.halts, guarded.limits, guarded.operations)
         baselines = Baselines(database, venue.exchange, venue.market, clock, venue.settings)
-        made: Any = (context, database, venue.accounts, None, None, None, controls, baselines)
+        made: Any = (context, database, venue.accounts, None, None, None, controls, baselines, None)
         leadership = Leadership(*made)
         halting = make_tick(START + timedelta(minutes=1), {"BTC": "86500"})
         venue.source.script += [halting, make_tick(START + timedelta(minutes=2), {"BTC": "86500"})]

@@ -364,3 +364,16 @@ async def test_why_the_database_cannot_answer_is_in_the_log_and_not_told_again_a
     assert (database.write_trouble, database.write_failures) == ("The disk of the database is full.", 3)
     await database.probe_write()
     assert database.write_trouble is None
+
+
+async def test_a_reader_cannot_write(dsn: str) -> None:
+    database = await Database.connect(dsn, size=1, read_only=True)
+    try:
+        assert not await database.is_replica()
+        async with database.connection() as conn:
+            assert await conn.fetchval("SELECT count(*) FROM models") == 0
+        with pytest.raises(Unavailable):
+            async with database.connection() as conn:
+                await conn.execute("INSERT INTO schema_version VALUES (false, 1)")
+    finally:
+        await database.close()

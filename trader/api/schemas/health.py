@@ -32,7 +32,8 @@ class HealthReport(Wire):
 
     A halt is deliberate and leaves the service healthy. `reconciliation` is there in live trading when books and venue
     disagree: by account, why nothing is opened for it. Then the service is unhealthy and an operator has to look.
-    `reasons` is there when the service is unhealthy, in words.
+    `reasons` is there when the service is unhealthy, in words. `lagSeconds` is how old the newest record is that a
+    process has of the leader which it follows; absent on the leader.
     """
 
     status: Literal["healthy", "unhealthy"]
@@ -41,6 +42,7 @@ class HealthReport(Wire):
     reasons: list[str] | UnsetType = UNSET
     reconciliation: dict[str, str] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET
+    lag_seconds: float | UnsetType = UNSET
 
 
 class LiveReport(Wire):
@@ -97,17 +99,17 @@ class ModelWaiting(Wire):
 
 
 class SchedulersReport(Wire):
-    """`GET /health/schedulers`. Of several processes on one database one leads and trades, the others stand by.
+    """`GET /health/schedulers`. Of several processes one leads and trades; the others stand by, or only read.
 
     `modelsWaiting` are the models that wait for a slot of their provider (`MAX_PARALLEL_MODELS`); absent without any.
-    `budgets` are those of the models that have one, by id.
+    `budgets` are those of the models that have one, by id. `lagSeconds` is that of `GET /health`.
     """
 
     timestamp: Timestamp
     started_at: Timestamp
     uptime_seconds: float
     trading_mode: str
-    role: Literal["leader", "standby"]
+    role: Literal["leader", "standby", "reader"]
     database: DatabaseHealth
     market: MarketHealth
     streams: dict[str, StreamHealth]
@@ -116,3 +118,4 @@ class SchedulersReport(Wire):
     models_waiting: list[ModelWaiting] | UnsetType = UNSET
     budgets: dict[str, BudgetUse] | UnsetType = UNSET
     halts: list[HaltInForce] | UnsetType = UNSET
+    lag_seconds: float | UnsetType = UNSET

@@ -5,7 +5,7 @@ the model only manages what it holds, once in 15 minutes, or pauses, as it is co
 no price tells count as 0, and the state says that they are missing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
@@ -62,10 +62,20 @@ class Budgets:
         """
         day = floor_time(now, DAY)
         if day != self._day:
-            async with self._database.connection() as conn:
-                found = await select_costs_since(conn, day)
-            self._costs = {model_id: _Cost(cost or ZERO, is_partial) for model_id, cost, is_partial in found}
-            self._day = day
+            await self._read(day)
+
+    async def follow(self, now: datetime) -> None:
+        """Read the costs of the day that another process counts.
+
+        :raises Unavailable: they cannot be read
+        """
+        await self._read(floor_time(now, DAY))
+
+    async def _read(self, day: datetime) -> None:
+        async with self._database.connection() as conn:
+            found = await select_costs_since(conn, day)
+        self._costs = {model_id: _Cost(cost or ZERO, is_partial) for model_id, cost, is_partial in found}
+        self._day = day
 
     def end_cycle(self, now: datetime) -> None:
         """Note a cycle, from which the next ones are counted."""
@@ -94,6 +104,10 @@ class Budgets:
             self.total_usd is not None and self.total_spent >= self.total_usd
         )
         return Budget(usd, cost.usd, cost.is_partial, model.configuration.when_spent if is_spent else "open")
+
+    def limits(self, models: Iterable[Model]) -> bool:
+        """Return whether there is a budget for any of these models."""
+        return self.total_usd is not None or any(model.configuration.budget_usd_per_day for model in models)
 
     def states(self, models: Mapping[str, Model]) -> dict[str, Budget]:
         """Return the budgets of the models that have one, by id."""

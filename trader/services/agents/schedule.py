@@ -32,6 +32,7 @@ from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, Inv
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
+from trader.services.relay import RelayReader
 from trader.settings import Settings
 from trader.store.agents.invocations import (
     insert_tool_call,
@@ -105,13 +106,16 @@ class Agents:
         *,
         supplier: Taapi | None = None,
         invocation_limit_s: float = INVOCATION_LIMIT_S,
+        leader: RelayReader | None = None,
     ) -> None:
+        """With `leader` another process runs the models, and this one repeats what it warns of."""
         self._database = database
         self._exchange = exchange
         self._clock = clock
         self._events = events
         self._settings = settings
         self._providers = providers
+        self._leader = leader
         self._limits = InvocationLimits(
             settings.run_tokens_max,
             settings.answer_tokens_max,
@@ -156,8 +160,10 @@ class Agents:
             await self._exchange.open_account(model.id)
 
     async def follow(self) -> None:
-        """Only load the models, for a process that reads what another one trades."""
+        """Only load the models and what they cost, for a process that reads what another one trades."""
         await self._reload_models()
+        if self.budgets.limits(self._models.values()):
+            await self.budgets.follow(self._clock.now())
 
     async def close(self) -> None:
         """Cancel the invocations and let them write their records."""
@@ -263,6 +269,8 @@ class Agents:
 
     def warning(self) -> str | None:
         """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
+        if self._leader is not None:
+            return None if self._leader.view is None else self._leader.view.warning
         return warning_about(self._models.values(), self._providers, self.budgets, self._with_cut_prompts)
 
     # --- invocations --------------------------------------------------------------------------------------------------

@@ -122,14 +122,17 @@ class Accounts:
         return marks
 
     async def follow(self, identity: store.DatabaseIdentity) -> Mapping[str, Decimal]:
-        """Read what the leader has changed since the last call, as a standby. Return the last recorded marks.
+        """Read what the leader has changed since the last call. Return the last recorded marks. Nothing is written.
+
+        An identity without a venue is that of a process that has no account there.
 
         :raises StartError: the database is of another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
         async with self._database.connection() as conn:
-            state = await store.upsert_service_state(conn, identity)
-            _refuse_foreign(state.identity, identity)
+            found = await store.select_identity(conn)
+            if found is not None:  # else the leader is about to begin
+                _refuse_foreign(found, identity)
             sequences = await leadership_store.select_sequences(conn)
             known = {one: account.sequence for one, account in self._accounts.items()}
             changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
@@ -316,6 +319,8 @@ def _refuse_foreign(found: store.DatabaseIdentity, wanted: store.DatabaseIdentit
             f"This database holds {found.trading_mode} orders; TRADING_MODE is {wanted.trading_mode}. "
             "Use another database (DATABASE_URL)."
         )
+    if wanted.trading_mode == "live" and wanted.venue_url is None:
+        return
     if found != wanted:
         raise StartError(
             f"This database holds the orders of account {found.venue_account_index} at {found.venue_url}; the settings "

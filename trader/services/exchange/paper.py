@@ -16,7 +16,7 @@ from trader.domain.exchange.halts import may_open
 from trader.domain.exchange.ledger import Posting, Rules, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
-from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
+from trader.errors import InvalidInput, Issue, MarketUnavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import (
@@ -27,7 +27,7 @@ from trader.services.exchange.idempotent_orders import (
     refusal_of_age,
     refusal_of_price,
 )
-from trader.services.exchange.protocol import rules_of
+from trader.services.exchange.protocol import not_trading, rules_of
 from trader.services.exchange.tick_processor import TickProcessor
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
@@ -254,7 +254,7 @@ class PaperExchange:
 
     def _refuse_unless_trading(self) -> None:
         if self.term is None:
-            raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
+            raise not_trading(self._settings)
 
     def _refusal_in_gap(self) -> str | None:
         """Return why nothing can be decided while a gap of the feed is not caught up on, or None."""

@@ -1,6 +1,7 @@
-"""Protocol of the two exchanges: `PaperExchange` simulates fills, `LiveExchange` trades at a real venue.
+"""Protocol of the exchanges: `PaperExchange` simulates fills, `LiveExchange` trades at a real venue, and
+`ReadOnlyExchange` shows what another process trades.
 
-Only the composition root knows which of them it made. Both begin with the rules of the settings.
+Only the composition root knows which of them it made. All begin with the rules of the settings.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,6 +13,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
+from trader.errors import Unavailable
 from trader.settings import Settings
 
 _BASIS_POINT: Final = Decimal("0.0001")
@@ -27,6 +29,15 @@ def rules_of(settings: Settings, markets: Mapping[str, Market]) -> Rules:
         funding_interval_h=settings.funding_interval_h,
         book_recovery=timedelta(milliseconds=int(settings.book_recovery_s * 1000)),
     )
+
+
+def not_trading(settings: Settings) -> Unavailable:
+    """Return the error of a change that only the leader can make, with the leader's address if it is known."""
+    if settings.role == "reader":
+        what = "This process only reads: the leader makes changes"
+    else:
+        what = "This process is a standby: another one trades on this database, or is about to"
+    return Unavailable(f"{what}." if settings.leader_url is None else f"{what}, at {settings.leader_url}", 5)
 
 
 class Exchange(Protocol):

@@ -26,7 +26,7 @@ from trader.services.events import Event, EventBus, MarketChecked
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import IdempotentOrders, checked, order_id_of, present_answer
-from trader.services.exchange.protocol import rules_of
+from trader.services.exchange.protocol import not_trading, rules_of
 from trader.services.live.account import LiveAccount
 from trader.services.live.bindings import Binding, Bindings, refuse_shared
 from trader.services.live.drift import DriftRecorder
@@ -267,7 +267,7 @@ class LiveExchange:
 
     def _running_jobs(self) -> aiojobs.Scheduler:
         if self._jobs is None or self.term is None:
-            raise Unavailable("This process is a standby: another one trades on this database, or is about to.", 5)
+            raise not_trading(self._settings)
         return self._jobs
 
     def _on_event(self, event: Event) -> None:

@@ -25,6 +25,7 @@ from trader.domain.portfolio.histories import (
 )
 from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.services.exchange.protocol import Exchange
+from trader.services.relay import RelayReader
 from trader.settings import Settings
 from trader.store.agents import invocations as agents_store
 from trader.store.database.paging import Page
@@ -86,7 +87,15 @@ class LiveValues(msgspec.Struct, frozen=True):
 class Portfolio:
     """Snapshots of all accounts, and what is read of their past."""
 
-    def __init__(self, database: Database, exchange: Exchange, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        exchange: Exchange,
+        clock: Clock,
+        settings: Settings,
+        leader: RelayReader | None = None,
+    ) -> None:
+        """With `leader` another process takes the snapshots."""
         self._database = database
         self._exchange = exchange
         self._clock = clock
@@ -96,8 +105,13 @@ class Portfolio:
         self._week: datetime | None = None
         self._retired_at: datetime | None = None
         self._created = 0
+        self._leader = leader
         self.version = 0
         """Grows each time snapshots are written."""
+
+    def note_written(self) -> None:
+        """Note that another process has written snapshots."""
+        self.version += 1
 
     # -- the scheduler's job
 
@@ -152,7 +166,14 @@ class Portfolio:
         """Return the worth of every account now. One whose markets have no price yet is absent."""
         now, marks = self._clock.now(), self._exchange.marks()
         values = (value_account(account, marks, now) for account in self._exchange.accounts.values())
-        return LiveValues(now, {value.account_id: value for value in values if value is not None}, self._created)
+        return LiveValues(now, {value.account_id: value for value in values if value is not None}, self.created)
+
+    @property
+    def created(self) -> int:
+        """How many rows the last snapshot job wrote."""
+        if self._leader is None:
+            return self._created
+        return 0 if self._leader.view is None else self._leader.view.snapshots_created
 
     def equity(self) -> dict[str, float]:
         """Return what each account is worth now, by its id."""

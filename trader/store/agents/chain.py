@@ -44,6 +44,18 @@ async def update_invocation_closed(
     return done == "INSERT 0 1"
 
 
+SELECT_CHAIN_MODELS = """
+SELECT DISTINCT i.model_id FROM chain_links c JOIN invocations i ON i.id = c.invocation_id
+WHERE c.position > $1 AND c.position <= $2
+ORDER BY i.model_id
+"""
+
+
+async def select_chain_models(conn: Connection, after: int, until: int) -> list[str]:
+    """Return the ids of the models whose invocations have the positions (after, until]."""
+    return [record["model_id"] for record in await conn.fetch(SELECT_CHAIN_MODELS, after, until)]
+
+
 SELECT_LINKS = """
 SELECT position, invocation_id, view_digest, answers_digest, record_digest, digest
 FROM chain_links

@@ -7,7 +7,8 @@ The lock lives on a connection of its own, so that it ends with the process, how
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any, Final
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
 
 import asyncpg
 
@@ -26,7 +27,8 @@ SILENCE_S: Final = 5.0
 # "lead" in ASCII.
 LEADER_LOCK: Final = 0x6C656164
 
-TRY_LEADER_LOCK = "SELECT pg_try_advisory_lock($1)"
+# A lock of a replica locks nobody out of its primary. Its sessions go on when it is promoted.
+TRY_LEADER_LOCK = "SELECT CASE WHEN pg_is_in_recovery() THEN false ELSE pg_try_advisory_lock($1) END"
 SET_SILENCE = "SELECT set_config('idle_session_timeout', $1, false)"
 
 # InternalClientError: a query that timed out while the process was stopped leaves asyncpg between two states.
@@ -46,7 +48,7 @@ class LeaderLock:
         self._disconnected = asyncio.Event()
 
     async def try_acquire(self) -> bool:
-        """Try to become the leader. False, too, when the database cannot answer."""
+        """Try to become the leader. False on a replica until it is promoted, and when the database cannot answer."""
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await asyncpg.connect(
@@ -124,3 +126,29 @@ SELECT_SEQUENCES = "SELECT id, sequence FROM accounts ORDER BY id"
 async def select_sequences(conn: Connection) -> dict[str, int]:
     """Return the sequence of every account, by which a standby sees which accounts have changed."""
     return {record["id"]: record["sequence"] for record in await conn.fetch(SELECT_SEQUENCES)}
+
+
+# Snapshots of an hour that is over do not change any more.
+SELECT_CHANGES = """
+SELECT (SELECT count(*) + coalesce(sum(sequence), 0) FROM accounts) AS postings,
+       (SELECT coalesce(max(position), 0) FROM chain_links) AS invocations,
+       (SELECT (max(hour), sum(count))::text FROM portfolio_hourly
+        WHERE hour = (SELECT max(hour) FROM portfolio_hourly)) AS snapshots,
+       (SELECT sum(hashtextextended(m::text, 0)) FROM models m) AS models
+"""
+
+
+class Changes(NamedTuple):
+    """What stands for the state of all rows of a kind: it is another one after every change."""
+
+    postings: Decimal
+    invocations: int
+    snapshots: str | None
+    models: Decimal | None
+
+
+async def select_changes(conn: Connection) -> Changes:
+    """Return what a process that follows the leader compares, to read only what has changed."""
+    record = await conn.fetchrow(SELECT_CHANGES)
+    assert record is not None
+    return Changes(*record)

@@ -49,6 +49,7 @@ READ_ONLY_TRANSACTION = "25006"
 DISK_FULL = "53100"
 
 SELECT_ALIVE = "SELECT 1"
+SELECT_IS_REPLICA = "SELECT pg_is_in_recovery()"
 
 CREATE_WRITE_PROBE = """
 CREATE TEMPORARY TABLE write_probe ON COMMIT DROP AS SELECT repeat('x', 1900) AS filler FROM generate_series(1, 512)
@@ -75,11 +76,16 @@ class Database:
         self.write_failures = 0
 
     @classmethod
-    async def connect(cls, dsn: str, *, size: int = 20, command_timeout_s: float = COMMAND_TIMEOUT_S) -> "Database":
-        """Connect to the database of `dsn`.
+    async def connect(
+        cls, dsn: str, *, size: int = 20, command_timeout_s: float = COMMAND_TIMEOUT_S, read_only: bool = False
+    ) -> "Database":
+        """Connect to the database of `dsn`. With `read_only` the server refuses to write.
 
         :raises StartError: the server is unreachable, refuses the user, lacks the database, or is older than 15
         """
+        session = {"application_name": "trader", "timezone": "UTC"}
+        if read_only:
+            session["default_transaction_read_only"] = "on"
         try:
             await _check_version(dsn)
             pool = await asyncpg.create_pool(
@@ -90,7 +96,7 @@ class Database:
                 command_timeout=command_timeout_s,
                 init=_set_codecs,
                 reset=_skip_reset,
-                server_settings={"application_name": "trader", "timezone": "UTC"},
+                server_settings=session,
             )
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
             raise StartError(_start_problem(dsn, error)) from error
@@ -172,6 +178,11 @@ class Database:
         """
         async with self.writing() as conn, conn.transaction():
             await conn.execute(CREATE_WRITE_PROBE)
+
+    async def is_replica(self) -> bool:
+        """Return whether this is a streaming replica, which cannot be written until it is promoted."""
+        async with self.connection() as conn:
+            return bool(await conn.fetchval(SELECT_IS_REPLICA))
 
     async def ping(self) -> float:
         """Return how long the server takes to answer, in milliseconds."""

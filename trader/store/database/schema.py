@@ -136,7 +136,8 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
-    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL + RESET_BY_OPERATOR,
+    5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL,
+    6: RESET_BY_OPERATOR,
 }
 """Each step by the version that it leads to."""
 
@@ -188,6 +189,21 @@ async def apply_schema(database: Database) -> None:
         log.warning("the database was upgraded from schema version %d to %d", found, SCHEMA_VERSION)
 
 
+async def require_schema(database: Database, dsn: str) -> None:
+    """Check that the database has the tables of this version.
+
+    :raises StartError: it has not; only a process that leads makes or upgrades them
+    """
+    async with database.connection() as conn:
+        found = await select_schema_version(conn)
+    if found != SCHEMA_VERSION:
+        state = "is empty" if found is None else f"has schema version {found}"
+        raise StartError(
+            f"The database at {place(dsn)} {state}; this program needs version {SCHEMA_VERSION}. "
+            "Use the version of the running service; a start of the service upgrades its database."
+        )
+
+
 @asynccontextmanager
 async def open_database(dsn: str) -> AsyncIterator[Database]:
     """Open the database of a service for a tool, without changing its schema.
@@ -196,14 +212,7 @@ async def open_database(dsn: str) -> AsyncIterator[Database]:
     """
     database = await Database.connect(dsn, size=1)
     try:
-        async with database.connection() as conn:
-            found = await select_schema_version(conn)
-        if found != SCHEMA_VERSION:
-            state = "is empty" if found is None else f"has schema version {found}"
-            raise StartError(
-                f"The database at {place(dsn)} {state}; this program needs version {SCHEMA_VERSION}. "
-                "Use the version of the running service; a start of the service upgrades its database."
-            )
+        await require_schema(database, dsn)
         yield database
     finally:
         await database.close()

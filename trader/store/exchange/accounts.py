@@ -196,6 +196,15 @@ async def upsert_service_state(conn: Connection, identity: DatabaseIdentity) -> 
     return ServiceState(DatabaseIdentity(*found), processed_until)
 
 
+SELECT_IDENTITY = "SELECT market_identity, trading_mode, venue_url, venue_account_index FROM service_state"
+
+
+async def select_identity(conn: Connection) -> DatabaseIdentity | None:
+    """Return what the database is used for; None in a new one."""
+    record = await conn.fetchrow(SELECT_IDENTITY)
+    return None if record is None else DatabaseIdentity(*record)
+
+
 SELECT_PROCESSED_UNTIL = "SELECT processed_until FROM service_state"
 
 

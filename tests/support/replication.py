@@ -1,0 +1,129 @@
+"""A PostgreSQL primary with streaming replicas, made with `pg_basebackup`."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import asyncpg
+
+from trader.embedded.binaries import Binaries, choose_binaries
+from trader.embedded.folders import make_private, server_account
+from trader.embedded.processes import bind_to_parent, stop_process
+from trader.embedded.server import EmbeddedPostgres
+
+DATABASE: Final = "trader"
+_READY_S: Final = 30.0
+
+
+class Replica:
+    """A streaming replica in a folder of its own, reached through its socket."""
+
+    def __init__(self, folder: Path, binaries: Binaries) -> None:
+        self._folder = folder
+        self._binaries = binaries
+        self._account = server_account()
+        self._user = None if self._account is None else self._account.uid
+        self._group = None if self._account is None else self._account.gid
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://postgres@/{DATABASE}?host={quote(str(self._folder), safe='')}"
+
+    async def start(self, primary: EmbeddedPostgres) -> None:
+        """Copy the primary, and follow it."""
+        make_private(self._folder, self._account)
+        data, source = str(self._folder / "data"), primary.dsn("postgres")
+        await asyncio.to_thread(self._run, "pg_basebackup", "-D", data, "-d", source, "-R", "-c", "fast", "--no-sync")
+        command: list[str] = [
+            self._binaries.program("postgres"),
+            "-D",
+            data,
+            "-c",
+            "fsync=off",
+            "-c",
+            "listen_addresses=",
+        ]
+        with (self._folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "-c", f"unix_socket_directories={self._folder}"],
+                stdout=log,
+                stderr=log,
+                preexec_fn=bind_to_parent(signal.SIGINT),  # noqa: PLW1509 - one system call, prepared before the fork
+                user=self._user,
+                group=self._group,
+            )
+        async with asyncio.timeout(_READY_S):
+            while not await self._answers():
+                await asyncio.sleep(0.05)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [self._binaries.program(program), *arguments], check=True, cwd="/", user=self._user, group=self._group
+        )
+
+    async def _answers(self) -> bool:
+        try:
+            conn = await asyncpg.connect(self.dsn)
+        except (OSError, asyncpg.PostgresError):
+            return False
+        await conn.close()
+        return True
+
+    async def promote(self) -> None:
+        """Make it a primary, as an operator or a cluster manager does."""
+        conn = await asyncpg.connect(self.dsn)
+        assert await conn.fetchval("SELECT pg_promote()")
+        await conn.close()
+
+    async def pause(self, *, paused: bool) -> None:
+        """Stop or continue to apply what the primary sends."""
+        conn = await asyncpg.connect(self.dsn)
+        await conn.execute(f"SELECT pg_wal_replay_{'pause' if paused else 'resume'}()")
+        await conn.close()
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await stop_process(self._process)
+
+
+class Cluster:
+    """A primary and its replicas. `dsn` is that of an empty database of the primary."""
+
+    def __init__(self, folder: Path, primary: EmbeddedPostgres, dsn: str) -> None:
+        self._folder = folder
+        self._primary = primary
+        self.dsn = dsn
+        self.replicas: list[Replica] = []
+
+    async def add_replica(self) -> Replica:
+        """Make one more replica of what the primary has now."""
+        replica = Replica(self._folder / f"r{len(self.replicas)}", choose_binaries(self._primary.data))
+        self.replicas.append(replica)
+        await replica.start(self._primary)
+        return replica
+
+    def kill_primary(self) -> None:
+        """End the primary as a power cut would."""
+        os.kill(int((self._primary.data / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+
+
+@asynccontextmanager
+async def replicated(folder: Path) -> AsyncIterator[Cluster]:
+    """Run a primary in `folder`, which every user must be able to reach, for the length of the block."""
+    async with AsyncExitStack() as stack:
+        primary = await stack.enter_async_context(EmbeddedPostgres(folder / "p", durable=False))
+        cluster = Cluster(folder, primary, await primary.ensure_database(DATABASE))
+
+        async def stop() -> None:
+            for replica in cluster.replicas:
+                await replica.stop()
+
+        stack.push_async_callback(stop)
+        yield cluster

@@ -1,0 +1,114 @@
+"""Read-only exchange: the accounts of another process, paper or live, for a process that never leads."""
+
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from typing import NoReturn
+
+import msgspec
+
+from trader.clock import Clock
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Rules, unopened_account
+from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
+from trader.domain.market.markets import Market, Tick
+from trader.domain.money import ZERO
+from trader.services.exchange.accounts import Accounts
+from trader.services.exchange.protocol import not_trading, rules_of
+from trader.services.market.feed import MarketFeed
+from trader.services.relay import RelayReader
+from trader.settings import Settings
+from trader.store.exchange.accounts import DatabaseIdentity
+
+
+class ReadOnlyExchange:
+    """Shows what the leader trades, valued at the leader's marks. Every change raises `Unavailable`."""
+
+    def __init__(
+        self, market: MarketFeed, clock: Clock, settings: Settings, accounts: Accounts, relay: RelayReader
+    ) -> None:
+        self._market = market
+        self._clock = clock
+        self._settings = settings
+        self._accounts = accounts
+        self._relay = relay
+        self._is_live = settings.trading_mode == "live"
+        rules = rules_of(settings, market.markets)
+        self._rules = msgspec.structs.replace(rules, liquidation_rate=ZERO) if self._is_live else rules
+        self._identity = DatabaseIdentity(market.identity, settings.trading_mode)
+
+    async def lead(self) -> None:
+        self._refuse()
+
+    async def follow(self) -> None:
+        """Read what the leader has changed since the last call.
+
+        :raises StartError: the database belongs to another market or trading mode
+        :raises Unavailable: the database cannot answer now
+        """
+        self._market.restore_marks(await self._accounts.follow(self._identity))
+
+    def suspend(self) -> None:
+        """Do nothing: nothing is traded here."""
+
+    async def resign(self) -> None:
+        """Do nothing, as `suspend`."""
+
+    async def on_tick(self, tick: Tick) -> None:
+        """Take the leader's present market rules."""
+        self._rules.markets.update(self._market.markets)
+
+    @property
+    def term(self) -> int | None:
+        return None
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._rules.markets
+
+    @property
+    def rules(self) -> Rules:
+        return self._rules
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        return self._accounts.by_id
+
+    @property
+    def version(self) -> int:
+        return self._accounts.version
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """Those that the leader reports."""
+        return {} if self._relay.view is None else self._relay.view.account_troubles
+
+    def undecided(self, account_id: str) -> Collection[str]:
+        return ()
+
+    def marks(self) -> Mapping[str, Decimal]:
+        return self._market.marks
+
+    def account(self, account_id: str) -> Account:
+        """Return the account or, when there is none yet, the account as it would open."""
+        if account_id in self.accounts:
+            return self.accounts[account_id]
+        capital = ZERO if self._is_live else self._settings.initial_capital
+        return unopened_account(account_id, capital, self._settings.quote_currency, self._clock.now())
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        self._refuse()
+
+    async def cancel_order(self, account_id: str, order_id: str) -> OrderAnswer:
+        self._refuse()
+
+    async def set_exit_plan(self, account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        self._refuse()
+
+    async def open_account(self, account_id: str, initial_capital: Decimal | None = None) -> Account:
+        self._refuse()
+
+    async def reset_account(self, account_id: str) -> Account:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise not_trading(self._settings)

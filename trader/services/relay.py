@@ -1,0 +1,186 @@
+"""Relay: how the processes that follow the leader have its prices and the steps of its models, through the database.
+
+Once a second the leader writes a record of what it sees, with the workflow events since the last one. Accounts, trades,
+snapshots and invocations are not in it: followers read their rows. A streaming replica has neither notifications nor
+locks of its primary, so followers poll.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trader.domain.market.markets import Market
+from trader.errors import Unavailable
+from trader.services.events import Event, EventBus, WorkflowProgress, WorkflowType
+from trader.store.database.pool import Database
+from trader.store.database.relay import SLOTS, select_relay, select_relay_number, upsert_relay
+
+log = logging.getLogger("trader")
+
+EVERY_S: Final = 1.0
+"""Real seconds between two records."""
+
+EVENTS_MAX: Final = 5000
+"""Workflow events of one record; further ones of the same second do not reach followers."""
+
+MARKETS_EVERY: Final = 60
+"""Records between two with the trading rules of the markets; a change of them is in the next one."""
+
+
+class RelayedQuote(NamedTuple):
+    """A quote without its book."""
+
+    symbol: str
+    at: datetime
+    bid: Decimal
+    ask: Decimal
+    mark: Decimal
+
+
+class RelayedEvent(msgspec.Struct, frozen=True):
+    """A workflow event; `details` is the JSON that the leader's own streams send."""
+
+    type: WorkflowType
+    at: datetime
+    details: msgspec.Raw
+
+
+class LeaderView(msgspec.Struct, frozen=True):
+    """What the leader sees at `now` of its clock, of which nothing is in other rows.
+
+    `updated_at` is the time of the market's last tick. `market_troubles` are by symbol, `account_troubles` by account
+    id. `warning` is what keeps models from running. `markets` is None in most records.
+    """
+
+    now: datetime
+    updated_at: datetime | None
+    quotes: tuple[RelayedQuote, ...]
+    markets: tuple[Market, ...] | None
+    market_troubles: dict[str, str]
+    account_troubles: dict[str, str]
+    warning: str | None
+    snapshots_created: int
+    events: tuple[RelayedEvent, ...] = ()
+
+
+class RelayWriter:
+    """Writes the records of a leader. `view` returns what it sees, `encode` the wire's JSON of an event's details."""
+
+    def __init__(
+        self,
+        database: Database,
+        events: EventBus,
+        view: Callable[[], LeaderView],
+        encode: Callable[[Mapping[str, Any]], bytes],
+    ) -> None:
+        self._database = database
+        self._view = view
+        self._encode = encode
+        self._is_open = False
+        self._waiting: list[RelayedEvent] = []
+        self._markets: tuple[Market, ...] | None = None
+        events.subscribe(self._note)
+
+    def open(self) -> None:
+        """Begin to gather events, as the leader."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Stop to gather events, and drop those that were not written."""
+        self._is_open = False
+        self._waiting.clear()
+
+    def _note(self, event: Event) -> None:
+        if self._is_open and isinstance(event, WorkflowProgress) and len(self._waiting) < EVENTS_MAX:
+            self._waiting.append(RelayedEvent(event.type, event.at, msgspec.Raw(self._encode(event.details))))
+
+    async def run(self, term: int) -> None:
+        """Write a record a second in this term, for ever. Events that could not be written are in the next record."""
+        number: int | None = None
+        while True:
+            try:
+                if number is None:
+                    async with self._database.connection() as conn:
+                        number = await select_relay_number(conn)
+                number += 1
+                await self._write(number, term)
+            except Unavailable as error:  # the pool logs the cause once a minute
+                log.debug("nothing was relayed: %s", error)
+            await asyncio.sleep(EVERY_S)
+
+    async def _write(self, number: int, term: int) -> None:
+        events, self._waiting = self._waiting, []
+        view = msgspec.structs.replace(self._view(), events=tuple(events))
+        markets = view.markets
+        if markets == self._markets and number % MARKETS_EVERY:
+            view = msgspec.structs.replace(view, markets=None)
+        try:
+            async with self._database.connection() as conn:
+                await upsert_relay(conn, number, msgspec.json.encode(view).decode(), term)
+        except Unavailable:
+            self._waiting = (events + self._waiting)[:EVENTS_MAX]
+            raise
+        self._markets = markets
+
+
+class RelayReader:
+    """Reads the records of the leader, and publishes their events in this process."""
+
+    def __init__(self, database: Database, events: EventBus) -> None:
+        self._database = database
+        self._events = events
+        self._decoder = msgspec.json.Decoder(LeaderView)
+        self._after: int | None = None
+        self._written_s: float | None = None
+        self._news = asyncio.Event()
+        self.view: LeaderView | None = None
+        """The newest record."""
+
+        self.markets: Mapping[str, Market] = {}
+        """The trading rules by symbol, as the leader has them; empty before the first record."""
+
+    @property
+    def lag_s(self) -> float | None:
+        """How many seconds ago the newest record was written, by the clocks of two machines; None before the first."""
+        return None if self._written_s is None else max(0.0, time.monotonic() - self._written_s)
+
+    def forget(self) -> None:
+        """Begin again with the newest record at the next poll: this process has led meanwhile."""
+        self._after = self._written_s = None
+
+    async def poll(self) -> None:
+        """Read the records since the last poll; the first one only looks at the newest.
+
+        :raises Unavailable: the database cannot answer now
+        """
+        async with self._database.connection() as conn:
+            rows = await select_relay(conn, self._after or 0)
+        if not rows:
+            return
+        is_first, after = self._after is None, self._after or 0
+        if not is_first and rows[-1].number - after > SLOTS:
+            log.warning("%d records of the leader are lost: this process was behind for long", rows[0].number - after)
+        for row in rows:
+            view = self._decoder.decode(row.record)
+            if view.markets is not None:
+                self.markets = {market.symbol: market for market in view.markets}
+            for event in () if is_first else view.events:
+                details = msgspec.json.decode(event.details, type=dict[str, msgspec.Raw])
+                self._events.publish(WorkflowProgress(event.type, event.at, details))
+            self.view = view
+        self._after = rows[-1].number
+        self._written_s = time.monotonic() - rows[-1].age_s
+        self._news.set()
+
+    async def next_view(self) -> LeaderView:
+        """Wait for a record that this did not return yet, and return the newest."""
+        await self._news.wait()
+        self._news.clear()
+        assert self.view is not None
+        return self.view

@@ -1,0 +1,54 @@
+"""Relay: the records by which a leader shows what it sees and publishes to the processes that follow it."""
+
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from trader.store.database.pool import Connection
+
+SLOTS: Final = 128
+"""Records that are kept: those of two minutes."""
+
+
+class RelayRow(NamedTuple):
+    """A record as text, its number, and how many seconds ago it was written, by the clock of this database."""
+
+    number: int
+    written_at: datetime
+    age_s: float
+    record: str
+
+
+# The commit does not wait for the disk: what a crash loses of it, the next second replaces.
+UPSERT_RELAY = """
+INSERT INTO relay AS r (slot, number, written_at, record)
+SELECT $1::bigint % 128, $1, clock_timestamp(), $2
+FROM service_state CROSS JOIN LATERAL set_config('synchronous_commit', 'off', true)
+WHERE term = $3
+ON CONFLICT (slot) DO UPDATE
+SET number = excluded.number, written_at = excluded.written_at, record = excluded.record
+"""
+
+
+async def upsert_relay(conn: Connection, number: int, record: str, term: int) -> None:
+    """Write a record over the one of `SLOTS` numbers before. Only in this term."""
+    await conn.execute(UPSERT_RELAY, number, record, term)
+
+
+SELECT_RELAY_NUMBER = "SELECT coalesce(max(number), 0) FROM relay"
+
+
+async def select_relay_number(conn: Connection) -> int:
+    """Return the number of the newest record; 0 without any."""
+    number: int = await conn.fetchval(SELECT_RELAY_NUMBER)
+    return number
+
+
+SELECT_RELAY = """
+SELECT number, written_at, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
+FROM relay WHERE number > $1 ORDER BY number
+"""
+
+
+async def select_relay(conn: Connection, after: int) -> list[RelayRow]:
+    """Return the records after a number, ascending."""
+    return [RelayRow(*row) for row in await conn.fetch(SELECT_RELAY, after)]
