@@ -324,10 +324,7 @@ async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
     await source.open()
     name = database_name(source.identity, settings.venue_account_index if _is_live(settings) else None)
     await source.close()
-    try:
-        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
-    except StartError:  # there is none yet
-        server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
+    server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=True))
     return await server.ensure_database(name)
 
 

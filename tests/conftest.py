@@ -142,6 +142,15 @@ def template(server_dsn: str) -> Iterator[str]:
 
 
 @pytest.fixture
+async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
+    """The connection string of a fresh database without any table."""
+    name = f"trader_empty_{os.getpid()}_{next(_numbers)}"
+    await _administer(server_dsn, f"CREATE DATABASE {name} TEMPLATE template0")
+    yield _with_database(server_dsn, name)
+    await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
 async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
     """The connection string of a fresh database with the schema."""
     name = f"trader_test_{os.getpid()}_{next(_numbers)}"

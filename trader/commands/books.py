@@ -15,7 +15,7 @@ from trader.gateways.agents.anchor_sinks import AnchorLine
 from trader.services.agents import chain
 from trader.services.exchange import audit as books
 
-_LINES_MAX: Final = 200
+LINES_MAX: Final = 200
 
 
 @database_command("audit", example="trader audit")
@@ -41,8 +41,8 @@ def _show_progress(done: int, total: int) -> None:
 
 
 def _first(problems: list[str]) -> list[str]:
-    more = [f"  and {len(problems) - _LINES_MAX} more"] if len(problems) > _LINES_MAX else []
-    return [*(f"  {problem}" for problem in problems[:_LINES_MAX]), *more]
+    more = [f"  and {len(problems) - LINES_MAX} more"] if len(problems) > LINES_MAX else []
+    return [*(f"  {problem}" for problem in problems[:LINES_MAX]), *more]
 
 
 def _anchors_argument(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,8 @@ MODULES: Final[Mapping[str, str]] = {
     "flatten": "operate",
     "verify": "books",
     "audit": "books",
+    "backup": "backup",
+    "restore": "backup",
     "report": "reports",
     "drift": "reports",
     "reproduce": "reproduce",

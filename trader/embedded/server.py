@@ -147,10 +147,10 @@ class EmbeddedPostgres:
             self._lock = None
 
     @asynccontextmanager
-    async def attach(self) -> AsyncIterator[Self]:
+    async def attach(self, *, creates: bool = False) -> AsyncIterator[Self]:
         """Use the server of a running service, as a tool does; start one when no service runs.
 
-        :raises StartError: the folder has no data, or the server does not start
+        :raises StartError: the folder has no data and `creates` is not set, or the server does not start
         """
         folder = self._asked_folder
         # A service that is not root has its data in the folder itself, also where root would put its own elsewhere.
@@ -164,7 +164,7 @@ class EmbeddedPostgres:
         if is_running:
             yield self
             return
-        if not has_data:
+        if not has_data and not creates:
             raise StartError(f"There is no embedded database in {folder}. Set DATABASE_URL, or run in another folder.")
         async with self:
             yield self

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trader.store.database.pool import Connection
 
@@ -55,3 +55,33 @@ async def select_service_facts(conn: Connection) -> ServiceFacts:
     row = await conn.fetchrow(SELECT_SERVICE_FACTS)
     assert row is not None
     return ServiceFacts(*row)
+
+
+SELECT_SERVER_MAJOR = "SELECT current_setting('server_version_num')::integer / 10000"
+
+
+async def select_server_major(conn: Connection) -> int:
+    """Return the major version of the server."""
+    major: int = await conn.fetchval(SELECT_SERVER_MAJOR)
+    return major
+
+
+SELECT_TABLE_COUNT = """
+SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+"""
+
+
+async def select_table_count(conn: Connection) -> int:
+    """Return how many tables and views the database has beside PostgreSQL's own."""
+    count: int = await conn.fetchval(SELECT_TABLE_COUNT)
+    return count
+
+
+ANALYZE = "ANALYZE"
+ANALYZE_TIMEOUT_S: Final = 600.0
+
+
+async def analyze(conn: Connection) -> None:
+    """Collect the statistics of the planner, which no dump contains."""
+    await conn.execute(ANALYZE, timeout=ANALYZE_TIMEOUT_S)

