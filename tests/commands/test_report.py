@@ -40,6 +40,8 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
     outline.feed(html)
     assert (outline.open, outline.fetched) == ([], [])
     assert "url(" not in html
+    evidence = html.partition("<h2>Evidence</h2>")[2]
+    assert "whole hours" in evidence or "common hours" in evidence or "cannot be seen" in evidence
     await _is_drawn(tmp_path)
     async with database.connection() as conn:
         accounts = await store.select_report_accounts(conn)
@@ -47,6 +49,7 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
         for account in accounts:
             assert account.change == account.explained
             assert f"{account.equity:,.2f}" in html
+            assert account.name in evidence
         assert await conn.execute(CHARGE_MORE, "qwen-apex") == "UPDATE 1"
     broken = _run(tmp_path, "report", "--database-url", dsn)
     assert broken.returncode == 1

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+from trader.clock import LockstepClock
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, table
 from trader.commands.database import FoundDatabase, database_command
 from trader.domain.portfolio.evidence import (
@@ -21,6 +22,9 @@ from trader.errors import StartError
 from trader.reports import drift as drift_report
 from trader.reports import season_page
 from trader.reports.season_page import Season, Standing
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckRequest
+from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.live import drift as drift_store
 from trader.store.portfolio import season as store
 
@@ -32,7 +36,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 @database_command("report", example="trader report season.html --name Spring", arguments=_report_arguments)
 async def report(options: argparse.Namespace, found: FoundDatabase) -> Result:
-    """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs and the leaderboard.
+    """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs, leaderboard and evidence.
 
     Fails when the books do not explain the equity; the report says of which accounts.
     """
@@ -64,7 +68,16 @@ async def _read_season(name: str, found: FoundDatabase) -> Season:
         unvalued = await store.select_unvalued_models(conn)
     if not accounts:
         raise StartError(f"{found.place} has no model with a snapshot: there is nothing to report.")
-    return Season(name, make_standings(accounts, hours), unvalued, trades)
+    clock = LockstepClock(max(account.at for account in accounts))  # the time of its market, which may be a replay's
+    evidence = await Evidence(found.database, CurrentRuns(found.database), NoLuck(), clock).report("run")
+    return Season(name, make_standings(accounts, hours), unvalued, trades, evidence)
+
+
+class NoLuck:
+    """Stands for the comparison with luck, which needs the candles of the service's market."""
+
+    def result(self, _key: str, _request: LuckRequest) -> str:
+        return "a report has no candles to compare with luck"
 
 
 def _write(file: Path, text: str) -> None:

@@ -70,6 +70,15 @@ def interval(bounds: tuple[float, float] | None, value: float, least: float, mos
     return f'<span class="interval" style="{style}"><i class="zero"></i>{drawn}<i class="value"></i></span>'
 
 
+def scale(values: Iterable[float | None], intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float]:
+    """Return the scale on which intervals of several rows can be compared; the widest fiftieth is cut off."""
+    numbers = sorted(
+        [*(value for value in values if value is not None), *(bound for bounds in intervals for bound in bounds or ())]
+    )
+    cut = len(numbers) // 50
+    return (min(0.0, numbers[cut]), max(0.0, numbers[-1 - cut])) if numbers else (0.0, 0.0)
+
+
 def bar(value: float, least: float, most: float) -> str:
     """Draw a bar from zero to the value on the scale from `least` to `most`, which holds both."""
     start, end = sorted(((number - least) / (most - least or 1.0)) for number in (0.0, value))

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.evidence import Statement, Verdict
-from trader.reports.document import bar, document, interval, key, minus, table
+from trader.reports.document import bar, document, interval, key, minus, scale, table
+from trader.reports.evidence_section import WORDS, evidence_section
+from trader.services.portfolio.evidence import EvidenceReport
 from trader.store.portfolio.season import AccountReport, TradeOutcome, UnvaluedModel
 from trader.variants import VARIANTS
 
@@ -38,6 +40,7 @@ class Season(NamedTuple):
     standings: Sequence[Standing]
     unvalued: Sequence[UnvaluedModel]
     trades: Sequence[TradeOutcome]
+    evidence: EvidenceReport
 
     @property
     def accounts(self) -> list[AccountReport]:
@@ -94,6 +97,7 @@ def page(season: Season) -> str:
             ("Trades", TRADES, _trades(season)),
             ("Where the money went", COSTS, _costs(season)),
             ("Leaderboard", BOARD, _leaderboard(season)),
+            ("Evidence", WORDS, evidence_section(season.evidence)),
         )
     )
     return document(f"Season report: {season.name}", body, _data(season))
@@ -206,10 +210,9 @@ def _verdict(season: Season) -> str:
 
 
 def _leaderboard(season: Season) -> str:
-    numbers = [one.return_percent for one in season.standings]
-    numbers = sorted(numbers + [bound for one in season.standings for bound in one.evidence.interval_percent or ()])
-    cut = len(numbers) // 50
-    least, most = min(0.0, numbers[cut]), max(0.0, numbers[-1 - cut])
+    least, most = scale(
+        [one.return_percent for one in season.standings], [one.evidence.interval_percent for one in season.standings]
+    )
     rows: list[Sequence[str]] = []
     for rank, one in enumerate(season.standings, start=1):
         account, bounds, value = one.account, one.evidence.interval_percent, one.return_percent

@@ -200,6 +200,24 @@ async def figures(
     return found
 
 
+async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
+    chromium_program()
+    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
+        await trade(service, "apex-rules")
+        async with on_page(tmp_path / "profile", service.url, "/#/models/apex-rules") as tab:
+            await until(lambda: tab.evaluate("document.querySelectorAll('.differences li').length === 4"), "evidence")
+            pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
+            assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
+            asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
+            (one,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
+            shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
+            for difference, text in zip(one["differences"], shown, strict=True):
+                assert f"Not distinguishable yet: {difference['reason']}." in text
+            await visit(tab, service.url, "/#/models?window=nothing")
+            await shows(tab, "No entrant has enough hours and trades to be called the best.")
+            assert tab.problems == []
+
+
 ORDER_SEEN_MS = """(async account => {
     const rows = () => [...document.querySelectorAll('section[aria-label="Positions"] tbody tr')]
     const row = () => rows().some(one => one.innerText.includes(account))

@@ -182,6 +182,7 @@ async def test_leaderboard(call: Call) -> None:
     drawdowns = [entry["maxDrawdown"] for entry in by_drawdown["entries"]]
     assert drawdowns == sorted(drawdowns)
     assert by_drawdown["window"] == "30d"
+    assert (await call("analytics.getLeaderboard", window="run"))["window"] == "run"
 
 
 @pytest.mark.usefixtures("season")

@@ -202,6 +202,13 @@ async def test_the_leaderboard_measures_the_window(bench: Bench) -> None:
     assert seen(week.start_value, week.pnl_absolute, week.trades_count) == (10_000, 4_300, 2)
     only = await bench.analytics.leaderboard("7d", "pnlPercent", VariantId.SOVEREIGN)
     assert [entry.model.id for entry in only] == ["down"]
+    await bench.clock.advance(40 * DAY)
+    assert seen(*[(one.start_value, one.trades_count) for one in await bench.board("30d") if one.model.id == "up"]) == (
+        (13_000, 0),
+    )
+    assert seen(*[(one.start_value, one.trades_count) for one in await bench.board("run") if one.model.id == "up"]) == (
+        (10_000, 2),
+    )
     bench.exchange.known_marks.clear()
     assert [entry.model.id for entry in await bench.board()] == ["up", "new"], "down has no value without a price"
 

@@ -23,7 +23,7 @@ from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Contamination, Model, contamination
 from trader.domain.portfolio.evidence import Word
-from trader.domain.portfolio.histories import Window
+from trader.domain.portfolio.histories import RunWindow
 from trader.domain.portfolio.intervals import Interval
 from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.analytics import FailureCounts, Failures
@@ -40,7 +40,9 @@ def day(moment: date | None) -> str | None:
 
 
 class GetLeaderboardInput(Input, kw_only=True):
-    window: Window = "7d"
+    """`run` is all of the current runs, an addition to the specification."""
+
+    window: RunWindow = "7d"
     sort_by: SortKey = "pnlPercent"
     variant: VariantFilter = "all"
 
@@ -203,7 +205,7 @@ class LeaderboardRow(Wire, kw_only=True):
 
 class GetLeaderboardOutput(Wire, kw_only=True):
     entries: list[LeaderboardRow]
-    window: Window
+    window: RunWindow
 
 
 class GetFailuresInput(Input, kw_only=True):

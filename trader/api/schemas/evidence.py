@@ -6,14 +6,15 @@ from trader.api.schemas.positions import ModelId
 from trader.domain.models import Contamination, contamination
 from trader.domain.portfolio.board import Comparison, Reference
 from trader.domain.portfolio.evidence import Word
+from trader.domain.portfolio.histories import RunWindow
 from trader.domain.portfolio.luck import TRADERS, Luck
-from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport, EvidenceWindow
+from trader.services.portfolio.evidence import EntrantEvidence, EvidenceReport
 
 
 class GetEvidenceInput(Input, kw_only=True):
     """`run` is all hours of the current runs."""
 
-    window: EvidenceWindow = "run"
+    window: RunWindow = "run"
     variant: VariantFilter = "all"
     model_id: ModelId | UnsetType = UNSET
 
@@ -157,13 +158,13 @@ class GetEvidenceOutput(Wire, kw_only=True):
     `best` is the model with the highest mean hourly return; null without one that has 24 hours and 10 trades.
     """
 
-    window: EvidenceWindow
+    window: RunWindow
     until: Timestamp
     best: str | None
     entrants: list[EntrantRow]
 
     @classmethod
-    def of(cls, window: EvidenceWindow, report: EvidenceReport) -> "GetEvidenceOutput":
+    def of(cls, window: RunWindow, report: EvidenceReport) -> "GetEvidenceOutput":
         return cls(
             window=window,
             until=iso(report.until),

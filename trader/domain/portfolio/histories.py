@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
 
@@ -14,6 +14,10 @@ WINDOWS: Final[Mapping[Window, timedelta]] = {
     "7d": timedelta(days=7),
     "30d": timedelta(days=30),
 }
+
+RunWindow = Literal[Window, "run"]
+"""A window, or all of the current runs."""
+
 
 Resolution = Literal["1m", "5m", "15m", "1h", "4h", "1d"]
 RESOLUTIONS: Final[Mapping[Resolution, timedelta]] = {
@@ -42,6 +46,11 @@ class Point(NamedTuple):
 
     hour: datetime
     value: Decimal
+
+
+def window_start(window: RunWindow, now: datetime) -> datetime:
+    """Return the start of a window that ends now; that of `run` is before every run."""
+    return datetime.min.replace(tzinfo=UTC) if window == "run" else now - WINDOWS[window]
 
 
 def floor_to_bucket(moment: datetime, bucket: timedelta) -> datetime:

@@ -15,7 +15,7 @@ from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.histories import Window, minute_end
+from trader.domain.portfolio.histories import RunWindow, minute_end
 from trader.domain.portfolio.snapshots import value_account
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
@@ -181,7 +181,7 @@ class Analytics:
         return found
 
     async def leaderboard(
-        self, window: Window, sort_by: SortKey, variant: VariantId | None = None
+        self, window: RunWindow, sort_by: SortKey, variant: VariantId | None = None
     ) -> list[LeaderboardEntry]:
         """Return the present entrants (or those of a variant) that have a value, best first."""
         models, runs = await self._models(variant), await self._runs.refresh()

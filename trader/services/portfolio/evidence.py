@@ -3,22 +3,20 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
 from trader.domain.portfolio.evidence import ReturnSeries, Statement, state_return
-from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, minute_end
+from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
-from trader.services.portfolio.luck import COMPUTING, LuckRequest, LuckTable
+from trader.services.portfolio.luck import COMPUTING, LuckRequest
 from trader.services.portfolio.run_statistics import CurrentRuns, Stint
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
-
-EvidenceWindow = Literal[Window, "run"]
 
 _HOUR: Final = RESOLUTIONS["1h"]
 
@@ -79,17 +77,23 @@ class _Judged(NamedTuple):
         return LuckRequest(stint.run, stint.trades, stint.started_at, stint.ended_at or until, stint.start_value)
 
 
+class LuckSource(Protocol):
+    """Compares an entrant with luck, or says why it does not (yet)."""
+
+    def result(self, key: str, request: LuckRequest, /) -> Luck | str: ...
+
+
 class Evidence:
     """Makes the evidence of entrants from the statistics of the current runs."""
 
-    def __init__(self, database: Database, runs: CurrentRuns, luck: LuckTable, clock: Clock) -> None:
+    def __init__(self, database: Database, runs: CurrentRuns, luck: LuckSource, clock: Clock) -> None:
         self._database = database
         self._runs = runs
         self._luck = luck
         self._clock = clock
 
     async def report(
-        self, window: EvidenceWindow, variant: VariantId | None = None, model_id: str | None = None
+        self, window: RunWindow, variant: VariantId | None = None, model_id: str | None = None
     ) -> EvidenceReport:
         """Return the evidence of all entrants, of those of a variant, or of one model.
 

@@ -24,7 +24,7 @@ from trader.domain.portfolio.evidence import (
     missing_trades,
     state_return,
 )
-from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, Window, floor_to_bucket
+from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.run_statistics import RunStatistics
 
@@ -91,11 +91,11 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_board(
-    contestants: Iterable[Contestant], window: Window, sort_by: SortKey, now: datetime
+    contestants: Iterable[Contestant], window: RunWindow, sort_by: SortKey, now: datetime
 ) -> list[LeaderboardEntry]:
     """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one."""
     hour = floor_to_bucket(now, _HOUR)
-    single = [_entry(contestant, now - WINDOWS[window], hour, window) for contestant in contestants]
+    single = [_entry(contestant, window_start(window, now), hour, window) for contestant in contestants]
     entries = [_merged(group, window, hour) for group in _groups(single)]
     entries.sort(key=lambda entry: (not entry.record.is_ranked, *_sort_key(entry, sort_by)))
     ranked = [
@@ -106,7 +106,7 @@ def make_board(
     return marked if sort_by == "maxDrawdown" else _with_verdicts(marked)
 
 
-def _entry(contestant: Contestant, since: datetime, hour: datetime, window: Window) -> LeaderboardEntry:
+def _entry(contestant: Contestant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
     model, run, equity = contestant
     since = max(since, run.entrant_since)
     start, series = run.start_value(since), _entrant_returns(run, hour)
@@ -120,7 +120,7 @@ def _entry(contestant: Contestant, since: datetime, hour: datetime, window: Wind
         start_value=start,
         end_value=equity,
         trades_count=trades,
-        evidence=_window_evidence(series, window, hour, run.trades_after(max(hour - WINDOWS[window], since))),
+        evidence=_window_evidence(series, window, hour, run.trades_after(max(window_start(window, hour), since))),
         since=since,
         series=series,
         trades=run.trades_after(run.entrant_since),
@@ -135,9 +135,9 @@ def _entrant_returns(run: RunStatistics, hour: datetime) -> ReturnSeries | None:
     return series.within(ceil_time(began_at, _HOUR), hour)
 
 
-def _window_evidence(series: ReturnSeries | None, window: Window, hour: datetime, trades: int) -> Statement:
+def _window_evidence(series: ReturnSeries | None, window: RunWindow, hour: datetime, trades: int) -> Statement:
     """Return what the whole hours of a window up to this one say about the return."""
-    return state_return(None if series is None else series.within(hour - WINDOWS[window], hour), trades)
+    return state_return(None if series is None else series.within(window_start(window, hour), hour), trades)
 
 
 # Replicates
@@ -153,7 +153,7 @@ def _groups(entries: Sequence[LeaderboardEntry]) -> list[list[LeaderboardEntry]]
     return list(groups.values())
 
 
-def _merged(group: list[LeaderboardEntry], window: Window, hour: datetime) -> LeaderboardEntry:
+def _merged(group: list[LeaderboardEntry], window: RunWindow, hour: datetime) -> LeaderboardEntry:
     if len(group) == 1:
         return group[0]
     series = {entry.model.id: entry.series for entry in group if entry.series is not None}

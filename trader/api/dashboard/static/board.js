@@ -3,16 +3,11 @@ import { useAnswer } from './answers.js'
 import { Choice, Failed, Interval, ModelName, Money, Panel, Table, VariantName, scaleOf } from './components.js'
 import { number, percent, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { useModels } from './models.js'
-
-const BOARD_WINDOWS = [['24h', '24 h'], ['7d', '7 d'], ['30d', '30 d']]
-
-/** The leaderboard knows no window of the whole run; the longest is shown instead. */
-export const boardWindow = window => (window === 'run' ? '30d' : window)
+import { WINDOWS, useModels } from './models.js'
 
 export function Board({ window, onWindow, variant = 'all', isCompact = false }) {
   const known = useModels()
-  const board = useAnswer('analytics.getLeaderboard', { window: boardWindow(window), variant })
+  const board = useAnswer('analytics.getLeaderboard', { window, variant })
   const stats = useAnswer('analytics.getModelStats', { variant })
   const costs = useMemo(() => new Map((stats.data?.overall ?? []).map(one => [one.modelId, one])), [stats.data])
   const entries = board.data?.entries ?? []
@@ -35,9 +30,9 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
       cell: one => number(figureOf(costs.get(one.modelId)?.costUsd)) },
     { key: 'net', title: 'Net after cost', by: one => figureOf(costs.get(one.modelId)?.netAfterCost),
       cell: one => html`<${Money} value=${figureOf(costs.get(one.modelId)?.netAfterCost)} />` },
-    { key: 'equity', title: 'Equity', by: one => one.endValue, cell: one => number(one.endValue) },
+    !isCompact && { key: 'equity', title: 'Equity', by: one => one.endValue, cell: one => number(one.endValue) },
   ].filter(Boolean)
-  const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${boardWindow(window)} onChange=${onWindow} options=${BOARD_WINDOWS} />`
+  const tools = onWindow && html`<${Choice} label="Window of the leaderboard" value=${window} onChange=${onWindow} options=${WINDOWS} />`
   return html`<${Panel} title="Leaderboard" tools=${tools}>
     <${Failed} entry=${board} what="The leaderboard" />
     ${board.data && html`<${Table} label="Leaderboard" columns=${columns} rows=${entries} keyOf=${one => one.modelId} first=${isCompact ? 20 : 100}

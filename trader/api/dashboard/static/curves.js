@@ -125,7 +125,7 @@ function linesOf(answer, portfolio, known, by, only) {
 function drawingOf(lines, chosen, isMoney, main) {
   const series = lines.map(one => ({
     name: one.name, color: one.color, isMain: one.id === main || chosen.has(one.id) || lines.length <= 12 && !one.isBaseline,
-    isDimmed: one.isBaseline && !chosen.has(one.id), isHidden: chosen.size > 0 && !chosen.has(one.id),
+    isDimmed: one.isBaseline && one.id !== main && !chosen.has(one.id), isHidden: chosen.size > 0 && !chosen.has(one.id),
   }))
   return {
     equity: [lines.times, series, lines.map(one => (isMoney ? one.values : one.returns))],

@@ -27,6 +27,18 @@ export function useModels() {
 }
 
 /**
+ * The window of the address, and how to choose another. Without one in the address: seven days, or all of a run that is
+ * younger than a day; null until its age is known.
+ */
+export function useWindow(route) {
+  const run = useAnswer('analytics.getRunInfo')
+  const start = Date.parse(run.data?.runStartTime ?? '')
+  const asked = WINDOWS.find(([key]) => key === route.query.get('window'))?.[0]
+  const fitting = Date.now() - start < WINDOWS_MS['24h'] ? 'run' : '7d'
+  return [asked ?? (run.data || run.error ? fitting : null), window => route.set('window', window)]
+}
+
+/**
  * The start of a window, to the minute, so that readers of the same minute share one answer; undefined: the default.
  * It is the next minute, since a range that is longer than its window by a moment would get a coarser resolution.
  */

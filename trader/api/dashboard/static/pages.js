@@ -4,9 +4,10 @@ import { Board, figureOf } from './board.js'
 import { Failed, Interval, Key, ModelName, Panel, Table, Tile, VariantName, scaleOf } from './components.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
+import { EvidenceTable, ModelEvidence } from './evidence.js'
 import { moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
 import { html, useMemo } from './lib.js'
-import { useModels } from './models.js'
+import { useModels, useWindow } from './models.js'
 import { Positions, positionsOf } from './positions.js'
 import { useLive } from './store.js'
 import { Trades } from './trades.js'
@@ -15,17 +16,14 @@ const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spe
 
 const budgetNote = budget => `${budget.isPartial ? 'at least; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
 
-/** The window of the address, and how to choose another. */
-const windowOf = route => [route.query.get('window') ?? '7d', window => route.set('window', window)]
-
 export function Overview({ route }) {
-  const [window, setWindow] = windowOf(route)
+  const [window, setWindow] = useWindow(route)
   return html`
     <${Summary} />
     <div class="split">
       <div class="stack">
-        <${Curves} window=${window} onWindow=${setWindow} />
-        <${Board} window=${window} onWindow=${setWindow} isCompact=${true} />
+        ${window && html`<${Curves} window=${window} onWindow=${setWindow} />
+        <${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}
         <${Positions} isCompact=${true} />
         <${Trades} hasFilters=${false} limit=${20} title="Latest trades" />
       </div>
@@ -75,7 +73,7 @@ const FIGURES = [
 ]
 
 export function ModelPage({ route, id }) {
-  const [window, setWindow] = windowOf(route)
+  const [window, setWindow] = useWindow(route)
   const known = useModels()
   const model = known.byId.get(id)
   const overall = useAnswer('analytics.getModelStats', { variant: model?.variant ?? 'all' })
@@ -101,15 +99,16 @@ export function ModelPage({ route, id }) {
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
-      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />
+      ${window && html`<${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />`}
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
+      ${window && html`<${ModelEvidence} id=${id} window=${window} />`}
       <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write]) => html`<div key=${key}><dt>${label}</dt><dd>${write(figureOf(more?.[key]))}</dd></div>`)}</dl></${Panel}>
       <${Trades} modelId=${id} />
     </div><div class="side"><${Conversations} modelId=${id} isFeed=${true} /></div></div>`
 }
 
 export function VariantPage({ route, id }) {
-  const [window, setWindow] = windowOf(route)
+  const [window, setWindow] = useWindow(route)
   const known = useModels()
   const stats = useAnswer('variants.getVariantStats')
   const variant = known.byVariant.get(id)
@@ -127,15 +126,15 @@ export function VariantPage({ route, id }) {
       <${Tile} label="Average per trade" value=${signed(figures?.avgPnl)} kind=${tone(figures?.avgPnl)} />
     </div></section>
     <div class="split"><div class="stack">
-      <${Curves} window=${window} onWindow=${setWindow} only=${only} />
-      <${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />
+      ${window && html`<${Curves} window=${window} onWindow=${setWindow} only=${only} />
+      <${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />`}
       <${Positions} only=${one => one.modelVariant === id} isCompact=${true} />
       <${Trades} variant=${id} />
     </div><div class="side"><${Conversations} variant=${id} isFeed=${true} /></div></div>`
 }
 
 export function ModelsPage({ route }) {
-  const [window, setWindow] = windowOf(route)
+  const [window, setWindow] = useWindow(route)
   const known = useModels()
   const stats = useAnswer('variants.getVariantStats')
   const [least, most] = scaleOf((stats.data?.stats ?? []).map(one => one.totalPnl))
@@ -150,7 +149,7 @@ export function ModelsPage({ route }) {
   ]
   const quiet = known.models.filter(one => !one.active)
   return html`
-    <${Board} window=${window} onWindow=${setWindow} />
+    ${window && html`<${Board} window=${window} onWindow=${setWindow} /><${EvidenceTable} window=${window} />`}
     <${Panel} title="Variants"><${Failed} entry=${stats} what="The variants" />
       ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} keyOf=${one => one.variantId} empty="" />`}</${Panel}>
     ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}`

@@ -1,0 +1,117 @@
+// Evidence: what the result of a model is worth against its references, with intervals and in words.
+import { useAnswer } from './answers.js'
+import { Failed, Interval, ModelName, Panel, Table, scaleOf } from './components.js'
+import { number, percent, signed, signedPercent, tone, whole } from './format.js'
+import { html } from './lib.js'
+import { useModels } from './models.js'
+
+const REFERENCES = { ruleAgent: 'its rule agent', holdNothing: 'holding nothing', buyAndHold: 'buying and holding', bestOther: 'the best other' }
+const CONTAMINATION = {
+  'after cut-off': ['gain', 'after training', 'the whole result is of a time after the end of what the model was trained on'],
+  'before cut-off': ['warn', 'may be trained on', 'the result begins before the end of what the model was trained on'],
+  unknown: ['', 'unknown', 'the models file names no training cut-off'],
+}
+
+const capital = text => text[0].toUpperCase() + text.slice(1)
+const kindOf = word => (word === 'better' ? 'gain' : word === 'worse' ? 'loss' : '')
+const pOf = value => (value == null ? '' : value < 0.001 ? 'p under 0.001' : `p ${number(value, 3)}`)
+
+/** A verdict as a sentence: why the two cannot be told apart, or how sure it is that they can. */
+export const sentenceOf = one => `${capital(one.verdict)}${one.reason ? `: ${one.reason}` : `, ${pOf(one.pValue)} after correction`}.`
+
+const scaleOfDifferences = differences => scaleOf(differences.flatMap(one => [one.differencePercent, one.interval?.low, one.interval?.high]))
+
+/** What the result of one model is worth: a row per reference, and what else must be known about it. */
+export function ModelEvidence({ id, window }) {
+  const known = useModels()
+  const entry = useAnswer('analytics.getEvidence', { window, modelId: id })
+  const found = entry.data?.entrants ?? []
+  const one = found.find(each => each.endedAt === null) ?? found[0]
+  return html`<${Panel} title="Evidence" tools=${one && html`<span class=${`badge ${one.amongBest ? 'gain' : ''}`}>${
+    one.amongBest ? 'not distinguishable from the best' : 'behind the best'}</span>`}>
+    <${Failed} entry=${entry} what="The evidence" />
+    ${entry.data && !one && html`<p class="empty">There is no entrant of this model in the current run yet.</p>`}
+    ${one && html`<${Differences} one=${one} known=${known} /><${Facts} one=${one} entry=${entry} />`}
+  </${Panel}>`
+}
+
+function Differences({ one, known }) {
+  const [least, most] = scaleOfDifferences(one.differences)
+  const color = known.colorOf(one.modelId, one.variant)
+  const nameOf = each => (each.reference === 'bestOther' && each.referenceId
+    ? html`the best other: <${ModelName} id=${each.referenceId} name=${known.byId.get(each.referenceId)?.name ?? each.referenceId} color=${known.colorOf(each.referenceId)} />`
+    : REFERENCES[each.reference])
+  return html`<ul class="differences">${one.differences.map(each => html`<li key=${each.reference}>
+    <span>against ${nameOf(each)}</span>
+    <span class="figure"><b class=${tone(each.differencePercent)} title=${each.differencePercent}>${signedPercent(each.differencePercent)}</b>
+      <small class="sub">${each.hours ? `${whole(each.hours)} common hours` : ''}</small></span>
+    <span class="figure">${each.differencePercent != null && html`<${Interval} low=${each.interval?.low} high=${each.interval?.high}
+      value=${each.differencePercent} least=${least} most=${most} reason=${each.reason} color=${color} />
+      <small class="sub">${each.interval ? `95 %: ${signed(each.interval.low, 1)} to ${signed(each.interval.high, 1)} %` : 'no interval yet'}</small>`}</span>
+    <span class=${kindOf(each.verdict)}>${sentenceOf(each)}</span></li>`)}</ul>`
+}
+
+function Facts({ one, entry }) {
+  const [kind, label, title] = CONTAMINATION[one.contamination]
+  const facts = [
+    ['Return', signedPercent(one.returnPercent)],
+    ['95 % interval', one.interval ? `${signed(one.interval.low, 1)} to ${signed(one.interval.high, 1)} %` : '–'],
+    ['Trades, losing', `${whole(one.tradesCount)}, ${whole(one.losingTradesCount)}`],
+    ['Coverage', html`<span class=${one.ranked ? '' : 'warn'} title=${one.ranked ? 'of its cycles it decided' : 'under 95 %: it is not ranked'}>${percent(one.coverage, 1)}</span>`],
+    ['Against luck', one.luck ? html`<span title=${`its ${one.luck.tradesCount} trades at random moments, ${whole(one.luck.traders)} times: ${pOf(one.luck.pValue)}`}>above ${percent(one.luck.quantile, 0)}</span>` : html`<span class="soft" title=${one.luckReason}>${one.luckReason}</span>`],
+    ['Trained on the period', html`<span class=${`badge ${kind}`} title=${title}>${label}</span>${one.trainingCutoff ? html` <span class="soft">${one.trainingCutoff}</span>` : ''}`],
+    ['Entrant', html`<span title=${one.fingerprint ?? 'not recorded'}>${one.entrant}${one.fingerprint ? ` · ${one.fingerprint.slice(0, 8)}` : ''}</span>`],
+    ...(one.replicates ? [['Replicates', `${one.replicates.modelIds.length}, spread ${percent(one.replicates.spreadPercent)}`],
+      ['Own noise', percent(one.replicates.noisePercent, 0)]] : []),
+  ]
+  return html`<dl class="facts body">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${one.reason && html`<p class="soft small foot">No interval yet: ${one.reason}.</p>`}`
+}
+
+/** All entrants against their references, those that cannot be told from the best first. */
+export function EvidenceTable({ window, variant = 'all' }) {
+  const known = useModels()
+  const entry = useAnswer('analytics.getEvidence', { window, variant })
+  const entrants = entry.data?.entrants ?? []
+  const of = (one, reference) => one.differences.find(each => each.reference === reference)
+  const [least, most] = scaleOf(entrants.flatMap(one => [one.returnPercent, one.interval?.low, one.interval?.high]))
+  const against = (reference, title) => ({
+    key: reference, title, by: one => of(one, reference)?.differencePercent, cell: one => html`<${Against} found=${of(one, reference)} />`,
+  })
+  const columns = [
+    { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
+      name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
+    { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
+    { key: 'interval', title: 'Return, 95 % interval', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
+      value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
+    against('ruleAgent', 'Rule agent'), against('holdNothing', 'Nothing held'), against('buyAndHold', 'Buy and hold'), against('bestOther', 'Best other'),
+    { key: 'smallest', title: 'Visible, a day', by: one => of(one, 'holdNothing')?.smallestDifference, cell: one => html`<span title="the smallest difference to holding nothing that this much data could show">${percent(of(one, 'holdNothing')?.smallestDifference, 1)}</span>` },
+    { key: 'luck', title: 'Above luck', by: one => one.luck?.quantile, cell: one => html`<span title=${one.luckReason ?? `of ${whole(one.luck.traders)} random traders: ${pOf(one.luck.pValue)}`}>${percent(one.luck?.quantile, 0)}</span>` },
+    { key: 'coverage', title: 'Coverage', by: one => one.coverage, cell: one => html`<span class=${one.ranked ? '' : 'warn'}>${percent(one.coverage, 0)}</span>` },
+    entrants.some(one => one.replicates) && { key: 'spread', title: 'Spread', by: one => one.replicates?.spreadPercent, cell: one => html`<span title="standard deviation of the returns of the replicates">${percent(one.replicates?.spreadPercent, 1)}</span>` },
+    { key: 'period', title: 'Trained on?', isText: true, by: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
+  ].filter(Boolean)
+  return html`<${Panel} title="Evidence">
+    <${Failed} entry=${entry} what="The evidence" />
+    ${entry.data && html`<p class="body lede">${summaryOf(entry.data, known)}</p>
+      <${Table} label="Evidence of all" columns=${columns} rows=${entrants} keyOf=${one => `${one.modelId}#${one.entrant}`} first=${20} empty="No entrant has traded yet." />`}
+  </${Panel}>`
+}
+
+function Against({ found }) {
+  if (found?.differencePercent == null) return html`<span class="soft" title=${found?.reason ?? ''}>–</span>`
+  return html`<span class=${kindOf(found.verdict)} title=${sentenceOf(found)}>${signedPercent(found.differencePercent, 1)}</span>
+    <span class="sub">${found.verdict === 'not distinguishable yet' ? 'not yet' : found.verdict}</span>`
+}
+
+function summaryOf({ best, entrants }, known) {
+  const first = entrants.find(one => one.modelId === best && one.endedAt === null)
+  const caution = 'All verdicts together are wrong in at most 5 % of cases, however often one looks.'
+  if (!first) return `No entrant has enough hours and trades to be called the best. ${caution}`
+  const others = entrants.filter(one => one.amongBest && one !== first).length
+  const seen = first.differences.find(one => one.reference === 'bestOther')?.smallestDifference
+  const name = known.byId.get(best)?.name ?? first.modelName
+  const told = others === 0 ? 'Every other can be told from it.'
+    : `${others} of the other ${entrants.length - 1} ${others === 1 ? 'is' : 'are'} not distinguishable from it yet${seen == null ? '.' : `: with this much data a difference under ${number(seen, 1)} % a day cannot be seen.`}`
+  return `${name} has the highest mean return by the hour. ${told} ${caution}`
+}
