@@ -8,8 +8,8 @@ import platform
 import sys
 import textwrap
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 
+from trader import __version__
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, command
 from trader.dotenv import add_env_file_option
 from trader.errors import TraderError
@@ -90,10 +90,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def program_version() -> str:
     """Return the name and the version of the program."""
-    try:
-        return f"trader {version('trader')}"
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "trader"
+    return f"trader {__version__}"
 
 
 def settings_help() -> str:

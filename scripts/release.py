@@ -1,0 +1,165 @@
+"""Releases: the locked dependencies, the files of a release with their bill of materials, and a trial of them.
+
+  scripts/release lock              lock the dependencies of pyproject.toml; what is locked stays where it still fits
+  scripts/release lock --upgrade    the same with the newest versions
+  scripts/release build DIR         make the sdist, the wheel (from the sdist) and the SBOM (CycloneDX) in a folder
+  scripts/release check DIR         install that wheel with the locked dependencies into an empty environment, and run
+                                    the demo of it until it trades
+
+The lock holds for every platform and every Python from 3.11 on. `scripts/run` and the container install it with its
+hashes, so that they get the same files as everybody else.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LOCK: Final = ROOT / "scripts" / "packaging" / "requirements.lock"
+BIN: Final = Path(sys.executable).parent
+START_S: Final = 120
+_LISTENING: Final = re.compile(r"listening on (http://\S+)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("lock").add_argument("--upgrade", action="store_true")
+    for name in ("build", "check"):
+        commands.add_parser(name).add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "lock":
+            lock(upgrade=options.upgrade)
+        elif options.command == "build":
+            build(options.folder)
+        else:
+            check(options.folder)
+    except subprocess.CalledProcessError as error:
+        print(f"release: {' '.join(map(str, error.cmd))} failed with {error.returncode}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def lock_inputs() -> dict[str, Any]:
+    """Return what the lock is made of. The build's backend is locked too, so that an install fetches nothing else."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = pyproject["project"]
+    return {
+        "python": project["requires-python"],
+        "dependencies": [*project["dependencies"], *pyproject["build-system"]["requires"]],
+    }
+
+
+def lock_header() -> str:
+    """Return the first lines of the lock, which say what it was made of."""
+    digest = hashlib.sha256(json.dumps(lock_inputs(), sort_keys=True).encode()).hexdigest()
+    return f"# Made by scripts/release lock from the dependencies of pyproject.toml.\n# inputs: {digest}\n"
+
+
+def lock(*, upgrade: bool) -> None:
+    """Write the lock."""
+    inputs = lock_inputs()
+    with tempfile.TemporaryDirectory() as folder:
+        asked, locked = Path(folder, "asked.in"), Path(folder, "locked.txt")
+        asked.write_text("\n".join(inputs["dependencies"]) + "\n", encoding="utf-8")
+        if LOCK.exists() and not upgrade:
+            locked.write_bytes(LOCK.read_bytes())
+        python = inputs["python"].removeprefix(">=")
+        options = ["--universal", "--python-version", python, "--generate-hashes", "--no-annotate", "--no-header"]
+        _run(BIN / "uv", "pip", "compile", "--quiet", *options, "--output-file", locked, asked)
+        LOCK.write_text(lock_header() + locked.read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"{LOCK.relative_to(ROOT)}: {len(re.findall('^[a-z].*==', LOCK.read_text(), re.MULTILINE))} packages")
+
+
+def build(folder: Path) -> None:
+    """Make the files of a release."""
+    _run(BIN / "python", "-m", "build", "--outdir", folder, ROOT)  # the wheel from the sdist, so that both are whole
+    bill = folder / "sbom.json"
+    _run(
+        BIN / "cyclonedx-py", "requirements", LOCK, "--pyproject", ROOT / "pyproject.toml", "--mc-type", "application",
+        "--output-reproducible", "--of", "JSON", "-o", bill,
+    )  # fmt: skip
+    (wheel,) = folder.glob("trader-*.whl")
+    content = json.loads(bill.read_bytes())
+    content["metadata"]["component"]["version"] = wheel.name.split("-")[1]  # which pyproject.toml does not hold
+    bill.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for file in sorted(folder.iterdir()):
+        print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}")
+
+
+def check(folder: Path) -> None:
+    """Install the wheel of a folder into an empty environment, and run its demo until it answers and trades."""
+    (wheel,) = folder.glob("*.whl")
+    with tempfile.TemporaryDirectory() as place:
+        environment = Path(place, "environment")
+        _run(sys.executable, "-m", "venv", environment)
+        pip: list[str | Path] = [
+            environment / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
+        _run(*pip, "--require-hashes", "--only-binary=:all:", "-r", LOCK)
+        _run(*pip, "--no-deps", wheel)
+        _run(environment / "bin" / "python", "-m", "pip", "check")
+        working = Path(place, "working")
+        working.mkdir()
+        _try_demo(environment / "bin" / "trader", working)
+
+
+def _try_demo(program: Path, working: Path) -> None:
+    log = working / "log"
+    environ = {"PATH": os.environ["PATH"], "HOME": str(working), "PORT": "0"}
+    with log.open("w") as file:
+        command: list[str | Path] = [program, "--demo=fresh"]
+        service = subprocess.Popen(command, cwd=working, env=environ, stderr=file)  # noqa: S603 - what was just built
+    try:
+        deadline_s = time.monotonic() + START_S
+        while (found := _LISTENING.search(log.read_text())) is None:
+            if service.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(f"the demo did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        order = {"accountId": "release", "symbol": "BTC", "side": "buy", "quantity": 0.01}
+        answer = _post(f"{found[1]}/api/rpc/simulator.placeOrder", order)
+        if answer["order"]["status"] != "filled":
+            raise RuntimeError(f"the demo did not fill an order: {answer}")
+    finally:
+        service.terminate()
+        code = service.wait(30)
+    if code != 0:
+        raise RuntimeError(f"the demo ended with {code}: {log.read_text()[-2000:]}")
+    _run(program, "version")
+    print("The wheel with its locked dependencies starts, fills an order and ends in order.")
+
+
+def _post(url: str, body: object) -> Any:
+    # The service's own address on this machine.
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
+        return json.loads(response.read())
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run(command, check=True)  # noqa: S603 - our own commands and paths
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Releases: the lock is in step with pyproject.toml, the version stands once, and what is built installs and runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import requires, version
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from support.process import ROOT
+
+from trader import __version__
+
+LOCK = ROOT / "scripts" / "packaging" / "requirements.lock"
+PINNED = re.compile(
+    r"^([a-z0-9-]+)==(\S+)(?: ; (.+?))? \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
+)
+ADVICE = "run scripts/release lock"
+
+
+def release_module() -> ModuleType:
+    spec = spec_from_file_location("release", ROOT / "scripts" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pins() -> dict[str, list[Version]]:
+    found: dict[str, list[Version]] = {}
+    for match in PINNED.finditer(LOCK.read_text(encoding="utf-8")):
+        found.setdefault(match[1], []).append(Version(match[2]))
+    return found
+
+
+def test_the_lock_is_in_step_with_the_project() -> None:
+    text = LOCK.read_text(encoding="utf-8")
+    inputs = release_module().lock_inputs()
+    assert text.startswith(release_module().lock_header()), ADVICE
+    assert len(PINNED.findall(text)) == text.count("=="), "every package has its hashes"
+    locked = pins()
+    for dependency in map(Requirement, inputs["dependencies"]):
+        versions = locked.get(canonicalize_name(dependency.name), [])
+        assert versions, f"{dependency}: {ADVICE}"
+        assert all(dependency.specifier.contains(one) for one in versions), f"{dependency}: {ADVICE}"
+
+
+def test_what_the_locked_packages_need_is_locked_too() -> None:
+    """As far as the installed versions say it, which need not be the locked ones."""
+    locked = pins()
+    for name in locked.keys() - {"setuptools"}:
+        for needed in map(Requirement, requires(name) or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(needed.name) in locked, f"{name} needs {needed}: {ADVICE}"
+
+
+def test_the_version_stands_once() -> None:
+    assert "version" not in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert version("trader") == __version__
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    latest = re.search(r"^## \[(.+?)\](?: \((.+?)\))?", changelog, re.MULTILINE)
+    assert latest is not None
+    assert __version__ in (latest[1], latest[2])
+
+
+def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -> None:
+    if os.environ.get("TRADER_TEST_RELEASE") != "on":
+        pytest.skip("building a release takes a minute: TRADER_TEST_RELEASE=on")
+    environ = {**os.environ, "PYTHON": sys.executable}
+    for command in ("build", "check"):
+        done = subprocess.run(
+            [ROOT / "scripts/release", command, tmp_path], capture_output=True, text=True, check=False, env=environ
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"trader {__version__}" in done.stdout
+    wheel, source = (tmp_path / f"trader-{__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz"))
+    with zipfile.ZipFile(wheel) as packed, tarfile.open(source) as archive:
+        names, sources = packed.namelist(), archive.getnames()
+    for tree in ("prompts", "api/dashboard/static", "api/reference"):
+        for path in (ROOT / "trader" / tree).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert str(path.relative_to(ROOT)) in names, path
+    assert any(name.endswith("share/trader/schema.sql") for name in names)
+    assert f"trader-{__version__}/schema.sql" in sources
+    bill = json.loads((tmp_path / "sbom.json").read_bytes())
+    assert (bill["metadata"]["component"]["name"], bill["metadata"]["component"]["version"]) == ("trader", __version__)
+    assert {(one["name"], Version(one["version"])) for one in bill["components"]} == {
+        (name, each) for name, versions in pins().items() for each in versions
+    }
