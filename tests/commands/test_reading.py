@@ -153,7 +153,7 @@ async def test_models_are_added_updated_and_paused(rows: None, call: Call, tmp_p
     (tmp_path / "models.toml").write_text(MODELS_FILE.replace("Contrarian", "Contrary"), encoding="utf-8")
     wrong = await call("models", "add", "models.toml")
     assert wrong.code == 2
-    assert "models.toml, line 4: model 1.variant" in wrong.err
+    assert wrong.out.startswith("Nothing was changed:\n  models.toml, line 4: model 1.variant: expected one of Apex")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trader.clock import SystemClock
-from trader.commands.command import Result, allowed, moment, table
+from trader.commands.command import EXIT_WRONG_SETTINGS, Result, allowed, moment, table
 from trader.commands.database import FoundDatabase, database_command
 from trader.commands.models_file import Entry, day_cost_of, read_models, surplus_replicates
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.models import Model
 from trader.domain.money import format_decimal, from_number
-from trader.errors import StartError
+from trader.errors import SettingsError, StartError
 from trader.settings import read_some
 from trader.store.agents.invocations import (
     select_model_activity,
@@ -64,7 +64,11 @@ def _file_argument(parser: argparse.ArgumentParser) -> None:
 @database_command("models add", example="trader models add models.toml", arguments=_file_argument)
 async def add_models(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Add the models of a file, update those that are there, and open missing accounts."""
-    entries = read_models(options.file)
+    try:
+        entries = read_models(options.file)
+    except SettingsError as error:
+        lines = ["Nothing was changed:", *(f"  {problem}" for problem in error.problems)]
+        return Result({"problems": error.problems}, lines, EXIT_WRONG_SETTINGS)
     capital, currency, accounts_max = read_some(
         os.environ, options.env_file, "initial_capital", "quote_currency", "max_accounts"
     )

@@ -98,7 +98,11 @@ async def operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase)
     value = {"command": written.command, "lifted": written.lifted, "outcome": None}
     if verb is Verb.RESUME and not written.lifted:
         return await _with_halts(database, Result(value, [], EXIT_FAILED))
-    is_served, outcome = (False, None) if found.is_alone else await _wait(database, written.command.id)
+    try:
+        is_served, outcome = (False, None) if found.is_alone else await _wait(database, written.command.id)
+    except asyncio.CancelledError:  # by Ctrl+C
+        print("\nStopped waiting; the command stays written, and the service goes on with it.", file=sys.stderr)
+        raise
     if outcome is None and (is_served or not await _withdraw(database, written.command)):
         who = "the service" if is_served else "a service that starts soon"
         line = f"It is NOT finished; {who} goes on with it. See the log and the table `commands` for its outcome."

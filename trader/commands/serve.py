@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable
 
 from trader import __version__
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, command
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Result, command, print_result
 from trader.dotenv import add_env_file_option
 from trader.errors import TraderError
 from trader.logs import configure_logs
@@ -31,6 +31,15 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
     add_env_file_option(parser)
 
 
+def _json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    _demo_arguments(parser)
+    _json_argument(parser)
+
+
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     _demo_arguments(parser)
     parser.add_argument("--check", action="store_true", help="the same as the command check")
@@ -42,20 +51,21 @@ def serve(options: argparse.Namespace) -> int:
     return _start(options, is_check=options.check)
 
 
-@command("check", example="trader check --env-file /etc/trader.env", arguments=_demo_arguments)
+@command("check", example="trader check --env-file /etc/trader.env", arguments=_check_arguments)
 def check(options: argparse.Namespace) -> int:
     """Check the settings, connect to the database, apply its schema, and exit."""
-    return _start(options, is_check=True)
+    return _start(options, is_check=True, as_json=options.json)
 
 
-@command("version", example="trader version")
-def show_version(_: argparse.Namespace) -> int:
+@command("version", example="trader version", arguments=_json_argument)
+def show_version(options: argparse.Namespace) -> int:
     """Print the versions of trader and of Python."""
-    print(f"{program_version()} (Python {platform.python_version()})")
-    return EXIT_DONE
+    value = {"trader": __version__, "python": platform.python_version()}
+    lines = [f"{program_version()} (Python {platform.python_version()})"]
+    return print_result(Result(value, lines), as_json=options.json)
 
 
-def _start(options: argparse.Namespace, *, is_check: bool) -> int:
+def _start(options: argparse.Namespace, *, is_check: bool, as_json: bool = False) -> int:
     settings = Settings.load(
         os.environ, options.env_file, demo=options.demo is not None, demo_history=options.demo == "history"
     )
@@ -68,9 +78,9 @@ def _start(options: argparse.Namespace, *, is_check: bool) -> int:
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             if is_check:
-                print(*runner.run(app.check(settings)), sep="\n")
-            else:
-                runner.run(app.serve(settings, Supervisor(os.environ)))
+                lines = runner.run(app.check(settings))
+                return print_result(Result({"checks": lines}, lines), as_json=as_json)
+            runner.run(app.serve(settings, Supervisor(os.environ)))
     except TraderError as error:
         print(f"trader cannot start: {error}", file=sys.stderr)
         return EXIT_FAILED

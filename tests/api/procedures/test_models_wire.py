@@ -57,7 +57,7 @@ async def caller(database: Database, aiohttp_client: AiohttpClient) -> AsyncIter
 async def test_models_with_their_activity(caller: Caller) -> None:
     assert await caller.call("models.getModels") == {
         "models": [],
-        "warning": "No model is active, so nothing trades. Create models with scripts/seed_accounts.py.",
+        "warning": "No model is active, so nothing trades. Add models with `trader models add FILE`.",
     }
     await caller.floor.add("ada")
     plain = {

@@ -19,7 +19,7 @@ def warning_about(
     """Return what is wrong with the active models, in words; None for nothing."""
     active = [model for model in models if model.active]
     if not active:
-        return "No model is active, so nothing trades. Create models with scripts/seed_accounts.py."
+        return "No model is active, so nothing trades. Add models with `trader models add FILE`."
     warnings = []
     if idle := [model for model in active if model.provider not in providers]:
         names = ", ".join(f"{model.id} ({model.provider})" for model in idle[:10])
