@@ -38,6 +38,7 @@ MODULES: Final[Mapping[str, str]] = {
     "report": "reports",
     "drift": "reports",
     "reproduce": "reproduce",
+    "backtest": "backtest",
 }
 """The module of each command, or of each group of commands, by its first word."""
 

@@ -34,13 +34,16 @@ class Standing(NamedTuple):
 
 
 class Season(NamedTuple):
-    """What the page shows. `standings` are ordered best first; `unvalued` models are in no figure but their trades."""
+    """What the page shows. `standings` are ordered best first; `unvalued` models are in no figure but their trades.
+
+    A season without a database has no `evidence`.
+    """
 
     name: str
     standings: Sequence[Standing]
     unvalued: Sequence[UnvaluedModel]
     trades: Sequence[TradeOutcome]
-    evidence: EvidenceReport
+    evidence: EvidenceReport | None = None
 
     @property
     def accounts(self) -> list[AccountReport]:
@@ -91,14 +94,14 @@ def page(season: Season) -> str:
     """Return the whole report as HTML."""
     body = _head(season) + "".join(
         f"<section><h2>{title}</h2><p>{words}</p>{content}</section>"
-        for title, words, content in (
+        for title, words, content in [
             ("Equity", EQUITY, _curves(season, "equity")),
             ("Drawdowns", DRAWDOWNS, _curves(season, "drawdown")),
             ("Trades", TRADES, _trades(season)),
             ("Where the money went", COSTS, _costs(season)),
             ("Leaderboard", BOARD, _leaderboard(season)),
-            ("Evidence", WORDS, evidence_section(season.evidence)),
-        )
+            *([] if season.evidence is None else [("Evidence", WORDS, evidence_section(season.evidence))]),
+        ]
     )
     return document(f"Season report: {season.name}", body, _data(season))
 

@@ -7,7 +7,7 @@ import msgspec
 
 from trader.domain.agents.guard import RiskContext
 from trader.domain.agents.view import LastAction, ObservedAccount, ObservedOrder, ObservedPosition, ObservedStats
-from trader.domain.exchange.account import Account, Marks, available_cash, equity, liquidation_price
+from trader.domain.exchange.account import Account, Marks, equity, liquidation_price, reserved
 from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.markets import Market
 from trader.domain.money import ZERO, divide
@@ -25,7 +25,7 @@ def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_r
         initial_capital=account.run.initial_capital,
         equity=worth,
         cash=account.cash,
-        available_cash=available_cash(account, marks),
+        available_cash=max(ZERO, worth - account.margin - reserved(account)),
         margin=account.margin,
         exposure=sum((p.quantity * marks[p.symbol] for p in account.positions.values()), ZERO),
         day_opening_equity=context.day_opening_equity,
@@ -36,8 +36,10 @@ def observe_account(context: RiskContext, recorded_peak: Decimal | None, taker_r
     )
 
 
-def observe_positions(account: Account, marks: Marks, markets: Mapping[str, Market]) -> tuple[ObservedPosition, ...]:
-    """Return the open positions, oldest first."""
+def observe_positions(
+    account: Account, marks: Marks, markets: Mapping[str, Market] | None
+) -> tuple[ObservedPosition, ...]:
+    """Return the open positions, oldest first; without the rules of the markets, without their liquidation prices."""
     ordered = sorted(account.positions.items(), key=lambda item: (item[1].opened_at, item[0]))
     return tuple(
         ObservedPosition(
@@ -53,7 +55,7 @@ def observe_positions(account: Account, marks: Marks, markets: Mapping[str, Mark
             fees=position.fees,
             funding=position.funding,
             risk=_risk(position.side, position.quantity, position.entry_price, position.exit_plan),
-            liquidation_price=liquidation_price(account, symbol, marks, markets),
+            liquidation_price=None if markets is None else liquidation_price(account, symbol, marks, markets),
             exit_plan=position.exit_plan,
             confidence=position.confidence,
             opened_at=position.opened_at,

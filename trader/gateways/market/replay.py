@@ -6,7 +6,7 @@ orders, triggers and liquidation see what the market saw, though nobody knows it
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache
@@ -27,7 +27,7 @@ from trader.domain.market.markets import (
 from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
-from trader.gateways.market.minute_paths import MinutePaths, corners
+from trader.gateways.market.minute_paths import MinutePaths
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -38,7 +38,11 @@ _TICKS_MIN: Final = 100
 
 
 class ReplaySource:
-    """Plays the candles of a folder or file at `speed` times real time; 0: as fast as the service can follow."""
+    """Plays the candles of a folder or file at `speed` times real time; 0: as fast as the service can follow.
+
+    Funding files are looked for in `funding_place`, else beside the candles; without them the hourly rate is
+    `plain_rate`.
+    """
 
     name = "replay"
 
@@ -52,8 +56,12 @@ class ReplaySource:
         speed: float = 1.0,
         start: datetime | None = None,
         end: datetime | None = None,
+        funding_place: Path | None = None,
+        plain_rate: Decimal = PLAIN_FUNDING_RATE,
     ) -> None:
         self._place = place
+        self._funding_place = funding_place or place
+        self.plain_rate = plain_rate
         self._seed = seed
         self._speed = speed
         self._wanted_start = start
@@ -87,7 +95,7 @@ class ReplaySource:
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {market.tick} of {symbol}"
                 )
             self._recordings[symbol] = Recording(market, minutes, self._seed)
-        for symbol, paths in find_funding_files(self._place).items():
+        for symbol, paths in find_funding_files(self._funding_place).items():
             if symbol in self.markets:
                 self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
         self._set_range()
@@ -120,6 +128,11 @@ class ReplaySource:
     def recordings(self) -> Mapping[str, "Recording"]:
         """The recorded candles of each market."""
         return self._recordings
+
+    @property
+    def funded_by_files(self) -> Collection[str]:
+        """The markets whose funding rates come from files; those of the others are `plain_rate`."""
+        return self._funding.keys()
 
     @property
     def span(self) -> range:
@@ -186,7 +199,7 @@ class ReplaySource:
         return candles
 
     def funding_rate(self, symbol: str, boundary: datetime) -> Decimal:
-        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, PLAIN_FUNDING_RATE)
+        return self._funding.get(symbol, {}).get(epoch_second(boundary) // 3600, self.plain_rate)
 
     def open_interest(self, symbol: str) -> Decimal | None:
         return None
@@ -235,13 +248,10 @@ class Recording:
         place = self.place(minute)
         return None if place is None else self._path(place, self._marks(place))
 
-    def opening(self, minute: int) -> CandlePath | None:
-        """Return the minute's path up to its first second, for which it need not be drawn; None within a gap."""
+    def opening(self, minute: int, mark: int) -> CandlePath | None:
+        """Return the minute's path up to its first second, of which the mark is known; None within a gap."""
         place = self.place(minute)
-        if place is None:
-            return None
-        _, _, opened, _ = corners(self.grid, self.minutes[place])
-        return self._path(place, [opened])
+        return None if place is None else self._path(place, [mark])
 
     def marks(self, minute: int) -> Sequence[int]:
         """Return the marks of the minute's seconds in half ticks; none within a gap."""

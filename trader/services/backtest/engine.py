@@ -29,7 +29,7 @@ from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment, PriceRanges, apply_tick, is_unaffected
 from trader.domain.market.markets import STALE_AFTER, Quote, canonical_symbol, untimely
 from trader.domain.models import CYCLE
-from trader.domain.portfolio.snapshots import value_account
+from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.errors import InvalidInput
 from trader.services.agents.observer import TRADES_SHOWN
 from trader.services.backtest.market import BacktestMarket, second_of
@@ -48,8 +48,16 @@ _STRETCH_S: Final = 3600
 class Journal(Protocol):
     """Takes what happens in a backtest, in order for each account."""
 
+    def open(self, one: Participant) -> None:
+        """Take a participant whose account has just opened."""
+        ...
+
     def post(self, posting: Posting) -> None:
         """Take a change of an account."""
+        ...
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Take what an account is worth at a full minute."""
         ...
 
 
@@ -76,7 +84,9 @@ class Engine:
         """Go through the market, and yield the second reached about once an hour of its time."""
         begin = self._market.span.start
         for one in self._participants:
-            self._decide(one, begin, moment_of(begin) + _FIRST_CYCLE)
+            first = one.source.next_after(begin - int(CYCLE.total_seconds()))
+            if first is not None and first <= begin:
+                self._decide(one, begin, moment_of(begin) + _FIRST_CYCLE)
             one.decides_at = one.source.next_after(begin)
         end = self._last + int(STALE_AFTER.total_seconds()) + 1  # then the last prices are stale for every reader
         reached = begin
@@ -183,6 +193,7 @@ class Engine:
         if one.invocation is not None:
             return
         self._take_snapshots(one, second)
+        one.decisions += 1
         decisions = one.source.decide(now, lambda: self._view(one, second, now))
         one.invocation = Invocation(one.model, now, decisions)
         self._execute(one, Moment(now, *self._prices(second)), second)
@@ -289,14 +300,14 @@ class Engine:
             quoted_at=self._market.quoted_at(second),
             leverage_max=self._leverage_max,
             day_opening_equity=one.account.run.initial_capital if past.day_opening is None else past.day_opening,
-            day_lowest_equity=one.curve.lowest_since(now.replace(hour=0, minute=0, second=0, microsecond=0)),
+            day_lowest_equity=one.curve.lowest_since(past.hour.replace(hour=0)),
             last_trades={symbol: LastTrade(fill.side, fill.at) for symbol, fill in one.state.last_fills.items()},
             viewed_at=viewed_at,
         )
 
     def _view(self, one: Participant, second: int, now: datetime) -> View:
         context = self._context(one, Moment(now, *self._prices(second)), second)
-        markets = {}
+        past, markets = one.past(now), {}
         for symbol in self._market.markets:
             fill = one.state.last_fills.get(symbol)
             last_action = None if fill is None else observe_last_action(symbol, context, closed=fill.closed)
@@ -305,10 +316,12 @@ class Engine:
                 markets[symbol] = observed
         return View(
             at=now,
-            account=observe_account(context, one.past(now).peak, self._rules.taker_rate),
-            positions=observe_positions(one.account, context.marks, self._rules.markets),
+            account=observe_account(context, past.peak, self._rules.taker_rate),
+            positions=observe_positions(
+                one.account, context.marks, None
+            ),  # rule agents do not look at liquidation prices
             trades=one.state.trades[:TRADES_SHOWN],
-            stats=one.state.stats,
+            stats=one.stats,
             markets=markets,
             orders=observe_orders(one.account),
             every_minutes=one.model.configuration.cadence // CYCLE,
@@ -326,6 +339,7 @@ class Engine:
                 snapshot = value_account(one.account, self._market.moment(min(second, self._last)).marks, now)
                 if snapshot is not None:
                     one.curve.note(snapshot)
+                    self._journal.snapshot(snapshot)
             one.next_snapshot = next_minute(second)
 
 

@@ -5,8 +5,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting
+from trader.domain.portfolio.snapshots import Snapshot
+from trader.services.backtest.participant import Participant
 from trader.store.exchange.ledger import posting_rows
 
 _BUFFER_MAX = 1 << 16
@@ -25,10 +26,13 @@ class LedgerLines:
         self._buffer = bytearray()
         self.rows = 0
 
-    def open_account(self, account: Account) -> None:
+    def open(self, one: Participant) -> None:
         """Take the beginning of an account's run."""
-        run = msgspec.structs.asdict(account.run)
-        self._add("runs", {"account_id": account.id, **run, "ended_at": None})
+        run = msgspec.structs.asdict(one.account.run)
+        self._add("runs", {"account_id": one.account.id, **run, "ended_at": None})
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Leave out what follows from the ledger and the prices."""
 
     def post(self, posting: Posting) -> None:
         """Take a change of an account."""

@@ -29,6 +29,9 @@ _PRIMED_WITH_S: Final = 1
 """Seconds before the beginning whose prices a service would load when it starts."""
 
 
+_MOMENTS_KEPT: Final = 16
+
+
 class _Columns:
     """A market's minutes without gaps, in half ticks: within a gap every column holds the last close before it."""
 
@@ -112,18 +115,22 @@ class _Quotes(Mapping[str, Quote]):
 class _IndicatorsAt(Mapping[Interval, Indicators]):
     """The indicators of one market at one moment, each set computed when it is first read."""
 
-    __slots__ = ("_at", "_intervals", "_market", "_symbol")
+    __slots__ = ("_at", "_intervals", "_known", "_market", "_symbol")
 
     def __init__(self, market: "BacktestMarket", symbol: str, intervals: Sequence[Interval], at: datetime) -> None:
         self._market = market
         self._symbol = symbol
         self._intervals = intervals
         self._at = at
+        self._known: dict[Interval, Indicators] = {}
 
     def __getitem__(self, interval: Interval) -> Indicators:
-        if interval not in self._intervals:
-            raise KeyError(interval)
-        return self._market.indicators(self._symbol, interval, self._at)
+        found = self._known.get(interval)
+        if found is None:
+            if interval not in self._intervals:
+                raise KeyError(interval)
+            found = self._known[interval] = self._market.indicators(self._symbol, interval, self._at)
+        return found
 
     def __iter__(self) -> Iterator[Interval]:
         return iter(self._intervals)
@@ -208,7 +215,7 @@ class BacktestMarket:
         self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
         """The second of each market's first tick."""
 
-        self._moment: tuple[int, Moment] = (-1, Moment(moment_of(0), {}, {}))
+        self._moments: dict[int, Moment] = {}
         self._observed: dict[tuple[str, Sequence[Interval]], ObservedMarket] = {}
         self._observed_at: datetime | None = None
         self._indicators: dict[tuple[str, Interval], tuple[tuple[int | None, int | None], Indicators]] = {}
@@ -261,12 +268,15 @@ class BacktestMarket:
 
     def moment(self, second: int) -> Moment:
         """Return the markets as of this second's tick."""
-        if self._moment[0] != second:
+        known = self._moments.get(second)
+        if known is None:
+            if len(self._moments) == _MOMENTS_KEPT:
+                del self._moments[next(iter(self._moments))]
             at, updated = moment_of(second), self.ticking(second)
-            before = self.last_tick(second - 1)
-            earlier = {} if before is None else _Marks(self, before)
-            self._moment = second, Moment(at, _Quotes(self, second), _Marks(self, second), updated, earlier)
-        return self._moment[1]
+            known = self._moments[second] = Moment(
+                at, _Quotes(self, second), _Marks(self, second), updated, _Marks(self, second - 1)
+            )
+        return known
 
     def quoted_at(self, second: int) -> dict[str, datetime]:
         """Return the time of each market's latest quote at this second."""
@@ -288,7 +298,11 @@ class BacktestMarket:
         """Return the latest quote at this second."""
         second = self._last_tick(symbol, second)
         recording = self._recordings[symbol]
-        path = recording.minute(second // 60) if second % 60 else recording.opening(second // 60)
+        minute = second // 60
+        if second % 60:
+            path = recording.minute(minute)
+        else:
+            path = recording.opening(minute, self._columns[symbol].open[minute - self._first])
         assert path is not None, "there is a tick at this second"
         return path.quote(second % 60, moment_of(second))
 
@@ -336,30 +350,35 @@ class BacktestMarket:
             self._observed.clear()
         observed = self._observed.get((symbol, intervals))
         if observed is None:
-            observed = self._observed[symbol, intervals] = self._observe(symbol, intervals, second, now, None)
-        return observed if last_action is None else self._observe(symbol, intervals, second, now, last_action)
+            observed = self._observed[symbol, intervals] = msgspec.structs.replace(
+                self._observe(symbol, second, now),
+                candles=_CandlesAt(self, symbol, intervals, now),
+                indicators=_IndicatorsAt(self, symbol, intervals, now),
+            )
+        return observed if last_action is None else msgspec.structs.replace(observed, last_action=last_action)
 
-    def _observe(
-        self, symbol: str, intervals: Sequence[Interval], second: int, now: datetime, last_action: LastAction | None
-    ) -> ObservedMarket:
-        quote, market = self.moment(second).quotes[symbol], self.markets[symbol]
-        return ObservedMarket(
-            symbol=symbol,
-            quoted_at=quote.at,
-            stale=quote.is_stale(now),
-            price=quote.mark,
-            bid=quote.bid,
-            ask=quote.ask,
-            spread=quote.ask - quote.bid,
-            funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
-            tick=market.tick,
-            lot=market.lot,
-            min_notional=market.min_notional,
-            leverage_max=market.leverage_max,
-            candles=_CandlesAt(self, symbol, intervals, now),
-            indicators=_IndicatorsAt(self, symbol, intervals, now),
-            last_action=last_action,
-        )
+    def _observe(self, symbol: str, second: int, now: datetime) -> ObservedMarket:
+        """Return a market without its candles and indicators."""
+        observed = self._observed.get((symbol, ()))
+        if observed is None:
+            quote, market = self.moment(second).quotes[symbol], self.markets[symbol]
+            observed = self._observed[symbol, ()] = ObservedMarket(
+                symbol=symbol,
+                quoted_at=quote.at,
+                stale=quote.is_stale(now),
+                price=quote.mark,
+                bid=quote.bid,
+                ask=quote.ask,
+                spread=quote.ask - quote.bid,
+                funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+                tick=market.tick,
+                lot=market.lot,
+                min_notional=market.min_notional,
+                leverage_max=market.leverage_max,
+                candles={},
+                indicators={},
+            )
+        return observed
 
     def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
         """Return the last closed candles, as many as a service keeps for indicators."""

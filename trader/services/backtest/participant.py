@@ -13,7 +13,7 @@ import msgspec
 from trader.clock import epoch_second
 from trader.domain.agents.invocations import invocation_id
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import View
+from trader.domain.agents.view import ObservedStats, View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
@@ -138,16 +138,27 @@ class Participant:
         self.invocation: Invocation | None = None
         self.waiting: WaitingOrder | None = None
         self.decides_at: int | None = seen
+        self.decisions = 0
+        """How often it was asked to decide."""
+
         self.seen = seen
         self.clear_until = seen
         """No tick up to this second can change the account as it is now."""
 
         self.next_snapshot = seen
         self._past: KnownPast | None = None
+        self._stats_of, self._stats = self.state, self.state.stats
 
     @property
     def account(self) -> Account:
         return self.state.account
+
+    @property
+    def stats(self) -> ObservedStats:
+        """The record of its trades."""
+        if self._stats_of is not self.state:
+            self._stats_of, self._stats = self.state, self.state.stats
+        return self._stats
 
     def past(self, now: datetime) -> KnownPast:
         """Return what the participant knows of its past, as a service would have read it."""

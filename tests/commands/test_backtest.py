@@ -1,0 +1,119 @@
+"""The command backtest: its files, its errors, and what Ctrl+C leaves."""
+
+import hashlib
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import orjson
+import pytest
+from support.candles import write_walk
+
+from trader.__main__ import main
+from trader.services.backtest.run import Backtest
+
+START = datetime(2025, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two markets of thirty hours, one with a funding file."""
+    folder = tmp_path_factory.mktemp("data")
+    write_walk(folder / "BTCUSDT-1m-2025-03.csv", START, 1_800, price=90_000, seed=1)
+    write_walk(folder / "ETHUSDT-1m-2025-03.csv", START, 1_800, price=2_200, seed=2)
+    hour = int((START + timedelta(hours=16)).timestamp() * 1000)
+    (folder / "ETHUSDT-fundingRate-2025-03.csv").write_text(
+        f"calc_time,funding_interval_hours,last_funding_rate\n{hour},8,0.0002\n"
+    )
+    return folder
+
+
+def backtest(data: Path, out: Path, *options: str) -> int:
+    return main(["backtest", "--data", str(data), "--from", "2025-03-01T12:00:00Z", "--out", str(out), *options])
+
+
+def test_two_runs_write_the_same_ledger_and_its_digest(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert backtest(data, tmp_path / "one", "--capital", "5000", "--taker-fee", "4", "--json") == 0
+    printed = orjson.loads(capsys.readouterr().out)
+    assert backtest(data, tmp_path / "two", "--capital", "5000", "--taker-fee", "4") == 0
+    ledger = (tmp_path / "one" / "ledger.jsonl").read_bytes()
+    assert ledger == (tmp_path / "two" / "ledger.jsonl").read_bytes()
+    assert printed == orjson.loads((tmp_path / "one" / "result.json").read_bytes())
+    assert printed["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
+    assert printed["ledgerSha256"] in capsys.readouterr().out
+    assert printed["complete"] is True
+    assert printed["funding"] == {"fromFiles": ["ETH"], "constant": ["BTC"], "hourlyRate": 0.0000125}
+    rows = [orjson.loads(line) for line in ledger.splitlines()]
+    assert {row["table"] for row in rows} >= {"runs", "orders", "fills", "funding_payments", "order_requests"}
+    assert {row["row"]["initial_capital"] for row in rows if row["table"] == "runs"} == {"5000"}
+    accounts = {account["id"]: account for account in printed["accounts"]}
+    assert len(accounts) == 4
+    for account in accounts.values():
+        assert account["decisions"] == 18 * 60 + 1
+        own = [row["row"] for row in rows if row["row"]["account_id"] == account["id"]]
+        closed = {row["id"] for row in own if row.get("status") == "CLOSED"}
+        assert account["trades"] == len(closed)
+    assert "Backtest of" in (tmp_path / "one" / "report.html").read_text()
+
+
+def test_chosen_variants_markets_funding_and_cadence(data: Path, tmp_path: Path) -> None:
+    options = ("--variant", "Apex", "--market", "BTC", "--funding", "0.0001", "--cadence", "15m", "--latency", "0")
+    assert backtest(data, tmp_path / "run", *options) == 0
+    result = orjson.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert result["markets"] == ["BTC"]
+    assert result["funding"] == {"fromFiles": [], "constant": ["BTC"], "hourlyRate": 0.0001}
+    assert [(one["id"], one["decisions"]) for one in result["accounts"]] == [("apex-rules", 18 * 4 + 1)]
+
+
+def test_ctrl_c_leaves_a_result_that_says_so(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Backtest.run
+
+    def interrupted(run: Backtest) -> Iterator[datetime]:
+        for number, reached in enumerate(whole(run)):
+            if number == 200:
+                signal.raise_signal(signal.SIGINT)
+            yield reached
+
+    monkeypatch.setattr(Backtest, "run", interrupted)
+    assert backtest(data, tmp_path / "run") == 130
+    result = orjson.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert result["complete"] is False
+    assert result["to"] < "2025-03-01T16:00"
+    assert "Interrupted" in capsys.readouterr().out
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--cadence", "7x"), 2, "--cadence is '7x'"),
+        (("--taker-fee", "much"), 2, "--taker-fee"),
+        (("--funding", "2"), 2, "--funding is '2'"),
+        (("--market", "DOGE"), 1, "DOGE"),
+        (("--to", "2024-01-01T00:00:00Z"), 2, "--to"),
+    ],
+)
+def test_wrong_options_are_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], code: int, words: str
+) -> None:
+    assert backtest(data, tmp_path / "run", *options) == code
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_broken_row_and_an_existing_folder_are_named(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (data / "BTCUSDT-1m-2025-03.csv").read_text().splitlines()
+    lines[700] = lines[700].rpartition(",")[0] + ",x"
+    broken = tmp_path / "BTCUSDT-1m.csv"
+    broken.write_text("\n".join(lines))
+    assert main(["backtest", "--data", str(broken), "--out", str(tmp_path / "run")]) == 1
+    assert f"{broken}, line 701: 'x' is not a number" in capsys.readouterr().err
+    assert backtest(data, tmp_path) == 1
+    assert "exists already" in capsys.readouterr().err

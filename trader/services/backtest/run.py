@@ -1,0 +1,140 @@
+"""One backtest: its parts made from settings and models, and what it found of each model."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from trader.clock import moment_of
+from trader.domain.exchange.account import equity, unrealized
+from trader.domain.exchange.ledger import ClosedTrade, Posting
+from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
+from trader.domain.money import ZERO
+from trader.domain.portfolio.snapshots import Snapshot
+from trader.services.backtest.engine import Engine, Journal
+from trader.services.backtest.market import BacktestMarket
+from trader.services.backtest.participant import DecisionSource, Participant, RuleAgentSource, open_participant
+from trader.services.exchange.protocol import rules_of
+from trader.settings import Settings
+from trader.store.portfolio.season import AccountReport, TradeOutcome
+
+
+class Sums:
+    """The sums of an account's fills, and its closed trades."""
+
+    def __init__(self) -> None:
+        self.fees = self.liquidation_fees = ZERO
+        self.trades: list[ClosedTrade] = []
+
+    def add(self, posting: Posting) -> None:
+        self.fees += sum((fill.fee for fill in posting.fills), ZERO)
+        self.liquidation_fees += sum((fill.liquidation_fee for fill in posting.fills), ZERO)
+        self.trades += posting.trades
+
+
+class _Observed:
+    """Passes what happens on to the journals, and adds it up."""
+
+    def __init__(self, journals: Sequence[Journal]) -> None:
+        self._journals = journals
+        self.sums: dict[str, Sums] = {}
+
+    def open(self, one: Participant) -> None:
+        self.sums[one.account.id] = Sums()
+        for journal in self._journals:
+            journal.open(one)
+
+    def post(self, posting: Posting) -> None:
+        self.sums[posting.account.id].add(posting)
+        for journal in self._journals:
+            journal.post(posting)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        for journal in self._journals:
+            journal.snapshot(snapshot)
+
+
+class Backtest:
+    """A backtest over an open source. `run` may be left before its end: what was done until then stands."""
+
+    def __init__(
+        self, market: BacktestMarket, settings: Settings, models: Sequence[tuple[Model, DecisionSource]],
+        journals: Sequence[Journal],
+    ) -> None:  # fmt: skip
+        self.market = market
+        self.starts_at, self.ends_at = moment_of(market.span.start), moment_of(market.span.stop - 1)
+        self._reached = market.span.start
+        self._observed = _Observed(journals)
+        self.participants = [
+            open_participant(model, source, settings.initial_capital, settings.quote_currency, self.starts_at)
+            for model, source in models
+        ]
+        for one in self.participants:
+            self._observed.open(one)
+        latency = timedelta(milliseconds=settings.latency_ms)
+        self._engine = Engine(market, rules_of(settings, market.markets), latency, self.participants, self._observed)
+
+    def run(self) -> Iterator[datetime]:
+        """Go through the market, and yield the time reached about once an hour of it."""
+        for second in self._engine.run():
+            self._reached = min(second, self.market.span.stop - 1)
+            yield moment_of(self._reached)
+
+    def reports(self) -> list[AccountReport]:
+        """Return what became of each account until the time reached, valued at the marks of that time."""
+        return [self._report(one) for one in self.participants]
+
+    def _report(self, one: Participant) -> AccountReport:
+        account, sums = one.account, self._observed.sums[one.account.id]
+        marks = self.market.moment(self._reached).marks
+        return AccountReport(
+            model_id=one.model.id,
+            name=one.model.name,
+            variant=one.model.variant.value,
+            initial_capital=account.run.initial_capital,
+            started_at=account.run.started_at,
+            at=moment_of(self._reached),
+            equity=equity(account, marks),
+            unrealized=unrealized(account, marks),
+            gross=account.realized,
+            fees=sums.fees,
+            liquidation_fees=sums.liquidation_fees,
+            funding=account.funding,
+            insurance=account.insurance,
+            model_cost=None,
+            invocations=one.decisions,
+            trades=len(sums.trades),
+        )
+
+    def equity_hours(self) -> dict[str, list[tuple[datetime, float]]]:
+        """Return the last equity of each hour of each account."""
+        return {
+            one.account.id: [(hour, float(equity)) for hour, equity in one.curve.hours] for one in self.participants
+        }
+
+    def outcomes(self) -> list[TradeOutcome]:
+        """Return the completed trades of all accounts."""
+        found = []
+        for one in self.participants:
+            for trade in self._observed.sums[one.account.id].trades:
+                part = trade.part
+                net = trade.gross_pnl - part.fees + part.funding
+                found.append(
+                    TradeOutcome(
+                        variant=one.model.variant.value,
+                        symbol=part.symbol,
+                        close_reason=trade.close_reason.value,
+                        net_percent=float(100 * net / part.entry_notional),
+                        held=trade.closed_at - part.opened_at,
+                    )
+                )
+        return found
+
+
+def rule_models(variants: Sequence[VariantId], every: str | None, at: datetime) -> list[tuple[Model, DecisionSource]]:
+    """Return the models of the variants' rule agents, which decide `every` so often (None: every minute)."""
+    found: list[tuple[Model, DecisionSource]] = []
+    for variant in variants:
+        model = msgspec.structs.replace(rule_model(variant, at), configuration=ModelConfiguration(every=every))
+        found.append((model, RuleAgentSource(model)))
+    return found
