@@ -4,16 +4,22 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree
 
+from support.books import make_quote
 from support.outline import Outline
 from support.records import START, add_model, add_trade, id_of
 
+from trader.domain.exchange.matching import totals, walk
 from trader.domain.exchange.orders import OrderSide
-from trader.domain.live.drift import Drift
+from trader.domain.live.drift import Drift, error_bps
+from trader.domain.market.markets import MARKETS, Tick
+from trader.gateways.market.books import BookModel, Grid
+from trader.gateways.market.recorder import Recorder
+from trader.gateways.market.synthetic import SyntheticSource
 from trader.store.database.pool import Database
 from trader.store.live.drift import insert_drift, select_drift_figures, select_uncompared
 
@@ -48,8 +54,8 @@ async def write(database: Database, rows: Sequence[Row], *, unsimulated: int = 0
         await insert_drift(conn, drifts[: len(rows)])
 
 
-def run(folder: Path, dsn: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "trader", "drift", "--database-url", dsn]
+def run(folder: Path, dsn: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "trader", "drift", "--database-url", dsn, *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -105,3 +111,48 @@ async def test_without_a_simulated_fill_it_says_so(database: Database, dsn: str,
     assert made.returncode == 1
     assert "no fill of a venue that was simulated" in made.stderr
     assert not (tmp_path / "drift.html").exists()
+
+
+def record_books(folder: Path, spread: str, count: int) -> None:
+    """Record ETH, without a move, at 2,000 and half a spread to both sides, with 60,000 shown."""
+    at, half = datetime(2025, 6, 2, 10, tzinfo=UTC), Decimal(spread) / 2
+    recorder = Recorder(folder, SyntheticSource(0, ("ETH",)))
+    recorder.open()
+    for number in range(count):
+        quote = make_quote("ETH", [(2000 - half, 30)], [(2000 + half, 30)], at=at + timedelta(seconds=number))
+        recorder.record(Tick(quote.at, {"ETH": quote}))
+    recorder.close()
+
+
+async def test_recorded_books_against_the_model(database: Database, dsn: str, tmp_path: Path) -> None:
+    record_books(tmp_path / "recording", "4", count=60)
+    await write(database, [("BTC", OrderSide.BUY, "1", "2")])
+    made = run(tmp_path, dsn, "--recording", "recording")
+    assert made.returncode == 0, made.stderr
+    lines = [line.split() for line in made.stdout.splitlines()]
+    at = lines.index(["market", "side", "size", "orders", "mean", "median", "p95", "worst"])
+    model = BookModel(Grid(MARKETS["ETH"])).quote(START, 2000 * 200, 1.0, 1.0).book  # a usual book, without a past
+    tried = [(side, notional) for side in OrderSide for notional in (500, 5_000, 50_000)]
+    for line, (side, notional) in zip(lines[at + 1 : at + 7], tried, strict=True):
+        filled, paid = totals(walk(model, side, Decimal(notional) / 2000))
+        dearer = error_bps(side, Decimal(2000 + 2 * side.direction), paid / filled)
+        assert line[:2] == ["ETH", side.value]
+        assert line[-5:] == ["6", *[f"{dearer:+.2f}"] * 2, f"{dearer:.2f}", f"{dearer:+.2f}"]
+        assert 5 < dearer < 10, "the model is within a basis point or two of the mid, the recording is 10 away"
+    assert lines[at + 7][:2] == ["all", "36"]
+    assert made.stdout.splitlines()[at + 8] == "12 orders were larger than one of the books: no price to compare"
+    assert made.stdout.splitlines()[-1] == "drift.html: 1 fills and 36 orders"
+    html = (tmp_path / "drift.html").read_text(encoding="utf-8")
+    assert (html.count("<table"), html.count("<h2>")) == (2, 2)
+
+
+async def test_a_recording_is_compared_where_there_is_no_fill(database: Database, dsn: str, tmp_path: Path) -> None:
+    record_books(tmp_path / "recording", "1", count=20)
+    await write(database, [("BTC", OrderSide.BUY, "1", None)])
+    made = run(tmp_path, dsn, "--recording", "recording")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.splitlines()[-1] == "drift.html: 12 orders"
+    (tmp_path / "empty").mkdir()
+    refused = run(tmp_path, dsn, "--recording", "empty")
+    assert refused.returncode == 1
+    assert "empty holds no recording" in refused.stderr

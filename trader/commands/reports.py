@@ -1,7 +1,7 @@
 """The commands report and drift: HTML files about a season, and about paper against the venue."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from trader.domain.portfolio.evidence import (
 from trader.domain.portfolio.statistics import EquityPoint, max_drawdown
 from trader.errors import StartError
 from trader.reports import drift as drift_report
-from trader.reports import season_page
+from trader.reports import recorded_books, season_page
 from trader.reports.season_page import Season, Standing
 from trader.services.portfolio.evidence import Evidence
 from trader.services.portfolio.luck import LuckRequest
@@ -119,6 +119,7 @@ def _returns(points: Sequence[tuple[datetime, float]], capital: float) -> Return
 
 def _drift_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=float, metavar="N", help="only the last N days; default: all")
+    parser.add_argument("--recording", type=Path, metavar="FOLDER", help="compare the market model with its books, too")
     parser.add_argument("output", nargs="?", type=Path, default=Path("drift.html"), help="default: drift.html")
 
 
@@ -127,6 +128,7 @@ async def drift(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Report the drift between paper and venue: the error of each fill against its simulation, in basis points.
 
     Positive is where the venue was dearer than paper. p95 is of the errors without sign, worst the largest of them.
+    With the recording of a venue's market, orders of four sizes are tried on its books and on those of the model.
     """
     since = datetime(1970, 1, 1, tzinfo=UTC)
     if options.days is not None:
@@ -134,13 +136,25 @@ async def drift(options: argparse.Namespace, found: FoundDatabase) -> Result:
     async with found.reading() as conn:
         figures = await drift_store.select_drift_figures(conn, since)
         uncompared = await drift_store.select_uncompared(conn, since)
-    if not figures:
-        raise StartError(f"{found.place} has no fill of a venue that was simulated: there is nothing to compare.")
-    notes = drift_report.notes_of(uncompared)
-    _write(options.output, drift_report.page(found.name, figures, notes))
-    lines = [
-        *table(drift_report.COLUMNS, map(drift_report.cells, figures), text_columns=3),
-        *notes,
-        f"{options.output}: {figures[-1].fills} fills",
-    ]
-    return Result({"file": str(options.output), "figures": figures, "uncompared": uncompared}, lines)
+    sections = [drift_report.of_fills(figures, uncompared)] if figures else []
+    value: dict[str, object] = {"file": str(options.output), "figures": figures, "uncompared": uncompared}
+    if options.recording is not None:
+        books = await recorded_books.compare(options.recording, since)
+        value["books"] = books
+        if books.figures:
+            sections.append(drift_report.of_books(books.figures, recorded_books.notes_of(books)))
+    if not sections:
+        recorded = "" if options.recording is None else f", and {options.recording} no book"
+        raise StartError(
+            f"{found.place} has no fill of a venue that was simulated{recorded}: there is nothing to compare."
+        )
+    _write(options.output, drift_report.page(found.name, sections))
+    lines = [line for section in sections for line in _lines_of(section)]
+    lines.append(f"{options.output}: {' and '.join(f'{one.figures[-1].fills} {one.unit}' for one in sections)}")
+    return Result(value, lines)
+
+
+def _lines_of(section: drift_report.Section) -> Iterator[str]:
+    columns = [section.unit if column == "fills" else column for column in drift_report.COLUMNS]
+    yield from table(columns, map(drift_report.cells, section.figures), text_columns=3)
+    yield from section.notes

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 from trader.reports.document import document, interval, minus, table
 from trader.store.live.drift import DriftFigures, Uncompared
@@ -24,17 +25,51 @@ def notes_of(uncompared: Uncompared) -> list[str]:
     return [f"{count} {words}" for count, words in counts if count]
 
 
-def page(name: str, figures: Sequence[DriftFigures], notes: Sequence[str]) -> str:
-    """Return the HTML page: the table, and in each row the middle 90 % of the errors with the median."""
+class Section(NamedTuple):
+    """A table of the page. `compared` says what with what, `unit` what is counted. The last of `figures` are of all."""
+
+    title: str
+    compared: str
+    unit: str
+    figures: Sequence[DriftFigures]
+    notes: Sequence[str]
+
+
+def of_fills(figures: Sequence[DriftFigures], uncompared: Uncompared) -> Section:
+    """Return the section of a venue's fills."""
+    compared = "Each fill of the venue, simulated on the book at which its order was sent."
+    return Section("Fills of the venue", compared, "fills", figures, notes_of(uncompared))
+
+
+def of_books(figures: Sequence[DriftFigures], notes: Sequence[str]) -> Section:
+    """Return the section of recorded books."""
+    compared = (
+        "Orders of 500, 5,000, 50,000 and 500,000 on the recorded book, every 10 seconds, and on the book that the "
+        "market model draws around the same mid."
+    )
+    return Section("Recorded books", compared, "orders", figures, notes)
+
+
+def page(name: str, sections: Sequence[Section]) -> str:
+    """Return the HTML page: a table for each section, and in each row the middle 90 % of the errors with the median."""
+    body = (
+        f"<h1>Paper against the venue</h1><p>{escape(name)}. Errors are in basis points of the paper price; right of "
+        "zero the venue is dearer. The line spans the middle 90 % of the errors, the dot is their median; p95 is of "
+        "the errors without sign.</p>"
+    )
+    return document(f"Paper against the venue: {name}", body + "".join(map(_section, sections)))
+
+
+def _section(section: Section) -> str:
+    figures = section.figures
     least, most = min(one.low for one in figures), max(one.high for one in figures)
     rows = [
         [*(minus(escape(text)) for text in cells(one)), interval((one.low, one.high), one.median, least, most)]
         for one in figures
     ]
-    body = (
-        f"<h1>Paper against the venue</h1><p>{escape(name)}: each fill of the venue, simulated on the book at "
-        "which its order was sent. Errors are in basis points of the paper price; right of zero the venue is dearer. "
-        "The line spans the middle 90 % of the errors, the dot is their median; p95 is of the errors without sign.</p>"
-        f"{table((*COLUMNS, f'{least:+.1f} to {most:+.1f}'), rows, text_columns=3)}<p>{'. '.join(notes)}</p>"
+    columns = [section.unit if column == "fills" else column for column in COLUMNS]
+    head = (*columns, f"{least:+.1f} to {most:+.1f}")
+    return (
+        f"<h2>{section.title}</h2><p>{section.compared}</p>{table(head, rows, text_columns=3)}"
+        f"<p>{'. '.join(section.notes)}</p>"
     )
-    return document(f"Paper against the venue: {name}", body)

@@ -220,6 +220,16 @@ def find_recording(place: Path) -> dict[datetime, list[Path]]:
     return found
 
 
+def recorded_symbols(place: Path) -> list[str]:
+    """Return the markets of a recording. Raises `StartError` without one, `MarketDataError` for a broken one."""
+    for paths in find_recording(place).values():
+        for path in paths:
+            for line in read_lines(path):
+                if line.rules:
+                    return list(line.rules)
+    raise StartError(f"{place} holds no recording: no file such as 2025-06-02T23.jsonl.gz with an update in it")
+
+
 def read_hour(paths: Sequence[Path]) -> list[Line]:
     """Return the lines of an hour in order of time, in the order written where that is the same.
 

@@ -1,0 +1,131 @@
+"""Comparison of the market model with recorded books: what an order costs in either, at the same moments.
+
+The model gets the mid of the recorded book and what the mid did until then, as it does in a replay; volume is taken as
+usual.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from math import ceil
+from pathlib import Path
+from statistics import fmean, median
+from typing import Final, NamedTuple
+
+from trader.clock import epoch_second, floor_time
+from trader.domain.exchange.matching import totals, walk
+from trader.domain.exchange.orders import OrderSide
+from trader.domain.live.drift import error_bps
+from trader.domain.market.markets import Book, Candle, Market, Quote
+from trader.domain.money import divide, floor_to
+from trader.gateways.market.books import BookModel, Grid, TrailingDay, stress
+from trader.gateways.market.files import Minutes, Row
+from trader.gateways.market.recorded import RecordedSource
+from trader.gateways.market.recorder import recorded_symbols
+from trader.store.live.drift import DriftFigures
+
+NOTIONALS: Final = (500, 5_000, 50_000, 500_000)
+"""Worth of the orders that are tried: one of each size of the table."""
+
+EVERY: Final = timedelta(seconds=10)
+_SHORT: Final = timedelta(seconds=15)
+_LONG: Final = timedelta(seconds=60)
+
+
+class Comparison(NamedTuple):
+    """Figures of the errors, as those of fills. `too_large` counts the orders that one of the books could not fill."""
+
+    figures: list[DriftFigures]
+    too_large: int
+
+
+async def compare(place: Path, since: datetime) -> Comparison:
+    """Compare the books of a recording from `since` on, every 10 seconds. Raises `MarketDataError` and `StartError`."""
+    source = RecordedSource(place, recorded_symbols(place))
+    await source.open()
+    assert source.ends_at is not None
+    candles = {symbol: await source.candles(symbol, "1m", since, source.ends_at) for symbol in source.markets}
+    twins = {symbol: _Twin(each) for symbol, each in candles.items()}
+    errors: dict[tuple[str, str, int], list[float]] = {}
+    too_large = 0
+    async for tick in source.history(since, source.ends_at):
+        for symbol, quote in tick.quotes.items():
+            for side, size, error in twins[symbol].follow(quote, source.markets[symbol]):
+                if error is None:
+                    too_large += 1
+                else:
+                    errors.setdefault((symbol, side.value, size), []).append(error)
+    figures = [_figures(*key, errors[key]) for key in sorted(errors)]
+    every = [error for each in errors.values() for error in each]
+    return Comparison([*figures, _figures(None, None, None, every)] if every else [], too_large)
+
+
+class _Twin:
+    """The model of one market beside its recorded books."""
+
+    def __init__(self, candles: Sequence[Candle]) -> None:
+        self._minutes = Minutes()
+        for candle in candles:
+            self._minutes.append(Row(epoch_second(candle.open_time) // 60, *candle[1:5], 0.0))
+        self._mids: deque[tuple[datetime, int]] = deque()
+        self._due: datetime | None = None
+        self._market: Market | None = None
+
+    def follow(self, quote: Quote, market: Market) -> Iterator[tuple[OrderSide, int, float | None]]:
+        """Note a recorded quote. Yield side, size and error of each order when it is time to compare."""
+        if market != self._market:
+            self._market, self._grid = market, Grid(market)
+            self._day = TrailingDay(float(market.tick), self._minutes)
+            self._model = BookModel(self._grid)
+            self._mids.clear()
+        mid = self._grid.nearest(float(quote.bid + quote.ask) / 2)
+        self._mids.append((quote.at, mid))
+        while quote.at - self._mids[0][0] > _LONG:
+            self._mids.popleft()
+        if self._due is not None and quote.at < self._due:
+            return
+        self._due = floor_time(quote.at, EVERY) + EVERY
+        long = [one for _, one in self._mids]
+        short = [one for at, one in self._mids if quote.at - at <= _SHORT]
+        usual = self._day.usual_range(bisect_left(self._minutes.minute, epoch_second(quote.at) // 60))
+        tension = stress(max(short) - min(short), max(long) - min(long), mid, usual)
+        drawn = self._model.quote(quote.at, mid, tension, 1.0).book
+        for size, notional in enumerate(NOTIONALS):
+            quantity = floor_to(divide(Decimal(notional), self._grid.price(mid)), market.lot)
+            for side in OrderSide:
+                yield side, size, _error(side, quote.book, drawn, quantity)
+
+
+def _error(side: OrderSide, recorded: Book, drawn: Book, quantity: Decimal) -> float | None:
+    prices = []
+    for book in (recorded, drawn):
+        filled, notional = totals(walk(book, side, quantity))
+        if not quantity or filled < quantity:
+            return None
+        prices.append(divide(notional, filled))
+    return float(error_bps(side, *prices))
+
+
+def _figures(symbol: str | None, side: str | None, size: int | None, errors: Sequence[float]) -> DriftFigures:
+    ascending, sizes = sorted(errors), sorted(map(abs, errors))
+    rank = {share: ceil(share * len(errors)) - 1 for share in (0.05, 0.95)}
+    return DriftFigures(
+        symbol,
+        side,
+        size,
+        fills=len(errors),
+        mean=fmean(errors),
+        median=median(errors),
+        p95=sizes[rank[0.95]],
+        worst=min(ascending, key=lambda error: (-abs(error), error)),
+        low=ascending[rank[0.05]],
+        high=ascending[rank[0.95]],
+    )
+
+
+def notes_of(comparison: Comparison) -> list[str]:
+    """Return what the table does not say, in words."""
+    count = comparison.too_large
+    return [f"{count} orders were larger than one of the books: no price to compare"] if count else []
