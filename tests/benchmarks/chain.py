@@ -101,8 +101,7 @@ async def _close(conn: Connection, invocation: Invocation, *_: object) -> bool:
 
 def without_chain() -> AbstractContextManager[object]:
     return patch.multiple(
-        recorder, update_invocation_closed=_close, record_digest=lambda *_: b"", shown_digest=lambda _: None,
-        answers_digest=lambda _: None,
+        recorder, update_invocation_closed=_close, record_digest=lambda *_: b"", encoded_digest=lambda _: None,
     )  # fmt: skip
 
 

@@ -7,10 +7,12 @@ which invocations there are, and in what order.
 import hashlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
+import orjson
 
 from trader.clock import iso
 from trader.domain.agents.conversation import Message
@@ -74,17 +76,22 @@ class Finding(NamedTuple):
 
 def shown_digest(shown: Sequence[Message] | View) -> bytes:
     """Return the digest of what an agent was shown: the messages of an AI model or the view of a rule agent."""
-    return hashlib.sha256(msgspec.json.encode(shown)).digest()
+    return encoded_digest(msgspec.json.encode(shown))
 
 
 def answers_digest(answers: Sequence[str]) -> bytes | None:
     """Return the digest of a provider's raw answers, a JSON list of texts; None without any."""
-    return hashlib.sha256(msgspec.json.encode(answers)).digest() if answers else None
+    return encoded_digest(msgspec.json.encode(answers)) if answers else None
+
+
+def encoded_digest(encoded: bytes) -> bytes:
+    """Return the digest of messages, a view or answers that are encoded already."""
+    return hashlib.sha256(encoded).digest()
 
 
 def record_digest(record: ChainRecord, evidence: Evidence) -> bytes:
     """Return the SHA-256 of the canonical record of a finished invocation."""
-    return hashlib.sha256(canonical_json(record_json(record, evidence))).digest()
+    return hashlib.sha256(orjson.dumps(record_json(record, evidence), option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def link_digest(before: bytes, record: bytes) -> bytes:
@@ -93,7 +100,10 @@ def link_digest(before: bytes, record: bytes) -> bytes:
 
 
 def record_json(record: ChainRecord, evidence: Evidence) -> dict[str, Any]:
-    """Return the record that is digested, as a JSON value."""
+    """Return the record that is digested, as a JSON value that is canonical when its keys are sorted.
+
+    Only the arguments and results of calls may hold what has a form of its own there: these are canonical already.
+    """
     done = record.invocation
     return {
         "id": str(done.id),
@@ -138,15 +148,18 @@ def _call_json(call: ToolCall) -> dict[str, Any]:
         "number": call.number,
         "type": call.type,
         "status": call.status,
-        "metadata": msgspec.to_builtins(call.metadata),
+        "metadata": orjson.Fragment(canonical_json(msgspec.to_builtins(call.metadata))),
         "at": iso(call.created_at),
     }
 
 
 def _configuration_digest(entrant: Entrant | None) -> str | None:
-    if entrant is None or entrant.configuration is None:
-        return None
-    return hashlib.sha256(entrant.configuration.encode()).hexdigest()
+    return None if entrant is None or entrant.configuration is None else _text_digest(entrant.configuration)
+
+
+@lru_cache(maxsize=1024)
+def _text_digest(configuration: str) -> str:
+    return hashlib.sha256(configuration.encode()).hexdigest()
 
 
 def _hex(digest: bytes | None) -> str | None:

@@ -23,6 +23,14 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[CallInputs] = msgspec.field(name="meetings", default_factory=list)
 
 
+class EncodedPayload(msgspec.Struct, frozen=True, kw_only=True):
+    """A payload whose long parts are JSON already, since their digests were made of it."""
+
+    messages: msgspec.Raw
+    answers: msgspec.Raw
+    inputs: list[CallInputs] = msgspec.field(name="meetings", default_factory=list)
+
+
 class Packer:
     """Compresses payloads in a thread, one at a time.
 
@@ -32,7 +40,7 @@ class Packer:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def pack(self, payload: Payload) -> bytes:
+    async def pack(self, payload: EncodedPayload) -> bytes:
         async with self._turn:
             return await asyncio.to_thread(lambda: zlib.compress(msgspec.json.encode(payload)))
 

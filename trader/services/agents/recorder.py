@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.chain import ChainRecord, Evidence, answers_digest, record_digest, shown_digest
+from trader.domain.agents.chain import ChainRecord, Evidence, encoded_digest, record_digest, shown_digest
 from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, storable
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import (
@@ -32,7 +32,7 @@ from trader.domain.market.markets import Quote
 from trader.domain.models import Model
 from trader.errors import ProviderError, Unavailable
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.payloads import Packer, Payload
+from trader.services.agents.payloads import EncodedPayload, Packer
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
 from trader.store.agents.chain import update_invocation_closed
@@ -107,6 +107,7 @@ class InvocationRecorder:
         self._pending: PendingOrder | None = None
         self._answers: list[str] = []
         self._messages: list[Message] = []
+        self._encoded = b"[]", b"[]"  # messages and answers, as of the end
         self._inputs: list[CallInputs] = []
         self.call_count = 0
         self._is_saved = False
@@ -262,8 +263,11 @@ class InvocationRecorder:
         if self._entrant is not None and self._answered_by is not None:
             started_at = self.invocation.started_at
             self._set_entrant(await self._entrants.answered(self._entrant, self._answered_by, started_at))
+        is_only_end = self.is_closed and self._pending is None
+        is_only_end = is_only_end and self._written == (len(self._steps), len(self._calls))
         with suppress(_AlreadyClosed):  # the last time it was written, but not confirmed; or another process did
-            async with self._database.transaction() as conn:
+            # A statement alone is a transaction of its own: it holds the lock of the chain for less than a round trip.
+            async with self._database.connection() if is_only_end else self._database.transaction() as conn:
                 await self._write(conn)
         self._written = len(self._steps), len(self._calls)
         if self.is_closed:
@@ -283,8 +287,9 @@ class InvocationRecorder:
         if not self.is_closed:
             await update_invocation(conn, self.invocation)
             return
-        shown = shown_digest(self._messages) if self._messages else self._view_digest
-        evidence = Evidence(shown, answers_digest(self._answers))
+        encoded = self._encoded = msgspec.json.encode(self._messages), msgspec.json.encode(self._answers)
+        shown, answers = (encoded_digest(part) for part in encoded)
+        evidence = Evidence(shown if self._messages else self._view_digest, answers if self._answers else None)
         record = ChainRecord(self.invocation, self._entrant, self._steps, self._calls)
         if not await update_invocation_closed(conn, self.invocation, evidence, record_digest(record, evidence)):
             raise _AlreadyClosed
@@ -300,7 +305,8 @@ class InvocationRecorder:
         """Keep the messages and raw answers of an AI model, and the inputs of the calls of any model."""
         if not self._messages and not self._inputs:
             return
-        payload = Payload(messages=self._messages, answers=self._answers, inputs=self._inputs)
+        messages, answers = self._encoded
+        payload = EncodedPayload(messages=msgspec.Raw(messages), answers=msgspec.Raw(answers), inputs=self._inputs)
         content = await self._packer.pack(payload)
         try:
             async with self._database.connection() as conn:
