@@ -357,6 +357,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "tie": boolean,
                 "verdict": ({"above": (NEIGHBOUR, None), "below": (NEIGHBOUR, None)}, None),
                 "entrant": count,
+                "runNumber": count,
                 "fingerprint": (text, None),
                 "coverage": (number, None),
                 "trainingCutoff": (text, None),
@@ -379,6 +380,7 @@ OUTPUTS: Mapping[str, Shape] = {
             {
                 **_MODEL_HEAD,
                 "entrant": count,
+                "runNumber": count,
                 "fingerprint": (text, None),
                 "startedAt": iso,
                 "endedAt": (iso, None),

@@ -17,7 +17,7 @@ from scipy.stats import beta
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
 from trader.domain.portfolio.board import Contender
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, judge_family
+from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, judge_family, judge_neighbours
 from trader.domain.portfolio.histories import WINDOWS
 from trader.domain.portfolio.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
 
@@ -147,7 +147,7 @@ def strongest_of_leaderboards(season: NullSeason, hours: int) -> Verdict:
         gains = season.models[:, max(0, hours - window // HOUR) : hours].sum(axis=1)
         order = np.argsort(-gains)
         pairs = models.chosen(order[:-1]) - models.chosen(order[1:])
-        found += judge_family([pairs.furthest(), *[NOTHING] * (len(order) - 2)])
+        found += judge_neighbours([pairs.furthest(), *[NOTHING] * (len(order) - 2)])
     return min(found, key=lambda verdict: verdict.p_value)
 
 

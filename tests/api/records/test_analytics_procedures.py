@@ -171,6 +171,7 @@ async def test_leaderboard(call: Call) -> None:
             },
         },
         "entrant": 0,
+        "runNumber": 1,
         "fingerprint": None,
         "coverage": 50,
         "trainingCutoff": None,

@@ -348,7 +348,7 @@ async def test_a_model_without_an_account_is_shown_as_it_would_open(bench: Bench
     assert seen(stats.account_value, stats.return_percent, stats.figures.trades.trades) == (10_000, 0, 0)
     (entry,) = await bench.board()
     assert seen(entry.pnl_percent, entry.start_value) == (0, 10_000)
-    assert entry.evidence == (0, None, "there are no whole hours yet")
+    assert entry.evidence == (0, None, "there are no whole hours yet", 1)
     assert seen(*(await bench.analytics.run_info())[:4]) == (None, 1, 0, 0)
 
 

@@ -153,3 +153,36 @@ async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
     (trade,) = own_trades(LuckRequest(run, run.trades, START, START + 10 * HOUR, Decimal(10_000)))
     assert trade.held == timedelta(hours=2)
     assert trade.size == pytest.approx(0.2)
+
+
+async def test_replicates_are_compared_as_one_and_not_with_each_other(bench: Bench) -> None:
+    async with bench.database.connection() as conn:
+        await conn.execute("UPDATE models SET configuration = '{\"replicate_of\": \"good\"}' WHERE id = 'good'")
+        await conn.execute("UPDATE runs SET number = 3 WHERE account_id = 'plain'")
+    await bench.model("good-2", 5, 0.006, trades=2)
+    async with bench.database.connection() as conn:
+        await conn.execute("UPDATE models SET configuration = '{\"replicate_of\": \"good\"}' WHERE id = 'good-2'")
+        for name in ("good", "good-2"):
+            entrant = Entrant(
+                model_id=name, number=1, fingerprint="a" * 64, configuration="{}", answered_by=None, began_at=START
+            )
+            await insert_entrant(conn, entrant)
+    found = await bench.report()
+    one, two, plain = found["good#1"], found["good-2#1"], found["plain#0"]
+    assert one.comparisons == two.comparisons
+    references = {each.reference: each for each in one.comparisons}
+    assert references["bestOther"].reference_key is None, "of 12 and 2 trades: 7 in the mean, so it is not judged yet"
+    assert references["holdNothing"].window.reason == "7 completed trades; a statement about a model needs 10"
+    assert one.replicates is not None
+    assert one.replicates == two.replicates
+    assert (plain.attempt, one.attempt) == (3, 1)
+    (nothing,) = (each for each in plain.comparisons if each.reference == "holdNothing")
+    assert nothing.verdict.statement.attempts == 3
+    async with bench.database.connection() as conn:
+        for number in range(12):
+            await add_trade(conn, "good-2", START + (number + 1) * 9 * HOUR, label=100 + number)
+    found = await bench.report()
+    references = {each.reference: each for each in found["good-2#1"].comparisons}
+    assert references["bestOther"].reference_key == "plain#0", "and not its own replicate"
+    assert references["holdNothing"].verdict.word == "better"
+    assert {each.reference: each.reference_key for each in found["plain#0"].comparisons}["bestOther"] == "good#1"

@@ -149,7 +149,8 @@ class LeaderboardRow(Wire, kw_only=True):
 
     `ci95` is the 95 % interval of the return in the whole hours of the window, for one look. It needs 24 hours and 10
     completed trades in the window; before that it is null and `ci95Reason` says why. `tie`: a neighbour in the order
-    has the same figure. `verdict` is null when ordered by maxDrawdown.
+    has the same figure. `verdict` is null when ordered by maxDrawdown. `runNumber` above 1 says that the account was
+    reset; p values are multiplied by its square.
     """
 
     rank: int | None
@@ -168,6 +169,7 @@ class LeaderboardRow(Wire, kw_only=True):
     tie: bool
     verdict: Neighbours | None
     entrant: int
+    run_number: int
     fingerprint: str | None
     coverage: Percent | None
     training_cutoff: str | None
@@ -195,6 +197,7 @@ class LeaderboardRow(Wire, kw_only=True):
             if has_verdict
             else None,
             entrant=entry.record.number,
+            run_number=entry.attempt,
             fingerprint=entry.record.fingerprint,
             coverage=entry.record.coverage_percent,
             training_cutoff=day(entry.model.configuration.training_cutoff),

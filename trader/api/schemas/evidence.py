@@ -105,6 +105,7 @@ class EntrantRow(Wire, kw_only=True):
     model_name: str
     variant: VariantId
     entrant: int
+    run_number: int
     fingerprint: str | None
     started_at: Timestamp
     ended_at: Timestamp | None
@@ -131,6 +132,7 @@ class EntrantRow(Wire, kw_only=True):
             model_name=found.model.name,
             variant=found.model.variant,
             entrant=found.record.number,
+            run_number=found.attempt,
             fingerprint=found.record.fingerprint,
             started_at=iso(found.started_at),
             ended_at=None if found.ended_at is None else iso(found.ended_at),

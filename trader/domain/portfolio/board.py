@@ -22,12 +22,16 @@ _NO_OTHER: Final = "there are no two entrants with enough hours and trades"
 
 
 class Contender(NamedTuple):
-    """An entrant: its hours within the run of its model, and its completed trades."""
+    """An entrant: its hours within the run of its model, its completed trades, and the number of the run.
+
+    Replicates are one contender: the mean of their returns, and the mean of their trades.
+    """
 
     key: str
     variant: VariantId
     series: ReturnSeries | None
     trades: int
+    attempt: int = 1
 
     @property
     def mean(self) -> float | None:
@@ -63,13 +67,15 @@ class _Pair(NamedTuple):
     reference_key: str | None
     other: ReturnSeries | None
     reason: str | None = None
+    other_attempt: int = 1
 
     def state(self, since: datetime | None) -> Statement:
         one, other = self.contender.series, self.other
         if since is not None:
             one = one and one.within(since, one.end)
             other = other and other.within(since, other.end)
-        return compare(one, other, self.reason, missing_trades(self.contender.trades))
+        found = compare(one, other, self.reason, missing_trades(self.contender.trades))
+        return found._replace(attempts=self.contender.attempt + self.other_attempt - 1)
 
 
 def judge_board(
@@ -87,7 +93,11 @@ def judge_board(
     ]
     rated = sorted(((mean, each) for each in contenders if (mean := each.mean) is not None), key=lambda one: -one[0])
     best, second = (rated[0][1], rated[1][1]) if len(rated) > 1 else (None, None)
-    behind = [_Pair("bestOther", each, best.key, best.series) for each in contenders if best and each is not best]
+    behind = [
+        _Pair("bestOther", each, best.key, best.series, None, best.attempt)
+        for each in contenders
+        if best and each is not best
+    ]
     statements, to_best = ([pair.state(None) for pair in group] for group in (pairs, behind))
     verdicts = judge_family(statements, to_best, len(rated))
     found: dict[str, list[Comparison]] = {contender.key: [] for contender in contenders}

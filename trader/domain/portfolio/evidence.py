@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trader.domain.portfolio.intervals import (
     HOURS_MIN,
@@ -35,15 +36,28 @@ Word = Literal["better", "worse", "not distinguishable yet"]
 _HOUR: Final = timedelta(hours=1)
 
 
+Observed = NDArray[np.bool_]
+
+
 class ReturnSeries(NamedTuple):
-    """Hourly log returns of an account; the first is of the hour that begins at `start`."""
+    """Hourly log returns of an account; the first is of the hour that begins at `start`.
+
+    Hours that nobody observed have 0, and the first one after them has the return since. `observed` says which were;
+    None: all.
+    """
 
     start: datetime
     values: Returns
+    observed: Observed | None = None
 
     @property
     def end(self) -> datetime:
         return self.start + len(self.values) * _HOUR
+
+    @property
+    def mask(self) -> Observed:
+        """Which hours were observed."""
+        return np.ones(len(self.values), dtype=np.bool_) if self.observed is None else self.observed
 
     @property
     def percent(self) -> float | None:
@@ -54,7 +68,36 @@ class ReturnSeries(NamedTuple):
         """Return the part in the hours [start, end)."""
         first = min(max(0, (start - self.start) // _HOUR), len(self.values))
         after = max(first, (end - self.start) // _HOUR)
-        return ReturnSeries(self.start + first * _HOUR, self.values[first:after])
+        observed = None if self.observed is None else self.observed[first:after]
+        return ReturnSeries(self.start + first * _HOUR, self.values[first:after], observed)
+
+
+def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
+    """Return the mean of the log returns of several accounts, in each hour over those that had begun; None without any.
+
+    So an account that begins later, or anew, does not make the past of the others disappear.
+    """
+    if not series:
+        return None
+    start, end = min(one.start for one in series), max(one.end for one in series)
+    hours = (end - start) // _HOUR
+    total, count, observed = np.zeros(hours), np.zeros(hours), np.zeros(hours, dtype=np.bool_)
+    for one in series:
+        first = (one.start - start) // _HOUR
+        part = slice(first, first + len(one.values))
+        total[part] += one.values
+        count[part] += 1
+        observed[part] |= one.mask
+    return ReturnSeries(start, total / np.maximum(count, 1), observed)
+
+
+def _observed(values: Returns, mask: Observed) -> Returns:
+    """Return the returns from one observed hour to the next."""
+    if mask.all():
+        return values
+    with np.errstate(invalid="ignore"):  # an account that lost everything
+        found: Returns = np.diff(np.cumsum(values)[mask], prepend=0.0)
+    return found
 
 
 class EquitySeries:
@@ -63,6 +106,7 @@ class EquitySeries:
     def __init__(self, initial_capital: float) -> None:
         self._start: datetime | None = None
         self._logs = array("d")
+        self._observed = array("b")
         self._capital = math.log(initial_capital) if initial_capital > 0 else None  # an account not opened yet
 
     def set(self, points: Iterable[EquityPoint]) -> None:
@@ -71,25 +115,35 @@ class EquitySeries:
             if self._start is None:
                 self._start = point.hour
             place = (point.hour - self._start) // _HOUR
-            del self._logs[place:]
-            self._logs.extend([self._logs[-1]] * (place - len(self._logs)) if self._logs else [])
+            del self._logs[place:], self._observed[place:]
+            missing = place - len(self._logs)
+            self._logs.extend([self._logs[-1]] * missing if missing else [])
+            self._observed.extend([0] * missing)
             self._logs.append(math.log(point.value) if point.value > 0 else -math.inf)
+            self._observed.append(1)
 
     def returns(self, until: datetime) -> ReturnSeries | None:
         """Return the log returns of the hours before `until`, the first since the initial capital; None without any."""
         if self._start is None or until <= self._start:
             return None
-        logs = np.array(self._logs)[: (until - self._start) // _HOUR]
+        hours = (until - self._start) // _HOUR
+        logs, observed = np.array(self._logs)[:hours], np.array(self._observed, dtype=np.bool_)[:hours]
         with np.errstate(invalid="ignore"):  # equity that stays at zero
-            return ReturnSeries(self._start, np.diff(logs, prepend=logs[0] if self._capital is None else self._capital))
+            values = np.diff(logs, prepend=logs[0] if self._capital is None else self._capital)
+        return ReturnSeries(self._start, values, None if observed.all() else observed)
 
 
 class Statement(NamedTuple):
-    """An estimate, or the reason why there is none."""
+    """An estimate, or the reason why there is none.
+
+    `attempts` is how often what is compared was begun anew, plus one. Whoever begins anew after each loss will be lucky
+    once, so the p value of the n-th attempt is multiplied by n².
+    """
 
     hours: int
     estimate: Estimate | None
     reason: str | None = None
+    attempts: int = 1
 
     @property
     def interval_percent(self) -> Interval | None:
@@ -120,7 +174,7 @@ class Statement(NamedTuple):
         """The level of the confidence sequence that excludes zero, before any correction; 1 while it says nothing."""
         if self.estimate is None or self.hours < SEQUENCE_HOURS_MIN:
             return 1.0
-        return self.estimate.p_value()
+        return min(1.0, self.attempts**2 * self.estimate.p_value())
 
     def word(self, corrected_p: float) -> Word:
         """Return the verdict at a p value that is corrected for its family."""
@@ -144,7 +198,7 @@ def state_return(series: ReturnSeries | None, trades: int | None) -> Statement:
     """Return what the hours of an account say about its return. `trades` are its completed ones; None: no model's."""
     if series is None:
         return Statement(0, None, "there are no whole hours yet")
-    return _state(series.values, "whole hours", missing_trades(trades))
+    return _state(_observed(series.values, series.mask), "whole hours", missing_trades(trades))
 
 
 def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str | None) -> Statement:
@@ -157,9 +211,10 @@ def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str 
     start, end = max(one.start, other.start), min(one.end, other.end)
     if start >= end:
         return Statement(0, None, "the two have no hour in common")
+    one, other = one.within(start, end), other.within(start, end)
     with np.errstate(invalid="ignore"):  # two accounts that lost everything in the same hour
-        difference = one.within(start, end).values - other.within(start, end).values
-    return _state(difference, "common hours", *reasons)
+        difference = one.values - other.values
+    return _state(_observed(difference, one.mask & other.mask), "common hours", *reasons)
 
 
 def missing_trades(trades: int | None) -> str | None:
@@ -214,6 +269,20 @@ def judge_family(
     weighted = [1.0 if _is_ahead(each) else min(1.0, max(1.0, choices / 2) * each.p_value) for each in against_best]
     corrected = holm([*(statement.p_value for statement in statements), *weighted])
     return [Verdict(each, p_value) for each, p_value in zip([*statements, *against_best], corrected, strict=True)]
+
+
+def judge_neighbours(statements: Sequence[Statement], entrants: int | None = None) -> list[Verdict]:
+    """Return the verdicts on neighbours in an order that changes: each pair may be neighbours some day.
+
+    So the p values are corrected for the number of pairs that there are of so many entrants, earlier ones of the same
+    models included (None: one for each place in the order).
+    """
+    if not statements:
+        return []
+    count = len(statements) + 1 if entrants is None else entrants
+    weight = count * (count - 1) / 2 / len(statements)
+    corrected = holm([min(1.0, weight * statement.p_value) for statement in statements])
+    return [Verdict(each, p_value) for each, p_value in zip(statements, corrected, strict=True)]
 
 
 def _is_ahead(statement: Statement) -> bool:

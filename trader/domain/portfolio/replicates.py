@@ -1,15 +1,12 @@
 """Replicates: how much of a model's hourly variance is the market's, and how much is the model's own noise."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from trader.domain.portfolio.evidence import ReturnSeries
 from trader.domain.portfolio.intervals import HOURS_MIN, percent
-
-_HOUR: Final = timedelta(hours=1)
 
 
 class ReplicateNoise(NamedTuple):
@@ -34,20 +31,22 @@ def split_variance(replicates: Mapping[str, ReturnSeries]) -> ReplicateNoise | N
     the mean square between hours, less that, the market's part times the number of replicates.
     """
     start, end = max(one.start for one in replicates.values()), min(one.end for one in replicates.values())
-    hours = (end - start) // _HOUR
-    if hours < HOURS_MIN:
+    if start >= end:
         return None
-    returns = np.stack([one.within(start, end).values for one in replicates.values()])
+    common = [one.within(start, end) for one in replicates.values()]
+    returns = np.stack([one.values for one in common])[:, np.all([one.mask for one in common], axis=0)]
+    if (hours := returns.shape[1]) < HOURS_MIN:
+        return None
     if not np.isfinite(returns).all():
         return None
     totals = [percent(float(total)) for total in returns.sum(axis=1)]
     own = float(np.mean(np.var(returns, axis=0, ddof=1)))
-    common = max(0.0, float(np.var(returns.mean(axis=0), ddof=1)) - own / len(replicates))
+    shared = max(0.0, float(np.var(returns.mean(axis=0), ddof=1)) - own / len(replicates))
     return ReplicateNoise(
         model_ids=sorted(replicates),
         hours=hours,
         lowest_percent=min(totals),
         highest_percent=max(totals),
         spread_percent=float(np.std(totals, ddof=1)),
-        noise_percent=100 * own / (own + common) if own + common > 0 else None,
+        noise_percent=100 * own / (own + shared) if own + shared > 0 else None,
     )

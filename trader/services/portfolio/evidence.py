@@ -9,7 +9,7 @@ from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, state_return
+from trader.domain.portfolio.evidence import ReturnSeries, Statement, mean_series, state_return
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
@@ -24,8 +24,8 @@ _HOUR: Final = RESOLUTIONS["1h"]
 class EntrantEvidence(NamedTuple):
     """An entrant in its part of the current run of its model. `ended_at` is None of the present entrant.
 
-    `statement`, `trades` and `losing_trades` are of the window. `comparisons` have the verdicts on all hours, and
-    `luck` is of all completed trades.
+    `statement`, `trades` and `losing_trades` are of the window. `comparisons` have the verdicts on all hours, those of
+    replicates on all of them together, and `luck` is of all completed trades. `attempt` is the number of the run.
     """
 
     model: Model
@@ -40,6 +40,7 @@ class EntrantEvidence(NamedTuple):
     is_among_best: bool
     luck: Luck | str
     replicates: ReplicateNoise | None
+    attempt: int
 
 
 class EvidenceReport(NamedTuple):
@@ -137,19 +138,33 @@ def _judge(
     model_id: str | None,
 ) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
     """Return the best entrant, and the evidence of all or of one model: of a hundred models a tenth of a second."""
-    contenders = [Contender(one.key, one.model.variant, one.series, len(one.stint.trades)) for one in stints]
-    board = judge_board(contenders, baselines, since)
-    groups: dict[tuple[str, str], dict[str, ReturnSeries]] = {}
+    groups: dict[object, list[_Judged]] = {}
     for one in stints:
-        if one.replicates is not None and one.series is not None:
-            groups.setdefault(one.replicates, {})[one.model.id] = one.series
-    noise = {group: split_variance(series) for group, series in groups.items() if len(series) > 1}
-    shown = [one for one in stints if model_id in {None, one.model.id}]
-    return board.best, [(one, _evidence(one, board, noise, since)) for one in shown]
+        groups.setdefault(one.replicates or one.key, []).append(one)
+    board = judge_board([_contender(group) for group in groups.values()], baselines, since)
+    found = []
+    for group in groups.values():
+        series = {one.model.id: one.series for one in group if one.series is not None}
+        noise = split_variance(series) if len(series) > 1 else None
+        shown = [one for one in group if model_id in {None, one.model.id}]
+        found += [(one, _evidence(one, board, group[0].key, noise, since)) for one in shown]
+    return board.best, found
+
+
+def _contender(group: Sequence[_Judged]) -> Contender:
+    """Return what is compared with others: an entrant, or its replicates together."""
+    series = [one.series for one in group if one.series is not None]
+    return Contender(
+        key=group[0].key,
+        variant=group[0].model.variant,
+        series=series[0] if len(series) == 1 else mean_series(series),
+        trades=sum(len(one.stint.trades) for one in group) // len(group),
+        attempt=max(one.stint.run.run.number for one in group),
+    )
 
 
 def _evidence(
-    judged: _Judged, board: Board, noise: Mapping[tuple[str, str], ReplicateNoise | None], since: datetime | None
+    judged: _Judged, board: Board, key: str, noise: ReplicateNoise | None, since: datetime | None
 ) -> EntrantEvidence:
     series, stint = judged.series, judged.stint
     if series is not None and since is not None:
@@ -164,8 +179,9 @@ def _evidence(
         return_percent=None if series is None else series.percent,
         trades=len(trades),
         losing_trades=sum(trade.net_pnl <= 0 for trade in trades),
-        comparisons=board.comparisons[judged.key],
-        is_among_best=judged.key in board.among_best,
+        comparisons=board.comparisons[key],
+        is_among_best=key in board.among_best,
         luck=COMPUTING,
-        replicates=None if judged.replicates is None else noise.get(judged.replicates),
+        replicates=noise,
+        attempt=stint.run.run.number,
     )

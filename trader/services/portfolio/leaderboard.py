@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from trader.clock import ceil_time
 from trader.domain.agents.entrants import EntrantRecord
@@ -20,7 +19,8 @@ from trader.domain.portfolio.evidence import (
     Statement,
     Verdict,
     compare,
-    judge_family,
+    judge_neighbours,
+    mean_series,
     missing_trades,
     state_return,
 )
@@ -65,7 +65,8 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     An entry of replicates has their means, the sum of their trades, and the first of their models. `rank` is None when
     the entrant decided too few of its cycles. `since` is where the entry begins; `series` are all hours of the entrant,
-    and `trades` all its trades.
+    and `trades` all its trades, of replicates the mean. `attempt` is the number of its run, and `entrants` how many the
+    run has had; of replicates the highest.
     `evidence` is of the whole hours of the window. `tie`: a neighbour in the order has the same figure. `above` and
     `below` are the verdicts on this model against those neighbours, over all hours of both; None where there is no
     neighbour, and in an order that is not one of returns.
@@ -83,6 +84,8 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
     series: ReturnSeries | None
     trades: int
+    attempt: int = 1
+    entrants: int = 1
     replicates: Replicates | None = None
     rank: int | None = None
     tie: bool = False
@@ -124,6 +127,8 @@ def _entry(contestant: Contestant, since: datetime, hour: datetime, window: RunW
         since=since,
         series=series,
         trades=run.trades_after(run.entrant_since),
+        attempt=run.run.number,
+        entrants=max(1, len(run.stints)),
     )
 
 
@@ -158,7 +163,7 @@ def _merged(group: list[LeaderboardEntry], window: RunWindow, hour: datetime) ->
         return group[0]
     series = {entry.model.id: entry.series for entry in group if entry.series is not None}
     noise = split_variance(series) if len(series) == len(group) else None
-    joint = _mean_series(list(series.values())) if len(series) == len(group) else None
+    joint = mean_series(list(series.values()))
     trades_count = sum(entry.trades_count for entry in group)
     returns = [entry.pnl_percent for entry in group if entry.pnl_percent is not None]
     began = [entry.record.began_at for entry in group if entry.record.began_at is not None]
@@ -177,10 +182,12 @@ def _merged(group: list[LeaderboardEntry], window: RunWindow, hour: datetime) ->
         start_value=_mean(group, lambda entry: entry.start_value),
         end_value=_mean(group, lambda entry: entry.end_value),
         trades_count=trades_count,
-        evidence=_window_evidence(joint, window, hour, trades_count),
+        evidence=_window_evidence(joint, window, hour, trades_count // len(group)),
         since=min(entry.since for entry in group),
         series=joint,
-        trades=sum(entry.trades for entry in group),
+        trades=sum(entry.trades for entry in group) // len(group),
+        attempt=max(entry.attempt for entry in group),
+        entrants=max(entry.entrants for entry in group),
         replicates=Replicates(
             [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise
         ),
@@ -189,14 +196,6 @@ def _merged(group: list[LeaderboardEntry], window: RunWindow, hour: datetime) ->
 
 def _mean(group: Sequence[LeaderboardEntry], value: Callable[[LeaderboardEntry], Decimal]) -> Decimal:
     return divide(sum(map(value, group), ZERO), Decimal(len(group)))
-
-
-def _mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
-    """Return the mean of the log returns over the hours that all have."""
-    start, end = max(one.start for one in series), min(one.end for one in series)
-    if start >= end:
-        return None
-    return ReturnSeries(start, np.mean([one.within(start, end).values for one in series], axis=0))
 
 
 # Order and neighbours
@@ -225,11 +224,14 @@ def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[Le
 def _with_verdicts(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry]:
     """Return the ordered entries with a verdict on each pair of neighbours."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
-    upper = judge_family(
+    upper = judge_neighbours(
         [
-            compare(one.series, other.series, missing[one.model.id], missing[other.model.id])
+            compare(one.series, other.series, missing[one.model.id], missing[other.model.id])._replace(
+                attempts=one.attempt + other.attempt - 1
+            )
             for one, other in pairwise(entries)
-        ]
+        ],
+        sum(entry.entrants for entry in entries),
     )
     found = list(entries)
     for place, verdict in enumerate(upper):

@@ -30,7 +30,10 @@ class InvocationTotals(NamedTuple):
 
 
 class CurrentRun(NamedTuple):
-    """A model's run with its invocations. `entrant` is the model's present one, with its part of the run."""
+    """A model's run with its invocations. `entrant` is the model's present one, with its part of the run.
+
+    `number` counts the runs of the account: a reset begins the next one.
+    """
 
     model_id: str
     run_id: UUID
@@ -38,12 +41,13 @@ class CurrentRun(NamedTuple):
     started_at: datetime
     totals: InvocationTotals = InvocationTotals()
     entrant: EntrantRecord = NO_RECORD
+    number: int = 1
 
 
 SELECT_CURRENT_RUNS = """
 SELECT m.id, r.id, r.initial_capital, r.started_at, c.finished, c.failed, c.tool_failed, c.input_tokens,
        c.output_tokens, c.cost_usd, c.unmetered_attempts, c.unpriced_steps, coalesce(e.number, 0), e.fingerprint,
-       e.began_at, coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0)
+       e.began_at, coalesce(o.finished - o.failed, 0), coalesce(o.finished + o.missed, 0), r.number
 FROM models m
 JOIN runs r ON r.account_id = m.id AND r.ended_at IS NULL
 CROSS JOIN LATERAL (
@@ -68,8 +72,10 @@ async def select_current_runs(conn: Connection) -> dict[str, CurrentRun]:
     """Return the current run of every model whose account was opened."""
     rows = await conn.fetch(SELECT_CURRENT_RUNS)
     return {
-        row[0]: CurrentRun(row[0], row[1], row[2], row[3], InvocationTotals(*row[4:12]), EntrantRecord(*row[12:]))
-        for row in rows
+        model_id: CurrentRun(
+            model_id, run_id, capital, at, InvocationTotals(*rest[:8]), EntrantRecord(*rest[8:13]), rest[13]
+        )
+        for model_id, run_id, capital, at, *rest in rows
     }
 
 
