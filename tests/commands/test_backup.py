@@ -15,7 +15,7 @@ from support.tables import digests
 
 from trader.__main__ import main
 from trader.embedded import dumps
-from trader.embedded.binaries import Binaries, system_binaries, wheel_binaries
+from trader.embedded.binaries import system_binaries, wheel_binaries
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError
 from trader.store.database.pool import Database
@@ -49,7 +49,7 @@ async def filled(database: Database) -> Database:
 @pytest.fixture
 async def file(filled: Database, dsn: str, tmp_path: Path) -> Path:
     address = dumps.libpq_address(dsn)
-    await dumps.dump(dumps.choose_programs(15, address), address, tmp_path / "a.dump")
+    await dumps.dump(address, 15, tmp_path / "a.dump")
     dumps.seal(tmp_path / "a.dump")
     return tmp_path / "a.dump"
 
@@ -84,24 +84,23 @@ async def test_what_cannot_be_restored_is_refused(
     filled: Database, dsn: str, empty_dsn: str, restore: Restore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     address, file = dumps.libpq_address(dsn), tmp_path / "a.dump"
-    programs = dumps.choose_programs(15, address)
     assert await restore(file, empty_dsn) == 1
     assert "There is no file" in capsys.readouterr().err
     async with filled.connection() as conn:
         await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION + 1)
-    await dumps.dump(programs, address, file)
+    await dumps.dump(address, 15, file)
     assert await restore(file, empty_dsn) == 1
     assert f"has schema version {SCHEMA_VERSION + 1}, made by a newer version" in capsys.readouterr().err
     async with filled.connection() as conn:
         await conn.execute("UPDATE schema_version SET version = $1", SCHEMA_VERSION - 1)
-    await dumps.dump(programs, address, file)
+    await dumps.dump(address, 15, file)
     assert await restore(file, empty_dsn) == 0
     shown = capsys.readouterr().out
     assert f"Its schema version is {SCHEMA_VERSION - 1}: the next start upgrades it" in shown
     assert "It has no digest" in shown
     async with filled.connection() as conn:
         await conn.execute("DROP TABLE schema_version")
-    await dumps.dump(programs, address, file)
+    await dumps.dump(address, 15, file)
     assert await restore(file, empty_dsn) == 1
     assert "is no backup of trader" in capsys.readouterr().err
 
@@ -149,14 +148,14 @@ async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) 
             await add_trade(conn, "ada", START + HOUR)
         await database.close()
         second, third = await old.ensure_database("second"), await new.ensure_database("third")
-        await copy(wheel, first, file, second)
-        await copy(wheel, second, back, third)
+        await copy(first, wheel.major, file, second)
+        await copy(second, system.major, back, third)
         assert await digests(first) == await digests(second) == await digests(third)
 
 
-async def copy(programs: Binaries, source: str, file: Path, target: str) -> None:
-    await dumps.dump(programs, dumps.libpq_address(source), file)
-    await dumps.restore(programs, file, dumps.libpq_address(target))
+async def copy(source: str, major: int, file: Path, target: str) -> None:
+    await dumps.dump(dumps.libpq_address(source), major, file)
+    await dumps.restore(file, dumps.libpq_address(target))
 
 
 def test_no_password_is_an_argument_that_others_see() -> None:
@@ -173,4 +172,4 @@ def test_no_password_is_an_argument_that_others_see() -> None:
 
 def test_programs_that_are_too_old_are_refused() -> None:
     with pytest.raises(StartError, match="client programs of PostgreSQL 99 or later are needed"):
-        dumps.choose_programs(99, dumps.libpq_address("postgresql://one/db"))
+        dumps.choose_programs(99, needs_tls=False)

