@@ -5,7 +5,7 @@ one that buys every market in equal parts at its start and holds it, and the rul
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -33,6 +33,37 @@ class Baseline(NamedTuple):
     id: str
     name: str
     variant: VariantId | None = None
+
+
+class EquityMarks(msgspec.Struct, frozen=True):
+    """What an agent needs of the hourly equity of its run, without the hours, of which a season has thousands.
+
+    `last` is the equity of the hour `hour`, `earlier_peak` the highest of the hours before, and `before_day` the last
+    one before the day of the hour.
+    """
+
+    hour: datetime | None = None
+    last: Decimal | None = None
+    earlier_peak: Decimal | None = None
+    before_day: Decimal | None = None
+
+    def noted(self, hour: datetime, equity: Decimal) -> "EquityMarks":
+        """Return the marks with the equity of an hour, which replaces what was noted of it before."""
+        if self.hour is None or self.last is None:
+            return EquityMarks(hour, equity)
+        if self.hour == hour:
+            return msgspec.structs.replace(self, last=equity)
+        is_new_day = self.hour.date() < hour.date()
+        return EquityMarks(hour, equity, self.peak, self.last if is_new_day else self.before_day)
+
+    @property
+    def peak(self) -> Decimal | None:
+        """The highest equity of all hours."""
+        return max((one for one in (self.earlier_peak, self.last) if one is not None), default=None)
+
+    def before(self, day: date) -> Decimal | None:
+        """Return the last equity before a day, that of the last hour or a later one."""
+        return self.last if self.hour is not None and self.hour.date() < day else self.before_day
 
 
 HOLD_NOTHING: Final = Baseline("baseline/hold-nothing", "Hold nothing")

@@ -151,12 +151,14 @@ class MinutePaths:
         self._name = name
         self._grid = grid
         self._pool = _pool()
-        self._walks_of = cache(self._weighted_walks)
         self._family_weights: Sequence[float] = [1.0] * self._pool.family_count
         if len(minutes) >= _MINUTES_MIN:
             self._family_weights = _fit(self._pool, _recorded_shares(grid, minutes))
+        # All of them now: what a long recording comes across one after the other would look like a leak.
+        weights = np.array(self._family_weights)[np.array(self._pool.families)] * np.array(self._pool.weights)
+        self._walks = [self._weighted_walks(cell, weights) for cell in range(_CELLS)]
 
-    def _weighted_walks(self, cell: int) -> tuple[Sequence[int], Sequence[float]]:
+    def _weighted_walks(self, cell: int, weights: NDArray[np.float64]) -> tuple[Sequence[int], Sequence[float]]:
         """Return the walks of a cell, or of the nearest one that has some, and the sums of their weights."""
         pool = self._pool
         members = pool.members[cell]
@@ -165,8 +167,7 @@ class MinutePaths:
             filled = (other for other in range(_CELLS) if pool.members[other])
             nearest = min(filled, key=lambda o: abs(o // _CLASSES - opened) + abs(o % _CLASSES - close))
             members = pool.members[nearest]
-        weights = (self._family_weights[pool.families[one >> 1]] * pool.weights[one >> 1] for one in members)
-        return members, array("d", accumulate(weights))
+        return members, array("d", np.cumsum(weights[np.array(members) >> 1]).tobytes())
 
     def draw(self, row: Row) -> list[int]:
         """Return sixty marks in half ticks, from open to close, within low and high and touching both."""
@@ -174,7 +175,7 @@ class MinutePaths:
         reach = high - low
         if not reach:
             return [low] * SECONDS
-        members, sums = self._walks_of(_cell(opened - low, close - low, reach))
+        members, sums = self._walks[_cell(opened - low, close - low, reach)]
         random = Random(f"{self._name}:{row.minute}").random
         one = members[min(bisect_right(sums, random() * sums[-1]), len(members) - 1)]
         begin = (one >> 1) * SECONDS

@@ -40,7 +40,6 @@ from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.agent_view import (
     Action,
-    HourlyEquity,
     select_equity_curve,
     select_last_actions,
     select_latest_responses,
@@ -66,7 +65,11 @@ _log = logging.getLogger("trader.agents")
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows hold of a run up to one booking and hour."""
+    """What the rows hold of a run up to one booking and hour.
+
+    `peak` is its highest hourly equity and `day_opening` the last one before the day of the hour; None without one.
+    The hours themselves are not kept: those of a season would be most of what the service holds in memory.
+    """
 
     run_id: UUID
     sequence: int
@@ -74,7 +77,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     trades: tuple[ObservedTrade, ...]
     stats: ObservedStats
     actions: dict[str, Action]
-    curve: list[HourlyEquity]
+    peak: Decimal | None
+    day_opening: Decimal | None
 
 
 class Observer:
@@ -114,10 +118,9 @@ class Observer:
             market = await self._market_view(symbol, intervals, now, last_action)
             if market is not None:
                 markets[symbol] = market
-        peak = max((mark.equity for mark in history.curve), default=None)
         return View(
             at=now,
-            account=observe_account(context, peak, self._exchange.rules.taker_rate),
+            account=observe_account(context, history.peak, self._exchange.rules.taker_rate),
             positions=observe_positions(account, context.marks, self._exchange.markets),
             trades=history.trades,
             stats=history.stats,
@@ -142,7 +145,6 @@ class Observer:
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
         """
-        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         marks, quotes = dict(self._exchange.marks()), self._market.quotes()
         if missing := account.positions.keys() - marks.keys():
             raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
@@ -152,7 +154,7 @@ class Observer:
             marks=marks,
             quoted_at={symbol: quote.at for symbol, quote in quotes.items()},
             leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
-            day_opening_equity=_opening_equity(account, history.curve, midnight),
+            day_opening_equity=account.run.initial_capital if history.day_opening is None else history.day_opening,
             day_lowest_equity=lowest,
             last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in history.actions.items()},
         )
@@ -196,7 +198,7 @@ class Observer:
         key = (account.run.id, account.sequence, hour)
         if history is not None and (history.run_id, history.sequence, history.hour) == key:
             return history
-        run_id = account.run.id
+        run_id, midnight = account.run.id, hour.replace(hour=0)
         async with self._database.connection() as conn:
             curve = await select_equity_curve(conn, account_id, run_id)
             stats = await select_own_statistics(conn, run_id)
@@ -214,7 +216,8 @@ class Observer:
                     max_drawdown_percent=None if drawdown is None else drawdown.percent,
                 ),
                 actions=await select_last_actions(conn, account_id, run_id, list(self._exchange.markets)),
-                curve=curve,
+                peak=max((mark.equity for mark in curve), default=None),
+                day_opening=next((mark.equity for mark in reversed(curve) if mark.hour < midnight), None),
             )
         self._histories[account_id] = history
         return history
@@ -256,9 +259,3 @@ class Observer:
             last_action=last_action,
             supplementary=None if self._supplier is None else self._supplier.latest(symbol),
         )
-
-
-def _opening_equity(account: Account, curve: Sequence[HourlyEquity], midnight: datetime) -> Decimal:
-    """Return the last equity recorded before the day began, else the run's initial capital."""
-    before = [mark.equity for mark in curve if mark.hour < midnight]
-    return before[-1] if before else account.run.initial_capital

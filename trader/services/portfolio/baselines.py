@@ -29,6 +29,7 @@ from trader.domain.portfolio.baselines import (
     HOLD_NOTHING,
     Baseline,
     BaselineState,
+    EquityMarks,
     equal_parts,
     rule_agent,
 )
@@ -39,7 +40,7 @@ from trader.services.exchange.protocol import Exchange, rules_of
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import is_due
 from trader.settings import Settings
-from trader.store.agents.agent_view import Action, HourlyEquity, select_equity_curve, select_lowest_equity
+from trader.store.agents.agent_view import Action, select_equity_curve, select_lowest_equity
 from trader.store.database.pool import Database
 from trader.store.portfolio import baselines as store
 from trader.store.portfolio.snapshots import LastSnapshot, insert_snapshots
@@ -66,7 +67,7 @@ class _Follower:
     def __init__(self, baseline: Baseline, state: BaselineState) -> None:
         self.baseline = baseline
         self.state = state
-        self.curve: list[HourlyEquity] = []
+        self.marks = EquityMarks()
         self.lowest: tuple[datetime, Decimal] | None = None
         """The lowest equity recorded since a midnight."""
         self.last: LastSnapshot | None = None
@@ -83,9 +84,7 @@ class _Follower:
         """Note the equity that is recorded."""
         hour, midnight = (at.replace(minute=0, second=0, microsecond=0), at.replace(hour=0, minute=0, second=0))
         midnight = midnight.replace(microsecond=0)
-        if self.curve and self.curve[-1].hour == hour:
-            self.curve.pop()
-        self.curve.append(HourlyEquity(hour, equity))
+        self.marks = self.marks.noted(hour, equity)
         known = self.lowest
         self.lowest = (midnight, equity if known is None or known[0] != midnight else min(known[1], equity))
 
@@ -99,7 +98,8 @@ class _Follower:
             trades=state.trades,
             stats=state.stats,
             actions={symbol: Action(*fill) for symbol, fill in state.last_fills.items()},
-            curve=self.curve,
+            peak=self.marks.peak,
+            day_opening=self.marks.before(now.date()),
         )
 
     def lowest_today(self, now: datetime) -> Decimal | None:
@@ -139,7 +139,8 @@ class Baselines:
                     continue
                 follower = self._followers[baseline.id] = _Follower(baseline, state)
                 run_id = state.account.run.id
-                follower.curve = await select_equity_curve(conn, baseline.id, run_id)
+                for mark in await select_equity_curve(conn, baseline.id, run_id):
+                    follower.marks = follower.marks.noted(mark.hour, mark.equity)
                 lowest = await select_lowest_equity(conn, baseline.id, run_id, midnight)
                 follower.lowest = None if lowest is None else (midnight, lowest)
                 follower.is_saved = True
