@@ -7,6 +7,7 @@ from pathlib import Path
 
 import asyncpg
 from support.lockstep import replay
+from support.nightly import is_nightly
 
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
@@ -65,6 +66,22 @@ async def rows(dsn: str) -> dict[str, list[str]]:
         }
     finally:
         await conn.close()
+
+
+async def test_a_recorded_time_of_rule_agents_replays_to_the_same_rows(tmp_path: Path, dsn: str, candles: Path) -> None:
+    """They decide anew, on what was recorded: books, candles and rates."""
+    begin, end = "2025-01-15T14:50:00.000Z", "2025-01-15T15:10:00.000Z"
+    if is_nightly():
+        begin = "2025-01-15T14:00:00.000Z"
+    async with copied(dsn) as twin:
+        await replay(tmp_path / "live", dsn, candles, begin, end, RECORD=str(tmp_path / "recording"))
+        # It begins and ends where the recording does.
+        await replay(tmp_path / "again", twin, tmp_path / "recording", begin, end, REPLAY_START="", REPLAY_END="")
+        live, again = await rows(dsn), await rows(twin)
+    for table in TABLES:
+        assert live[table] == again[table], table
+    for table in ("fills", "tool_calls", "invocation_payloads"):
+        assert live[table], table
 
 
 async def test_two_replays_of_a_day_have_clean_books_and_the_same_rows(tmp_path: Path, dsn: str, candles: Path) -> None:

@@ -290,6 +290,22 @@ async def test_a_primed_market_has_the_prices_of_this_moment() -> None:
     assert not market.is_stale()
 
 
+async def test_the_prices_of_a_paced_replay_never_go_back() -> None:
+    """A standby that takes over has the prices of the leader's time before its own feed is there."""
+    taken: list[Tick] = []
+
+    async def on_tick(tick: Tick) -> None:
+        taken.append(tick)
+
+    ticks = [tick(second) for second in (1, 9, 5, 8, 9, 10)]
+    market = MarketFeed(ScriptedSource(), ScaledClock(START, 200))
+    for one in ticks:
+        await market.take(one, on_tick)
+        assert market.last_update_at == max(each.at for each in ticks[: ticks.index(one) + 1])
+        assert market.marks["BTC"] == taken[-1].quotes["BTC"].mark
+    assert [(one.at - START) // SECOND for one in taken] == [1, 9, 9, 10]
+
+
 async def test_the_synthetic_market_is_followed_from_the_first_second() -> None:
     clock = ManualClock(START)
     source = SyntheticSource(0, ("BTC", "ETH", "SOL"))

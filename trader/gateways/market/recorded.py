@@ -20,7 +20,7 @@ from trader.gateways.market.recorder import Line, decode_book, find_recording, r
 from trader.gateways.market.replay import make_clock, play
 
 _BEFORE: Final = timedelta(seconds=1)
-"""How long before the first update a replay begins, so that it is an update like all others."""
+"""How long before the first update a replay begins at the earliest, so that it is an update like all others."""
 
 
 class RecordedSource:
@@ -50,6 +50,7 @@ class RecordedSource:
         self.ends_at: datetime | None = None
         self._hours: list[tuple[datetime, list[Path]]] = []
         self._begin = moment_of(0)
+        self._began_at: datetime | None = None
         self._changes: list[tuple[datetime, Mapping[str, Market]]] = []
         self._rates: dict[tuple[str, datetime], Decimal] = {}
         self._candles: dict[tuple[str, Interval], dict[datetime, Candle]] = {}
@@ -63,12 +64,13 @@ class RecordedSource:
         if ends is None:
             raise StartError(f"{self._place}: the recording has no update of {', '.join(self._symbols)}")
         first, last = ends
+        begin = first - _BEFORE if self._began_at is None else max(self._began_at, first - _BEFORE)
         if missing := [symbol for symbol in self._symbols if symbol not in self._minutes]:
             raise StartError(
                 f"{self._place} has no prices of {', '.join(missing)}, only of {', '.join(self._minutes)}; "
                 "MARKET_SYMBOLS says which to trade"
             )
-        self._begin = self._wanted_start or first - _BEFORE
+        self._begin = self._wanted_start or begin
         wanted_end = min(last, self._wanted_end or last)
         if not first - _BEFORE <= self._begin < wanted_end:
             raise StartError(
@@ -138,6 +140,8 @@ class RecordedSource:
         return None if first is None or last is None else (first, last)
 
     def _note(self, line: Line) -> None:
+        if line.begins and self._began_at is None:
+            self._began_at = line.at
         if rules := {symbol: market for symbol, market in line.rules.items() if symbol in self._symbols}:
             self._changes.append((line.at, rules))
         hour = floor_time(line.at, timedelta(hours=1))

@@ -47,11 +47,13 @@ class RecordedQuote(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Line(msgspec.Struct, omit_defaults=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A line of a recording. `rules` hold from this update on, `rates` are the hourly funding rates due at the last
-    whole hour, `deeper` the levels after the first 10 of the books of `at`, `candles` closed ones that were asked for.
+    """A line of a recording. `begins`: the service began to trade at this time. `rules` hold from this update on,
+    `rates` are the hourly funding rates due at the last whole hour, `deeper` the levels after the first 10 of the books
+    of `at`, `candles` closed ones that were asked for.
     """
 
     at: datetime
+    begins: bool = False
     quotes: dict[str, RecordedQuote] = {}
     rules: dict[str, Market] = {}
     rates: dict[str, Decimal] = {}
@@ -85,6 +87,15 @@ class Recorder:
             probe.unlink()
         except OSError as error:
             raise StartError(f"RECORD: {self._folder} cannot be written to: {error.strerror}") from error
+
+    def begin(self, at: datetime) -> None:
+        """Write that trading begins, after updates that only prepare it."""
+        if not self._has_failed:
+            try:
+                self._move_to(at)
+                self._write(Line(at=at, begins=True))
+            except OSError as error:
+                self._fail(error)
 
     def record(self, tick: Tick) -> Tick:
         """Write an update. Return it with quotes that note when their book is first read."""

@@ -144,6 +144,8 @@ class MarketFeed:
     def begin_recording(self) -> None:
         """Have what is applied from now on recorded, if there is a recorder: this process leads."""
         self._is_recording = self._recorder is not None
+        if self._recorder is not None:
+            self._recorder.begin(self._clock.now())
 
     def end_recording(self) -> None:
         """Have nothing more recorded, and the present file finished."""
@@ -287,11 +289,14 @@ class MarketFeed:
 
     async def take(self, tick: Tick, on_tick: OnTick) -> None:
         """Apply one tick: note its quotes, run `on_tick`, then release the orders that wait for it."""
+        last = self.last_update_at
+        if isinstance(self._clock, ScaledClock) and last is not None and tick.at < last:
+            return  # the feed of a standby lags behind the time that it has taken over, where prices never go back
         if self._is_down:
             logger.info("The market source %s is back", self.source_name)
         self._is_down, self.last_error = False, None
-        if self.last_update_at is not None and self.last_update_at - tick.at > SET_BACK_LEAST:
-            self._follow_back(self.last_update_at - tick.at)
+        if last is not None and last - tick.at > SET_BACK_LEAST:
+            self._follow_back(last - tick.at)
         tick = self._recorded(tick)  # before anything acts on it
         self._note(tick)
         self._recent.append(tick)
