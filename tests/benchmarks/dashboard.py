@@ -36,7 +36,7 @@ BARE: Final = """(async () => {
     const began = performance.now()
     const startDate = (await (await fetch('/api/rpc/analytics.getRunInfo', { method: 'POST' })).json()).runStartTime
     const answer = await fetch('/api/rpc/trading.getEquityCurves', { method: 'POST',
-        body: JSON.stringify({ startDate, points: 300 }) })
+        body: JSON.stringify({ startDate, points: 200 }) })
     const size = (await answer.text()).length
     return [performance.now() - began, size]
 })()"""

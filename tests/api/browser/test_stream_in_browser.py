@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 MODULE = Path(str(resources.files("trader.api.dashboard") / "static"))
 CUTS = int(os.environ.get("STREAM_CUTS", "300"))
 PATIENCE_S = 60
+CUT_S = 0.5
 
 
 class Service:
@@ -29,6 +30,7 @@ class Service:
     def __init__(self) -> None:
         self.positions = 0
         self.steps = 0
+        self._random = Random(2)
         self.events = EventBus()
         loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), self._load)
         self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
@@ -56,7 +58,8 @@ class Service:
 
     def step(self) -> None:
         self.steps += 1
-        self.events.publish(WorkflowProgress("workflow:step", START, {"step": self.steps}))
+        text = self._random.randbytes(150).hex()  # as long when it is compressed as the text of a model
+        self.events.publish(WorkflowProgress("workflow:step", START, {"step": self.steps, "text": text}))
 
     def move(self) -> None:
         self.positions += 1
@@ -123,7 +126,7 @@ async def test_cuts_neither_lose_nor_double_an_event(tmp_path: Path) -> None:
             await tab.evaluate("plain('/api/events?streams=positions,workflow'); 0")
             await tab.until("tab.states.includes('open') && seen.opened")
             scissors.cutting = True
-            async with asyncio.timeout(PATIENCE_S * 2):
+            async with asyncio.timeout(PATIENCE_S + CUTS * CUT_S):
                 while scissors.cuts < CUTS:
                     service.step()
                     if not service.steps % 7:

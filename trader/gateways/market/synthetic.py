@@ -27,6 +27,9 @@ from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48
+_HOURS_OF_CANDLES_KEPT = 256
+"""Of each market: what agents look at, which is read for every one of them."""
+
 _DAY_H = 24
 _RANGE_MIN = 1e-6
 _USUAL_VOLUME = 1.3
@@ -135,6 +138,8 @@ class _MarketMaker:
         self._busyness = lru_cache(maxsize=4)(self._hour_busyness)
         self._log_range = lru_cache(maxsize=_HOURS_KEPT)(self._mean_log_range)
         self._usual_range = lru_cache(maxsize=4)(self._day_range)
+        self.candles = lru_cache(maxsize=_HOURS_OF_CANDLES_KEPT)(self._make_candles)
+        """Returns the candles of an hour, so many minutes each, of the same marks as its ticks."""
 
     def _mark(self, log_price: float) -> int:
         """The price in half ticks."""
@@ -171,8 +176,7 @@ class _MarketMaker:
         usual = _USUAL_VOLUME * self._character.minute_volume / exp(path[0])
         return [sqrt(volume / usual) for volume in self._volumes(hour, path)]
 
-    def candles(self, hour: int, width: int) -> list[Candle]:
-        """Return the candles of an hour, `width` minutes each, of the same marks as its ticks."""
+    def _make_candles(self, hour: int, width: int) -> Sequence[Candle]:
         path = self._paths.hour(self._market.symbol, hour)
         volumes = self._volumes(hour, path)
         number, mark = self._grid.number, self._mark

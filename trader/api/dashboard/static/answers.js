@@ -3,6 +3,7 @@ import { useEffect, useState } from './lib.js'
 
 const kept = new Map()
 const SHOWN_MS = 60_000
+const FRESH_MS = 2_000
 
 export async function call(procedure, input = {}) {
   const response = await fetch(`/api/rpc/${procedure}`, {
@@ -24,7 +25,7 @@ async function bodyOf(response) {
 }
 
 function entryOf(key, load) {
-  if (!kept.has(key)) kept.set(key, { key, data: null, error: null, loading: null, again: false, readers: new Set() })
+  if (!kept.has(key)) kept.set(key, { key, data: null, error: null, loading: null, again: false, readAt: -Infinity, readers: new Set() })
   const entry = kept.get(key)
   entry.load = load
   return entry
@@ -33,7 +34,7 @@ function entryOf(key, load) {
 function refresh(entry) {
   if (entry.loading) { entry.again = true; return entry.loading }
   entry.loading = entry.load()
-    .then(data => { entry.data = data; entry.error = null })
+    .then(data => { entry.data = data; entry.error = null; entry.readAt = performance.now() })
     .catch(error => { entry.error = error.message || 'it does not answer' })
     .finally(() => {
       entry.loading = null
@@ -55,7 +56,8 @@ function useKept(key, load, everyMs) {
   const entry = entryOf(key, load)
   useEffect(() => {
     entry.readers.add(render)
-    refresh(entry)
+    // Several parts of a page begin with the same answer; what one has just asked for serves the others.
+    if (!entry.loading && performance.now() - entry.readAt > FRESH_MS) refresh(entry)
     const timer = everyMs && setInterval(() => { if (!document.hidden) refresh(entry) }, everyMs)
     return () => { entry.readers.delete(render); clearInterval(timer) }
   }, [key])
@@ -72,7 +74,7 @@ export const useReport = (key, everyMs, load = () => get(key)) => useKept(key, l
 /** Return a promise of an answer that is kept, or read now, also before a part of the page shows it. */
 export async function answerOf(procedure, input = {}) {
   const entry = entryOf(`${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
-  if (entry.data === null) await refresh(entry)
+  if (entry.data === null) await (entry.loading ?? refresh(entry))
   if (entry.data === null) throw new Error(entry.error)
   return entry.data
 }

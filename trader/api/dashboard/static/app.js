@@ -127,6 +127,8 @@ function shortcut(event) {
   if (event.key === 't') switchScheme()
 }
 
-answerOf('models.getModels').catch(() => {}) // a failure is shown by the parts that need it
+// What the curves wait for comes first; a failure is shown by the parts that need it.
+answerOf('models.getModels').catch(() => {})
+answerOf('analytics.getRunInfo').catch(() => {})
 connect()
 render(html`<${App} />`, document.getElementById('app'))

@@ -11,14 +11,24 @@ function luminance(parts) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 }
 
+const system = matchMedia('(prefers-color-scheme: dark)')
+
 export function isDark() {
   const chosen = document.documentElement.dataset.theme
-  return chosen ? chosen === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches
+  return chosen ? chosen === 'dark' : system.matches
 }
 
 /** The colour, darkened on a light ground or lightened on a dark one until a thin line of it has a contrast of 3 : 1. */
 export function onGround(color) {
   const dark = isDark()
+  const key = `${dark} ${color}`
+  if (!kept.has(key)) kept.set(key, readable(color, dark))
+  return kept.get(key)
+}
+
+const kept = new Map()
+
+function readable(color, dark) {
   const ground = dark ? 0.007 : 1
   let parts = channels(color)
   for (let step = 0; step < 12; step += 1) {
@@ -31,7 +41,6 @@ export function onGround(color) {
 
 /** Call `change` whenever the colour scheme changes; returns how to stop. */
 export function onScheme(change) {
-  const system = matchMedia('(prefers-color-scheme: dark)')
   const observer = new MutationObserver(change)
   system.addEventListener('change', change)
   observer.observe(document.documentElement, { attributes: true, attributeFilter: ['data-theme'] })

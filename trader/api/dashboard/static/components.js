@@ -62,6 +62,7 @@ export function scaleOf(figures) {
 }
 
 const STEP = 100
+const STAGE_MS = 400
 
 /**
  * A table that sorts by its heads. `columns` are {key, title, cell(row), by(row) to sort by, isText, className};
@@ -92,15 +93,35 @@ function compare(one, other) {
   return one < other ? -1 : 1
 }
 
-/** Make a chart in the element of the returned reference, and update it when `inputs` is another list. */
-export function useChart(make, inputs) {
+/**
+ * Return how many parts of a page may be there: the first, then one more in each task, once the page is ready, so that
+ * what is seen first is not held up by what is further down.
+ */
+export function useStages(isReady, count) {
+  const [stage, setStage] = useState(0)
+  useEffect(() => {
+    if (stage >= count) return undefined
+    const timer = setTimeout(() => setStage(stage + 1), isReady ? 0 : STAGE_MS)
+    return () => clearTimeout(timer)
+  }, [isReady, stage])
+  return stage
+}
+
+/**
+ * Make a chart in the element of the returned reference, and update it when `inputs` is another list; in a task of its
+ * own, since drawing a hundred lines takes a while.
+ */
+export function useChart(make, inputs, delay = 0) {
   const host = useRef(null)
   const chart = useRef(null)
   useEffect(() => () => { chart.current?.destroy(); chart.current = null }, [])
   useEffect(() => {
-    if (!host.current || !inputs) return
-    if (chart.current) chart.current.update(...inputs)
-    else chart.current = make(host.current, ...inputs)
+    if (!inputs) return undefined
+    const timer = setTimeout(() => {
+      if (chart.current) chart.current.update(...inputs)
+      else chart.current = make(host.current, ...inputs)
+    }, delay)
+    return () => clearTimeout(timer)
   }, [inputs])
   return [host, chart]
 }

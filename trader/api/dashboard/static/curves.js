@@ -11,9 +11,10 @@ const EQUITY_PX = 320
 const NARROW_EQUITY_PX = 240
 const DRAWDOWN_PX = 92
 const FEW = 20
+const AFTER_EQUITY_MS = 30
 
 /** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker. */
-export function Curves({ title = 'Equity', window, onWindow, only, main }) {
+export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn }) {
   const known = useModels()
   const entry = useReport(`trading.getEquityCurves ${window}`, 60_000, () => readCurves(window))
   const state = useLive()
@@ -28,15 +29,18 @@ export function Curves({ title = 'Equity', window, onWindow, only, main }) {
   const show = value => (isMoney ? number(value, Math.abs(value) >= 1000 ? 0 : 2) : `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`)
   const height = matchMedia('(max-width: 760px)').matches ? NARROW_EQUITY_PX : EQUITY_PX
   const [equity, equityChart] = useChart(
-    (host, ...inputs) => timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt }),
-    drawn?.equity)
+    (host, ...inputs) => {
+      const chart = timeChart(host, ...inputs, { height, show: value => showNow(value), sync: 'equity', onCursor: setAt })
+      performance.mark('curves') // what the benchmark waits for
+      onDrawn?.()
+      return chart
+    }, drawn?.equity)
   const [drawdown] = useChart(
     (host, ...inputs) => timeChart(host, ...inputs, {
       height: DRAWDOWN_PX, show: value => `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`, sync: 'equity', top: 0, fill: lines?.length === 1,
     }),
-    drawn?.drawdown)
+    drawn?.drawdown, AFTER_EQUITY_MS)
   useEffect(() => { showNow = show })
-  useEffect(() => { if (drawn) performance.mark('curves') }, [drawn !== null]) // what the benchmark waits for
 
   const toggle = id => setChosen(before => {
     const next = new Set(before)
@@ -72,7 +76,7 @@ let showNow = number
 async function readCurves(window) {
   const { models } = await answerOf('models.getModels')
   const start = window === 'run' ? (await answerOf('analytics.getRunInfo')).runStartTime : null
-  return call('trading.getEquityCurves', { startDate: startOf(window, start), points: models.length > FEW ? 300 : 750, baselines: true })
+  return call('trading.getEquityCurves', { startDate: startOf(window, start), points: models.length > FEW ? 200 : 750, baselines: true })
 }
 
 function Legend({ lines, place, chosen, toggle, isMoney }) {

@@ -1,12 +1,12 @@
 // The pages of the dashboard: overview, one model, one variant.
 import { useAnswer } from './answers.js'
 import { Board, figureOf } from './board.js'
-import { Failed, Interval, Key, ModelName, Panel, Table, Tile, VariantName, scaleOf } from './components.js'
+import { Failed, Interval, Key, ModelName, Panel, Table, Tile, VariantName, scaleOf, useStages } from './components.js'
 import { Conversations } from './conversations.js'
 import { Curves } from './curves.js'
 import { EvidenceTable, ModelEvidence } from './evidence.js'
 import { moment, number, percent, signed, signedPercent, tone, whole } from './format.js'
-import { html, useMemo } from './lib.js'
+import { html, useMemo, useState } from './lib.js'
 import { useModels, useWindow } from './models.js'
 import { Positions, positionsOf } from './positions.js'
 import { useLive } from './store.js'
@@ -18,16 +18,18 @@ const budgetNote = budget => `${budget.isPartial ? 'at least; ' : ''}${budget.us
 
 export function Overview({ route }) {
   const [window, setWindow] = useWindow(route)
+  const [isDrawn, setDrawn] = useState(false)
+  const stage = useStages(isDrawn, 5)
   return html`
-    <${Summary} />
+    ${stage > 0 ? html`<${Summary} />` : html`<section class="panel summary"></section>`}
     <div class="split">
       <div class="stack">
-        ${window && html`<${Curves} window=${window} onWindow=${setWindow} />
-        <${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}
-        <${Positions} isCompact=${true} />
-        <${Trades} hasFilters=${false} limit=${20} title="Latest trades" />
+        ${window && html`<${Curves} window=${window} onWindow=${setWindow} onDrawn=${() => setDrawn(true)} />
+        ${stage > 1 && html`<${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}`}
+        ${stage > 3 && html`<${Positions} isCompact=${true} />`}
+        ${stage > 4 && html`<${Trades} hasFilters=${false} limit=${20} title="Latest trades" />`}
       </div>
-      <div class="side"><${Conversations} isFeed=${true} title="Conversations" /></div>
+      <div class="side">${stage > 2 && html`<${Conversations} isFeed=${true} title="Conversations" />`}</div>
     </div>`
 }
 
@@ -45,7 +47,7 @@ function Summary() {
   const cost = sum(overall, one => figureOf(one.costUsd))
   const capital = sum(overall, one => capitalOf(one))
   const known = snapshots.length > 0
-  return html`<section class="panel" aria-label="All accounts together"><div class="body tiles">
+  return html`<section class="panel summary" aria-label="All accounts together"><div class="body tiles">
     <${Tile} label=${`Equity of ${whole(snapshots.length)} models`} value=${known ? number(equity) : '–'}
       note=${known && capital ? html`<span class=${tone(equity - capital)}>${signedPercent((100 * equity) / capital - 100)}</span> since the start` : ''} />
     <${Tile} label="Unrealized" value=${known ? signed(unrealized) : '–'} kind=${tone(unrealized)} note=${`${whole(held.length)} open positions`} />

@@ -41,11 +41,15 @@ function readAgainSoon() {
 
 const heard = {
   positions(data) { live.positions = data },
-  trades(data) { live.trades = data; readAgainSoon() },
+  trades(data) {
+    if (live.trades) readAgainSoon() // the first message is what is read at the start anyway
+    live.trades = data
+  },
   conversations(data) {
+    const isChange = live.conversations !== null
     live.conversations = data
     for (const one of data) if (live.running.get(one.modelId)?.id === one.id) live.running.delete(one.modelId)
-    invalidate('models.getInvocations')
+    if (isChange) invalidate('models.getInvocations')
   },
   portfolio(data) {
     live.portfolio = { ...data } // a patch changes the state in place
