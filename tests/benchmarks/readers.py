@@ -1,0 +1,250 @@
+"""Readers on two streaming replicas: what they cost the leader, and the reads per second of 1, 2 and 4 of them.
+
+  scripts/benchmark readers            3 pairs of 20 s, 5 s for each number of readers
+  scripts/benchmark readers --quick    1 pair of 10 s, 2 s for each
+  scripts/benchmark readers --subscribers 40    fewer of each stream, on all readers together, than 200
+
+The leader takes 20 orders and 20 reads a second. Its processor time per order is measured in turns while the readers
+are stopped and while they serve 200 subscribers of each stream and reads beside it. A reader's processor time per read
+is what another machine would need; with fewer cores than processes the reads per second are bounded by the cores. Exit
+code 1: the leader needs over 5 % more with readers.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import orjson
+from benchmarks.figures import Figures, temporary_folder
+from support.process import ServiceProcess, serving
+from support.replication import replicated
+
+READERS: Final = 4
+STREAMS: Final = ("positions", "trades", "conversations", "portfolio", "workflow")
+PER_SECOND: Final = 20
+CONNECTIONS: Final = 8
+"""Open connections of a caller of one reader."""
+
+READS: Final[Sequence[tuple[str, bytes]]] = (
+    ("trading.getPositions", b"{}"),
+    ("trading.getTrades", b"{}"),
+    ("trading.getCryptoPrices", b"{}"),
+    ("analytics.getLeaderboard", b"{}"),
+    ("models.getModels", b"{}"),
+)
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time that a process has used, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one short turn of each")
+    parser.add_argument("--subscribers", type=int, default=200, help="of each stream, on all readers together")
+    parser.add_argument("--call", nargs=2, metavar=("URL", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--subscribe", nargs="+", metavar="URL", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.call:
+        print(asyncio.run(call(options.call[0], float(options.call[1]))))
+        return 0
+    if options.subscribe:
+        print(asyncio.run(subscribe(options.subscribe, options.subscribers)))
+        return 0
+    pairs, turn_s, reads_s = (1, 10.0, 2.0) if options.quick else (3, 20.0, 5.0)
+    return asyncio.run(measure(options.subscribers, pairs, turn_s, reads_s))
+
+
+async def call(url: str, seconds: float) -> int:
+    """Read on `CONNECTIONS` connections as fast as the reader answers. Return the number of answers."""
+    requests = [
+        f"POST /api/rpc/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        for name, body in READS
+    ]
+    host, _, port = url.removeprefix("http://").partition(":")
+    end_s = time.monotonic() + seconds
+
+    async def one(first: int) -> int:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        count = 0
+        while time.monotonic() < end_s:
+            writer.write(requests[(first + count) % len(requests)])
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            size = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+            await reader.readexactly(int(size.partition(b":")[2]))
+            count += 1
+        writer.close()
+        return count
+
+    return sum(await asyncio.gather(*map(one, range(CONNECTIONS))))
+
+
+async def read_all(readers: Sequence[ServiceProcess], seconds: float) -> tuple[int, float, float]:
+    """Let a process of its own call each reader. Return the answers, the readers' processor time, and the time."""
+    began_s, before_s = time.monotonic(), sum(processor_s(one.process.pid) for one in readers)
+    callers = [await helper("--call", one.url, str(seconds)) for one in readers]
+    counts = [int((await caller.communicate())[0]) for caller in callers]
+    used_s = sum(processor_s(one.process.pid) for one in readers) - before_s
+    return sum(counts), used_s, time.monotonic() - began_s
+
+
+@asynccontextmanager
+async def trading(leader: ServiceProcess) -> AsyncIterator[list[float]]:
+    """Orders and reads of a fixed rate at the leader. Yields the durations of the orders so far, in seconds."""
+    durations: list[float] = []
+
+    async def go_on() -> None:
+        started_s, number = time.monotonic(), 0
+        while True:
+            side = "buy" if number % 2 == 0 else "sell"
+            asked_s = time.monotonic()
+            await leader.call("simulator.placeOrder", accountId="load", symbol="BTC", side=side, quantity=0.001)
+            durations.append(time.monotonic() - asked_s)
+            await leader.call("trading.getPositions")
+            number += 1
+            await asyncio.sleep(max(0.0, started_s + number / PER_SECOND - time.monotonic()))
+
+    task = asyncio.create_task(go_on())
+    yield durations
+    assert not task.done() or task.exception() is None, task
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def subscribe(urls: Sequence[str], subscribers: int) -> int:
+    """Follow every stream, the subscribers spread over the readers, until standard input ends. Return the bytes."""
+    received: list[int] = []
+
+    async def follow(url: str, name: str, place: int) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET /api/events/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        while chunk := await reader.read(2**18):
+            received[place] += len(chunk)
+
+    tasks = []
+    for number in range(subscribers):
+        for name in STREAMS:
+            received.append(0)
+            following = follow(urls[number % len(urls)], name, len(received) - 1)
+            tasks.append(asyncio.create_task(following))
+    while not all(received):
+        await asyncio.sleep(0.1)
+    print("subscribed", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    assert not any(task.done() for task in tasks), "a subscriber was dropped"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    return sum(received)
+
+
+async def helper(*arguments: str) -> asyncio.subprocess.Process:
+    """Start this program for another part."""
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "benchmarks.readers", *arguments, stdin=pipe, stdout=pipe
+    )
+
+
+@asynccontextmanager
+async def subscribing(readers: Sequence[ServiceProcess], subscribers: int) -> AsyncIterator[None]:
+    """All subscribers of all streams for the length of the block; prints what they received."""
+    process = await helper("--subscribers", str(subscribers), "--subscribe", *(one.url for one in readers))
+    assert process.stdout is not None
+    async with asyncio.timeout(120):
+        assert await process.stdout.readline() == b"subscribed\n"
+    began_s = time.monotonic()
+    yield
+    sent, _ = await process.communicate()
+    rate = int(sent) / (time.monotonic() - began_s)
+    print(f"{subscribers} subscribers of each stream received {rate / 1e6:.1f} MB/s together", flush=True)
+
+
+async def measure(subscribers: int, pairs: int, turn_s: float, reads_s: float) -> int:
+    figures = Figures()
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
+        cluster = await stack.enter_async_context(replicated(folder))
+        common = {"SIM_LATENCY_MS": "0", "LOG_FORMAT": "json"}
+        leader = await stack.enter_async_context(serving(folder, **common, DATABASE_URL=cluster.dsn))
+        replicas = [await cluster.add_replica() for _ in range(2)]
+        readers = [
+            await stack.enter_async_context(
+                serving(folder, **common, DATABASE_URL=replicas[number % 2].dsn, ROLE="reader")
+            )
+            for number in range(READERS)
+        ]
+        load = await stack.enter_async_context(trading(leader))
+        await show_cost(figures, leader, readers, load, subscribers, pairs, turn_s)
+        before_s = processor_s(readers[0].process.pid)
+        await asyncio.sleep(turn_s)
+        idle = (processor_s(readers[0].process.pid) - before_s) / turn_s
+        figures.show("processor of a reader that only follows", 100 * idle, "%")
+        for count in (1, 2, 4):
+            answers, used_s, took_s = await read_all(readers[:count], reads_s)
+            figures.show(f"reads of {count} readers", answers / reads_s, "/s")
+            figures.show("  processor time per read", 1000 * (used_s - count * idle * took_s) / answers, "ms")
+        figures.show("lag of the readers at most", max([await lag_s(one) for one in readers]), "s")
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    return figures.exit_code
+
+
+async def show_cost(
+    figures: Figures,
+    leader: ServiceProcess,
+    readers: Sequence[ServiceProcess],
+    load: Sequence[float],
+    subscribers: int,
+    pairs: int,
+    turn_s: float,
+) -> None:
+    """Measure the leader's processor time in turns: alone, and beside readers that serve."""
+    pid = leader.process.pid
+    used_s, orders = {"without": 0.0, "beside": 0.0}, {"without": 0, "beside": 0}
+
+    async def take_turn(name: str) -> None:
+        before_s, count = processor_s(pid), len(load)
+        await asyncio.sleep(turn_s)
+        used_s[name] += processor_s(pid) - before_s
+        orders[name] += len(load) - count
+
+    async with subscribing(readers, subscribers):
+        for _ in range(pairs):
+            for reader in readers:
+                reader.process.send_signal(signal.SIGSTOP)
+            await take_turn("without")
+            for reader in readers:
+                reader.process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(2)
+            callers = asyncio.create_task(read_all(readers, turn_s))
+            await take_turn("beside")
+            await callers
+    for name, count in orders.items():
+        figures.show(f"orders at the leader, {name} readers", count / (pairs * turn_s), "/s")
+        figures.show("  processor of the leader", 100 * used_s[name] / (pairs * turn_s), "%")
+    alone, beside = (1000 * used_s[name] / max(1, orders[name]) for name in ("without", "beside"))
+    figures.show("processor time per order, without readers", alone, "ms")
+    figures.show("processor time per order, beside readers", beside, "ms", reference=("without", alone))
+    figures.show("  the same, relative", 100 * beside / alone, "%", at_most=105)
+
+
+async def lag_s(reader: ServiceProcess) -> float:
+    async with reader.http.get(f"{reader.url}/health") as response:
+        return float(orjson.loads(await response.read())["lagSeconds"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
