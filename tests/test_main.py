@@ -152,7 +152,8 @@ exit ${WITNESS_EXIT:-0}"""
 
 
 def wanted(checkout: Path) -> str:
-    text = (checkout / "pyproject.toml").read_bytes()
+    files = (checkout / "pyproject.toml", checkout / "scripts" / "packaging" / "requirements.lock")
+    text = b"".join(file.read_bytes() for file in files)
     summed = subprocess.run(["cksum"], input=text, capture_output=True, check=True).stdout.decode().strip()
     return f"{checkout} {summed}\n"
 
@@ -183,7 +184,9 @@ def test_changed_dependencies_are_installed_once(installed: Path) -> None:
     assert stamp.read_text() == before, "what failed is tried again"
     done = run(make, "run", PATH=os.environ["PATH"])
     assert done.returncode == 0
-    assert f"-m pip install --quiet --disable-pip-version-check -e {installed}\n" in done.stderr
+    lock = installed / "scripts" / "packaging" / "requirements.lock"
+    assert f"-m pip install --quiet --disable-pip-version-check --require-hashes -r {lock}\n" in done.stderr
+    assert f"--no-deps --no-build-isolation -e {installed}\n" in done.stderr
     assert stamp.read_text() == wanted(installed) != before
     assert run(make, "run", PATH=os.environ["PATH"]).stderr == ""
 

@@ -1,6 +1,7 @@
 """Backup and restore: cut and damaged files, places that are not empty, versions of PostgreSQL, addresses."""
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
@@ -128,6 +129,24 @@ async def test_a_backup_of_books_that_are_not_clean_says_so(filled: Database, ds
     assert [file.name for file in tmp_path.iterdir()] == ["a.dump"], "a true copy of them all the same"
     again = await asyncio.to_thread(backup, tmp_path, dsn)
     assert "exists already; name a new file" in again.stderr
+
+
+async def test_an_ended_backup_leaves_nothing(filled: Database, dsn: str, open_folder: Path) -> None:
+    scratch = open_folder / "scratch"
+    scratch.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-P", "-m", "trader", "backup", "a.dump", "--database-url", dsn],
+        cwd=open_folder, env={**os.environ, "TMPDIR": str(scratch)}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while not (await process.stderr.readline()).startswith(b"dumped "):
+            pass
+        while not list(scratch.iterdir()):
+            await asyncio.sleep(0.01)
+        process.terminate()
+        assert await process.wait() == 130
+    assert [*scratch.iterdir(), *open_folder.iterdir()] == [scratch]
 
 
 async def test_versions_of_postgresql_take_each_others_dumps(open_folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from trader.commands.books import LINES_MAX
-from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result
+from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end
 from trader.commands.database import FoundDatabase, add_database_options, database_command
 from trader.embedded import dumps
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
@@ -147,7 +147,7 @@ def restore(options: argparse.Namespace) -> int:
     """
     if not options.file.is_file():
         raise StartError(f"There is no file {options.file}.")
-    return print_result(asyncio.run(_run_restore(options)), as_json=options.json)
+    return print_result(run_to_end(_run_restore(options)), as_json=options.json)
 
 
 async def _run_restore(options: argparse.Namespace) -> Result:

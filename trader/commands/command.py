@@ -5,11 +5,14 @@ Exit codes of every command: 0 done, and nothing is wrong; 1 not all is done, so
 """
 
 import argparse
+import asyncio
 import importlib
 import inspect
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -172,6 +175,13 @@ def to_wire(value: Any) -> Any:
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(map(str.capitalize, rest))
+
+
+def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command; SIGTERM interrupts it as Ctrl+C does, so that what it has made for the time is removed."""
+    if threading.current_thread() is threading.main_thread():  # of tests, several commands run in one process
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return asyncio.run(work)
 
 
 def print_result(result: Result, *, as_json: bool) -> int:

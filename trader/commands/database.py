@@ -5,14 +5,13 @@ whether the service runs or not. Where the embedded server does not run, it is s
 """
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
-from trader.commands.command import Result, command, no_arguments, print_result
+from trader.commands.command import Result, command, no_arguments, print_result, run_to_end
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
@@ -75,7 +74,7 @@ def database_command(
 
     def declare(run: DatabaseRun) -> DatabaseRun:
         def run_in_database(options: argparse.Namespace) -> int:
-            return print_result(asyncio.run(_run(run, options)), as_json=options.json)
+            return print_result(run_to_end(_run(run, options)), as_json=options.json)
 
         run_in_database.__doc__ = run.__doc__
         command(name, example=example, arguments=add_arguments)(run_in_database)
