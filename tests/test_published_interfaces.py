@@ -23,6 +23,7 @@ BASES: Final = frozenset(
         "aiohttp_cors.abc.AbstractRouterAdapter",
         "asyncio.Lock",
         "asyncio.Protocol",
+        "backtesting.Strategy",
         "hypothesis.stateful.RuleBasedStateMachine",
         "msgspec.Struct",
         "prometheus_client.registry.Collector",

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
-from trader.domain.agents.rules.common import RuleAgent
+from trader.domain.agents.rules.common import MayEnter, MayReview, RuleAgent, never_reviewed
 from trader.domain.agents.view import VariantLimits
 from trader.domain.market.markets import Interval
 from trader.domain.models import Model, VariantId
@@ -28,7 +28,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """A named trading strategy. `id` is the only stable reference; label, description and color are for display.
 
     `temperature` is the sampling temperature of its AI models. `intervals` are those of the candles and indicators
-    that its agents are shown, the one they decide by first.
+    that its agents are shown, the one they decide by first. `may_enter` and `may_review` tell a backtest where the rule
+    agent certainly does nothing, so that it need not be shown the market.
     """
 
     id: VariantId
@@ -40,6 +41,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     limits: VariantLimits
     intervals: tuple[Interval, ...]
     agent: RuleAgent
+    may_enter: MayEnter
+    may_review: MayReview
 
 
 def read_prompt(variant_id: VariantId) -> str:
@@ -76,6 +79,8 @@ VARIANTS: Final = by_id(
         limits=VariantLimits(leverage_max=10),
         intervals=(apex.INTERVAL, "5m"),
         agent=apex.decide,
+        may_enter=apex.may_enter,
+        may_review=never_reviewed,
     ),
     Variant(
         id=VariantId.TRENDSURFER,
@@ -87,6 +92,8 @@ VARIANTS: Final = by_id(
         limits=VariantLimits(leverage_max=5),
         intervals=(trendsurfer.INTERVAL, "1h"),
         agent=trendsurfer.decide,
+        may_enter=trendsurfer.may_enter,
+        may_review=trendsurfer.may_review,
     ),
     Variant(
         id=VariantId.CONTRARIAN,
@@ -98,6 +105,8 @@ VARIANTS: Final = by_id(
         limits=VariantLimits(leverage_max=3),
         intervals=(contrarian.INTERVAL, "5m"),
         agent=contrarian.decide,
+        may_enter=contrarian.may_enter,
+        may_review=never_reviewed,
     ),
     Variant(
         id=VariantId.SOVEREIGN,
@@ -109,6 +118,8 @@ VARIANTS: Final = by_id(
         limits=VariantLimits(leverage_max=5),
         intervals=(sovereign.INTERVAL, "4h"),
         agent=sovereign.decide,
+        may_enter=sovereign.may_enter,
+        may_review=sovereign.may_review,
     ),
 )
 """Every variant of this build, in the order in which they are listed everywhere."""

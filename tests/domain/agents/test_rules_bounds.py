@@ -34,7 +34,7 @@ from trader.domain.market.indicators import Indicators, indicators
 from trader.domain.market.markets import INTERVALS, MARKETS, Candle, Interval
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO, divide, from_number
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, Variant
 
 NOW = datetime(2025, 1, 8, 14, 7, 30, tzinfo=UTC)
 FEE = Decimal("0.0005")
@@ -225,6 +225,15 @@ def test_the_drawn_contexts_lead_to_every_kind_of_decision() -> None:
     assert kinds.keys() >= opening | caring | {(VariantId.TRENDSURFER, UpdateExitPlan)}
 
 
+def may_act(variant: Variant, shown: View, symbol: str) -> bool:
+    """Whether a backtest has the agent look at the market."""
+    market, held = shown.markets[symbol], shown.position(symbol)
+    indicators = market.indicators[variant.intervals[0]]
+    if held is not None:
+        return variant.may_review(held, indicators, market.tick, shown.at)
+    return variant.may_enter(indicators, float(market.price))
+
+
 def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
     """Return what the agents decide in a drawn context, each decision checked."""
     kinds: Counter[tuple[VariantId, type[Decision]]] = Counter()
@@ -236,6 +245,8 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
         decisions = definition.agent(shown, definition.limits)
         assert decisions == definition.agent(shown, definition.limits)
         assert [type(decision) is Holding for decision in decisions] == [False] * (len(decisions) - 1) + [True]
+        acts = any(may_act(definition, shown, symbol) for symbol in shown.markets)
+        assert acts or len(decisions) == 1, "an agent acts where a backtest looks away"
         exposure, cash = shown.account.exposure, shown.account.available_cash
         for decision in decisions:
             encoded = msgspec.json.encode(decision)

@@ -8,8 +8,9 @@ affect each other, so each goes its own way from one decision to the next. The r
     at a full minute     after the tick of that second the decisions, then the snapshot
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Final, Protocol
 
 from trader.clock import iso, moment_of
@@ -23,11 +24,12 @@ from trader.domain.agents.observation import (
 from trader.domain.agents.tools import Change
 from trader.domain.agents.view import View
 from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.account import Marks, last_boundary
+from trader.domain.exchange.account import Account, Marks, last_boundary
 from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment, PriceRanges, apply_tick, is_unaffected
-from trader.domain.market.markets import STALE_AFTER, Quote, canonical_symbol, untimely
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import STALE_AFTER, Interval, Market, Quote, canonical_symbol, untimely
 from trader.domain.models import CYCLE
 from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.errors import InvalidInput
@@ -192,9 +194,11 @@ class Engine:
         """Let a participant decide, unless its last decisions are not executed yet."""
         if one.invocation is not None:
             return
-        self._take_snapshots(one, second)
         one.decisions += 1
-        decisions = one.source.decide(now, lambda: self._view(one, second, now))
+        glance = _Glance(self._market, one.account, min(second, self._last), now)
+        decisions = one.source.decide(glance, lambda: self._view(one, second, now))
+        if not decisions:
+            return
         one.invocation = Invocation(one.model, now, decisions)
         self._execute(one, Moment(now, *self._prices(second)), second)
 
@@ -336,11 +340,37 @@ class Engine:
             second = one.next_snapshot
             now = moment_of(second) + _FIRST_SNAPSHOT if second == begin else moment_of(second)
             if is_due(one.account, one.curve.last, now):
-                snapshot = value_account(one.account, self._market.moment(min(second, self._last)).marks, now)
+                snapshot = value_account(one.account, self._market.marks(min(second, self._last)), now)
                 if snapshot is not None:
                     one.curve.note(snapshot)
                     self._journal.snapshot(snapshot)
             one.next_snapshot = next_minute(second)
+
+
+class _Glance:
+    """What a participant may ask before it has a view made."""
+
+    __slots__ = ("_market", "_second", "account", "now")
+
+    def __init__(self, market: BacktestMarket, account: Account, second: int, now: datetime) -> None:
+        self._market = market
+        self._second = second
+        self.account = account
+        self.now = now
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._market.markets
+
+    @property
+    def symbols(self) -> Collection[str]:
+        return self._market.seen(self._second)
+
+    def indicators(self, symbol: str, interval: Interval) -> Indicators:
+        return self._market.indicators(symbol, interval, self.now)
+
+    def mark(self, symbol: str) -> Decimal:
+        return self._market.moment(self._second).marks[symbol]
 
 
 def _concerned(one: Participant) -> list[str]:

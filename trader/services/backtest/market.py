@@ -16,11 +16,13 @@ import msgspec
 
 from trader.clock import epoch_second, floor_time, moment_of
 from trader.domain.agents.view import LastAction, ObservedMarket
+from trader.domain.exchange.account import Marks
 from trader.domain.exchange.tick_rules import Moment, PriceRange, PriceRanges
 from trader.domain.market.indicator_windows import indicators_of_windows, vwaps_of_windows
 from trader.domain.market.indicators import Indicators, SessionVwap, indicators, vwap_fields
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote
 from trader.gateways.market.books import CLOSE_S
+from trader.gateways.market.files import Minutes
 from trader.gateways.market.minute_paths import corners
 from trader.gateways.market.replay import Recording, ReplaySource
 from trader.services.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL, SHOWN_CANDLES
@@ -30,6 +32,8 @@ _PRIMED_WITH_S: Final = 1
 
 
 _MOMENTS_KEPT: Final = 16
+_SLOT_S: Final = int(INTERVALS[SESSION_INTERVAL].total_seconds())
+"""Within so many seconds no candle closes that an agent is shown."""
 
 
 class _Columns:
@@ -215,10 +219,13 @@ class BacktestMarket:
         self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
         """The second of each market's first tick."""
 
+        self._all_seen_since = max(self.seen_since.values())
+
         self._moments: dict[int, Moment] = {}
         self._observed: dict[tuple[str, Sequence[Interval]], ObservedMarket] = {}
         self._observed_at: datetime | None = None
-        self._indicators: dict[tuple[str, Interval], tuple[tuple[int | None, int | None], Indicators]] = {}
+        self._slot = -1
+        self._indicators: dict[tuple[str, Interval], Indicators] = {}
 
     @classmethod
     async def open(cls, source: ReplaySource, intervals: Collection[Interval]) -> "BacktestMarket":
@@ -239,6 +246,10 @@ class BacktestMarket:
                 return second
             second = (second // 60 + 1) * 60
         return self.span.stop
+
+    def minutes(self, symbol: str) -> Minutes:
+        """Return the recorded minutes of a market."""
+        return self._recordings[symbol].minutes
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -277,6 +288,17 @@ class BacktestMarket:
                 at, _Quotes(self, second), _Marks(self, second), updated, _Marks(self, second - 1)
             )
         return known
+
+    def marks(self, second: int) -> Marks:
+        """Return the marks at this second."""
+        known = self._moments.get(second)
+        return _Marks(self, second) if known is None else known.marks
+
+    def seen(self, second: int) -> Collection[str]:
+        """Return the markets that have had a tick until this second."""
+        if second >= self._all_seen_since:
+            return self.markets.keys()
+        return [symbol for symbol, since in self.seen_since.items() if since <= second]
 
     def quoted_at(self, second: int) -> dict[str, datetime]:
         """Return the time of each market's latest quote at this second."""
@@ -386,21 +408,26 @@ class BacktestMarket:
 
     def indicators(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
         """Return the indicators at the last closed candle; none before the first."""
+        slot = epoch_second(now) // _SLOT_S
+        if slot != self._slot:
+            self._slot = slot
+            self._indicators.clear()
+        known = self._indicators.get((symbol, interval))
+        if known is None:
+            known = self._indicators[symbol, interval] = self._compute(symbol, interval, now)
+        return known
+
+    def _compute(self, symbol: str, interval: Interval, now: datetime) -> Indicators:
         series, session = self._series[symbol, interval], self._series[symbol, SESSION_INTERVAL]
         last, day = series.last(now), session.last(now)
-        known = self._indicators.get((symbol, interval))
-        if known is not None and known[0] == (last, day):
-            return known[1]
         if last is None:
-            computed = Indicators()
-        elif series.is_current(last, now) and day is not None and session.is_current(day, now):
+            return Indicators()
+        if series.is_current(last, now) and day is not None and session.is_current(day, now):
             vwap = session.vwaps[day]
             fields = {} if vwap is None else vwap_fields(vwap)
-            computed = msgspec.structs.replace(series.indicators[last], **fields)
-        else:  # within a gap the candles that are kept begin later
-            computed = indicators(series.closed(now), session.closed(now))
-        self._indicators[symbol, interval] = (last, day), computed
-        return computed
+            return msgspec.structs.replace(series.indicators[last], **fields)
+        # Within a gap the candles that are kept begin later.
+        return indicators(series.closed(now), session.closed(now))
 
 
 def _range(lowest: Decimal, highest: Decimal) -> PriceRange:

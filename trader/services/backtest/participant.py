@@ -1,7 +1,7 @@
 """Participants of a backtest: an account, who decides for it, and what it knows of its own past."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
@@ -17,6 +17,8 @@ from trader.domain.agents.view import ObservedStats, View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Interval, Market
 from trader.domain.models import Model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.baselines import BaselineState
@@ -35,9 +37,31 @@ class DecisionSource(Protocol):
         """Return the second of the first decision after this one, a full minute; None when there is no more."""
         ...
 
-    def decide(self, now: datetime, look: Callable[[], View]) -> Sequence[Decision]:
-        """Return the decisions of this moment. `look` makes the view, which takes time: call it only when needed."""
+    def decide(self, glance: "Glance", look: Callable[[], View]) -> Sequence[Decision]:
+        """Return the decisions of this moment. `look` makes the whole view, which takes time."""
         ...
+
+
+class Glance(Protocol):
+    """What is known of a moment without making a view: the account, and indicators and marks that are asked for."""
+
+    @property
+    def now(self) -> datetime: ...
+
+    @property
+    def account(self) -> Account: ...
+
+    @property
+    def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def symbols(self) -> Collection[str]:
+        """The markets that have a price."""
+        ...
+
+    def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
+
+    def mark(self, symbol: str) -> Decimal: ...
 
 
 class RuleAgentSource:
@@ -50,8 +74,20 @@ class RuleAgentSource:
     def next_after(self, second: int) -> int:
         return (second // self._every_s + 1) * self._every_s
 
-    def decide(self, now: datetime, look: Callable[[], View]) -> Sequence[Decision]:
-        return self._variant.agent(look(), self._variant.limits)
+    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
+        return self._variant.agent(look(), self._variant.limits) if self._may_act(glance) else ()
+
+    def _may_act(self, glance: Glance) -> bool:
+        """Return whether the agent may decide anything. Most of the time indicators alone say that it does not."""
+        variant, interval, positions = self._variant, self._variant.intervals[0], glance.account.positions
+        for symbol in glance.symbols:
+            held, indicators = positions.get(symbol), glance.indicators(symbol, interval)
+            if held is not None:
+                if variant.may_review(held, indicators, glance.markets[symbol].tick, glance.now):
+                    return True
+            elif variant.may_enter(indicators, float(glance.mark(symbol))):
+                return True
+        return False
 
 
 class WaitingOrder(NamedTuple):

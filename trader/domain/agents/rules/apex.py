@@ -7,7 +7,7 @@ follows from the stop, which may lose a tenth of the margin: 10 where it is at m
 
 from datetime import timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Final, NamedTuple
 
 from trader.domain.agents.rules.common import cost_refusal, leave_to_plan, missing_history, run_cycle
 from trader.domain.agents.rules.sizing import Signal, entry_price
@@ -66,7 +66,20 @@ def risk(stats: ObservedStats) -> Decimal:
     return min(max(half_kelly(stats), RISK_PROBE), RISK_MAX)
 
 
-def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+class Release(NamedTuple):
+    """The release of a squeeze, on the right side of VWAP: its side, and the figures that describe it."""
+
+    side: Side
+    atr: float
+    length: int
+    released: int
+    momentum: float
+    above: float
+    why: str
+
+
+def release(indicators: Indicators, price: float) -> Release | str:
+    """Return the release that can be traded at a price, or why there is none."""
     atr, vwap, momentum = indicators.atr, indicators.vwap, indicators.momentum
     if atr is None or vwap is None or momentum is None or indicators.squeeze_on is None:
         return missing_history(ATR=atr, VWAP=vwap, momentum=momentum, squeeze=indicators.squeeze_on)
@@ -76,11 +89,23 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
     if released is None or length is None or released > RELEASE_CANDLES_MAX:
         return "no squeeze in sight" if released is None else f"the last squeeze ended {released} candles ago, too long"
     side = Side.LONG if momentum > 0 else Side.SHORT
-    price = float(market.price)
     above = (price - vwap) * side.direction
     why = f"squeeze of {length} candles released {released} candles ago, momentum {momentum:+.6g}, VWAP {vwap:.6g}"
     if momentum == 0 or above <= 0:
         return f"{why}, {price:.6g} is on the wrong side of it for a {side}"
+    return Release(side, atr, length, released, momentum, above, why)
+
+
+def may_enter(indicators: Indicators, price: float) -> bool:
+    """Return whether a market may be entered at a price, as far as indicators and price decide it."""
+    return not isinstance(release(indicators, price), str)
+
+
+def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
+    found = release(indicators, float(market.price))
+    if isinstance(found, str):
+        return found
+    side, atr, length, released, momentum, above, why = found
     refusal = cost_refusal(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
     if refusal is not None:
         return f"{why}, but {refusal}"

@@ -7,11 +7,13 @@ them, and ends every cycle with `holding` and the reasons, market by market.
 
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from typing import Final, NamedTuple
 
 from trader.domain.agents.rules.sizing import Room, Signal, room_of, sized
 from trader.domain.agents.tools import ClosePosition, CreatePosition, Decision, Holding, UpdateExitPlan
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
+from trader.domain.exchange.account import Position
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import INTERVALS, Interval
 from trader.domain.money import divide, format_decimal, from_number
@@ -21,6 +23,13 @@ COOLDOWN_CANDLES: Final = 3
 
 RuleAgent = Callable[[View, VariantLimits], list[Decision]]
 EntryRule = Callable[[View, ObservedMarket, Indicators], Signal | str]
+
+
+MayEnter = Callable[[Indicators, float], bool]
+"""Whether a market may be entered by these indicators at this mark; false only when the agent certainly does not."""
+
+MayReview = Callable[[Position | ObservedPosition, Indicators, Decimal, datetime], bool]
+"""Whether anything may be decided about a position in a market of this tick; false only when nothing certainly is."""
 
 
 class Review(NamedTuple):
@@ -57,6 +66,11 @@ def run_cycle(
 def leave_to_plan(_view: View, _market: ObservedMarket, held: ObservedPosition) -> Review:
     """Review rule of a position that only its exit plan ends."""
     return Review(None, f"{describe_position(held)}, {describe_plan(held)}")
+
+
+def never_reviewed(_held: Position | ObservedPosition, _indicators: Indicators, _tick: Decimal, _now: datetime) -> bool:
+    """Return False: nothing is ever decided about a position that only its exit plan ends."""
+    return False
 
 
 def describe_position(held: ObservedPosition) -> str:

@@ -59,14 +59,13 @@ def decide(view: View, limits: VariantLimits) -> list[Decision]:
     return run_cycle(view, limits, INTERVAL, _enter, leave_to_plan)
 
 
-def stretch(market: ObservedMarket, indicators: Indicators, adx_max: float) -> Stretch | str:
+def stretch(price: float, indicators: Indicators, adx_max: float) -> Stretch | str:
     """Return how far a ranging market is stretched away from VWAP, or why there is nothing to fade."""
     adx, rsi, vwap, deviation = indicators.adx, indicators.rsi, indicators.vwap, indicators.vwap_deviation
     if adx is None or rsi is None or vwap is None or deviation is None:
         return missing_history(ADX=adx, RSI=rsi, VWAP=vwap, deviation=deviation)
     if adx >= adx_max:
         return f"no range, ADX {adx:.1f}"
-    price = float(market.price)
     away = price - vwap
     deviations = abs(away) / deviation if deviation > 0 else 0.0
     far, below = deviations >= VWAP_DEVIATIONS, away < 0
@@ -78,8 +77,13 @@ def stretch(market: ObservedMarket, indicators: Indicators, adx_max: float) -> S
     return Stretch(Side.LONG if below else Side.SHORT, vwap, abs(away), deviations, rsi, adx)
 
 
+def may_enter(indicators: Indicators, price: float) -> bool:
+    """Return whether a market may be entered at a price, as far as indicators and price decide it."""
+    return not isinstance(stretch(price, indicators, ADX_MAX), str)
+
+
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
-    stretched = stretch(market, indicators, ADX_MAX)
+    stretched = stretch(float(market.price), indicators, ADX_MAX)
     if isinstance(stretched, str):
         return stretched
     atr = indicators.atr

@@ -122,7 +122,7 @@ def _prices(market: ObservedMarket, signal: Signal) -> Prices | str:
     return Prices(entry, stop, target)
 
 
-def tightened(market: ObservedMarket, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
+def tightened(tick: Decimal, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
     """Return the stop moved to `price`, on the tick grid; None when that would not tighten it."""
-    moved = (floor_to if side is Side.LONG else ceil_to)(from_number(price), market.tick)
+    moved = (floor_to if side is Side.LONG else ceil_to)(from_number(price), tick)
     return moved if stop is None or (moved - stop) * side.direction > 0 else None

@@ -5,7 +5,7 @@ percent of equity is at risk, halved for every 5 % of drawdown; the stop is 2 AT
 none in a trend. A position that has not earned its risk (1 R) within 24 h is closed.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
@@ -22,6 +22,7 @@ from trader.domain.agents.rules.common import (
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
+from trader.domain.exchange.account import Position
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -47,6 +48,21 @@ def risk(drawdown_percent: Decimal) -> Decimal:
     return divide(RISK, Decimal(2) ** int(drawdown_percent // DRAWDOWN_STEP_PERCENT))
 
 
+def may_enter(indicators: Indicators, price: float) -> bool:
+    """Return whether a market may be entered at a price, as far as indicators and price decide it."""
+    adx = indicators.adx
+    if adx is None or indicators.atr is None:
+        return False
+    if adx > trendsurfer.ADX_MIN:
+        return isinstance(trendsurfer.trend(indicators), Side)
+    return adx < RANGE_ADX_MAX and not isinstance(contrarian.stretch(price, indicators, RANGE_ADX_MAX), str)
+
+
+def may_review(held: Position | ObservedPosition, _indicators: Indicators, _tick: Decimal, now: datetime) -> bool:
+    """Return whether a position may be closed: none is within 24 h."""
+    return now - held.opened_at >= PATIENCE
+
+
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     adx, atr = indicators.adx, indicators.atr
     if adx is None or atr is None:
@@ -67,7 +83,7 @@ def _follow(view: View, market: ObservedMarket, indicators: Indicators, atr: flo
 
 
 def _fade(view: View, market: ObservedMarket, indicators: Indicators, atr: float) -> Signal | str:
-    stretched = contrarian.stretch(market, indicators, RANGE_ADX_MAX)
+    stretched = contrarian.stretch(float(market.price), indicators, RANGE_ADX_MAX)
     if isinstance(stretched, str):
         return stretched
     return _signal(view, market, stretched.side, atr, stretched.vwap, stretched.confidence, stretched.why)

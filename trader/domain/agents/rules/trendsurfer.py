@@ -4,6 +4,7 @@ A trend needs ADX above 25; its side is that of the stronger of +DI and −DI an
 stop risks one percent of equity; there is no target: the stop follows the Kijun-Sen until the price returns to it.
 """
 
+from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
@@ -19,6 +20,7 @@ from trader.domain.agents.rules.common import (
 from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
 from trader.domain.agents.tools import Decision, UpdateExitPlan
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
+from trader.domain.exchange.account import Position
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -70,6 +72,17 @@ def confidence(indicators: Indicators) -> float:
     return 50 + min(indicators.adx - ADX_MIN, 25) * 0.8 + min(abs(indicators.plus_di - indicators.minus_di), 40) / 2
 
 
+def may_enter(indicators: Indicators, _price: float) -> bool:
+    """Return whether a market may be entered, as far as indicators decide it."""
+    return isinstance(trend(indicators), Side)
+
+
+def may_review(held: Position | ObservedPosition, indicators: Indicators, tick: Decimal, _now: datetime) -> bool:
+    """Return whether the stop may move: only when the Kijun-Sen has passed it."""
+    kijun = indicators.kijun_sen
+    return kijun is not None and tightened(tick, held.side, held.exit_plan.stop, kijun) is not None
+
+
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
     side = trend(indicators)
     if not isinstance(side, Side):
@@ -105,7 +118,7 @@ def _trail(_view: View, market: ObservedMarket, held: ObservedPosition) -> Revie
     state = f"{describe_position(held)}, {describe_plan(held)}"
     if kijun is None:
         return Review(None, f"{state}; too little history for Kijun")
-    stop = tightened(market, held.side, held.exit_plan.stop, kijun)
+    stop = tightened(market.tick, held.side, held.exit_plan.stop, kijun)
     if stop is None:
         return Review(None, f"{state}; Kijun {kijun:.6g} would not tighten it")
     if (market.price - stop) * held.side.direction <= 0:

@@ -1,0 +1,203 @@
+"""Speed of backtests, beside backtesting.py on the same candles, and how it grows with the data.
+
+    scripts/benchmark backtest [folder of kline files]
+
+The scripted account enters at the crossings of two averages, which are known ahead, with a stop and a target; the
+reference does the same, once with averages known ahead and once with averages of every minute. The reference has no
+margin calls, funding, depth, latency or guard. All times are processor time, which other processes disturb least.
+"""
+
+import argparse
+import asyncio
+import gc
+import io
+import resource
+import sys
+import time
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from backtesting import Backtest as Reference
+from backtesting import Strategy
+from benchmarks.figures import Figures
+from support.candles import FOLDER
+
+from trader.clock import moment_of
+from trader.domain.agents.tools import CreatePosition, Decision
+from trader.domain.agents.view import View
+from trader.domain.exchange.orders import Side
+from trader.domain.models import VariantId, rule_model
+from trader.gateways.market.files import Minutes
+from trader.gateways.market.replay import ReplaySource
+from trader.services.backtest.ledger import LedgerLines
+from trader.services.backtest.market import BacktestMarket
+from trader.services.backtest.participant import Glance
+from trader.services.backtest.run import Backtest, rule_models
+from trader.settings import Settings
+
+MARKETS = ("BTC", "ETH", "SOL")
+FAST, SLOW = 20, 100
+STOP, TARGET = 0.004, 0.008
+QUANTITY = 0.05
+
+CANDLES_PER_S_MIN = 55_000
+SEASON_S_MAX = 30.0
+GROWTH_MAX = 2.1
+MEGABYTES_MAX = 500
+
+
+def crossings(minutes: Minutes) -> dict[int, int]:
+    """The minutes that begin after the fast average has crossed the slow one: +1 upward, -1 downward."""
+    closes = pd.Series(np.array(minutes.close))
+    above = np.sign(closes.rolling(FAST).mean() - closes.rolling(SLOW).mean()).to_numpy()
+    turns = np.flatnonzero((above[1:] != above[:-1]) & ~np.isnan(above[:-1])) + 1
+    return {minutes.minute[int(turn)] + 1: int(above[turn]) for turn in turns if above[turn]}
+
+
+class Scripted:
+    """Enters at the crossings while no position is open."""
+
+    def __init__(self, entries: dict[int, int]) -> None:
+        self._entries = {minute * 60: side for minute, side in entries.items()}
+        self._seconds = sorted(self._entries)
+
+    def next_after(self, second: int) -> int | None:
+        place = bisect_right(self._seconds, second)
+        return self._seconds[place] if place < len(self._seconds) else None
+
+    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
+        if glance.account.positions:
+            return []
+        side, price = self._entries[int(glance.now.timestamp())], float(glance.mark("BTC"))
+        return [
+            CreatePosition(
+                symbol="BTC",
+                side=Side.LONG if side > 0 else Side.SHORT,
+                quantity=QUANTITY,
+                leverage=1,
+                stop=round(price * (1 - side * STOP), 1),
+                target=round(price * (1 + side * TARGET), 1),
+                invalidation="the averages cross back",
+                confidence=50,
+            )
+        ]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """The processor time of a call, in seconds."""
+    gc.collect()
+    began_s = time.process_time()
+    work()
+    return time.process_time() - began_s
+
+
+def reference_trades(minutes: Minutes, entries: dict[int, int], *, ahead: bool) -> tuple[float, int]:
+    """Return the processor time of the reference and its number of trades."""
+    columns = {
+        name.capitalize(): np.array(getattr(minutes, name)) for name in ("open", "high", "low", "close", "volume")
+    }
+    candles = pd.DataFrame(columns, index=pd.to_datetime(np.array(minutes.minute) * 60, unit="s"))
+    sides = [entries.get(minute + 1, 0) for minute in minutes.minute]
+
+    class Crossing(Strategy):  # type: ignore[misc]
+        def init(self) -> None:
+            self.place = 0
+
+        def next(self) -> None:
+            if ahead:
+                side = sides[len(self.data) - 1]
+            else:
+                closes = self.data.Close
+                now = np.sign(closes[-FAST:].mean() - closes[-SLOW:].mean())
+                before = np.sign(closes[-FAST - 1 : -1].mean() - closes[-SLOW - 1 : -1].mean())
+                side = int(now) if now != before and len(closes) > SLOW else 0
+            if not side or self.position:
+                return
+            price = self.data.Close[-1]
+            order = self.buy if side > 0 else self.sell
+            order(size=1, sl=price * (1 - side * STOP), tp=price * (1 + side * TARGET))
+
+    test = Reference(candles, Crossing, cash=10_000_000, commission=0.0005)
+    trades = 0
+
+    def run() -> None:
+        nonlocal trades
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trades = len(test.run()["_trades"])
+
+    return timed(run), trades
+
+
+def opened(folder: Path, markets: Sequence[str], end: datetime | None = None) -> BacktestMarket:
+    source = ReplaySource(folder, markets, end=end)
+    asyncio.run(source.open())
+    return asyncio.run(BacktestMarket.open(source, ("15m", "1h")))
+
+
+def finish(run: Backtest) -> None:
+    for _ in run.run():
+        pass
+
+
+def scripted(market: BacktestMarket, entries: dict[int, int]) -> tuple[float, int]:
+    """Return the processor time of the scripted account, and its number of trades."""
+    model = rule_model(VariantId.APEX, moment_of(market.span.start))
+    run = Backtest(market, settings(), [(model, Scripted(entries))], [LedgerLines(io.BytesIO())])
+    return timed(lambda: finish(run)), run.participants[0].state.trade_count
+
+
+def season(folder: Path, end: datetime | None = None) -> tuple[float, float, Backtest]:
+    """Let the four agents trade. Return the processor time of the preparation and of the run."""
+    found: list[BacktestMarket] = []
+    prepared_s = timed(lambda: found.append(opened(folder, MARKETS, end)))
+    models = rule_models(list(VariantId), None, moment_of(found[0].span.start))
+    run = Backtest(found[0], settings(), models, [LedgerLines(io.BytesIO())])
+    return prepared_s, timed(lambda: finish(run)), run
+
+
+def settings() -> Settings:
+    return Settings.load({}, None, demo=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    folder = parser.parse_args().folder
+    figures = Figures()
+    market = opened(folder, ["BTC"])
+    minutes = market.minutes("BTC")
+    entries = crossings(minutes)
+    ahead_s, ahead_trades = reference_trades(minutes, entries, ahead=True)
+    each_s, _ = reference_trades(minutes, entries, ahead=False)
+    ours_s, trades = scripted(market, entries)
+    count = len(minutes)
+    print(f"{count} minutes of BTC: {trades} trades, {ahead_trades} of the reference")
+    figures.show("backtesting.py, averages of every minute", count / each_s, "/s")
+    figures.show(
+        "scripted account, candles",
+        (market.span.stop - market.span.start) / 60 / ours_s,
+        "/s",
+        reference=("backtesting.py, averages ahead", count / ahead_s),
+        at_least=CANDLES_PER_S_MIN,
+    )
+    prepared_s, whole_s, run = season(folder)
+    span = run.ends_at - run.starts_at
+    decisions = sum(one.decisions for one in run.participants)
+    print(f"four agents, three markets, {span / timedelta(minutes=1):,.0f} minutes, {decisions:,} decisions")
+    figures.show("reading and preparing", prepared_s, "s")
+    figures.show("four agents, without durable writes", whole_s, "s", at_most=SEASON_S_MAX)
+    _, half_s, _ = season(folder, run.starts_at + span / 2)
+    figures.show("the whole period over its first half", whole_s / half_s, "", at_most=GROWTH_MAX)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    figures.show("peak memory, the reference included", peak, "MB", at_most=MEGABYTES_MAX)
+    return figures.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
