@@ -16,6 +16,7 @@ from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
 from trader.settings import read_database_url
+from trader.store.database.leadership import select_leader_schedulers
 from trader.store.database.pool import Connection, Database, place
 from trader.store.database.schema import open_database
 from trader.store.operations.halts import select_has_leader
@@ -111,8 +112,9 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[FoundDatab
         url = options.database_url or read_database_url(os.environ, options.env_file)
         if url:
             database = await stack.enter_async_context(open_database(url))
+            where = f"{place(url)} (a replica, read-only)" if await database.is_replica() else place(url)
             is_served = await _has_leader(database)
-            yield FoundDatabase(database, url, place(url), is_embedded=False, is_served=is_served, is_alone=False)
+            yield FoundDatabase(database, url, where, is_embedded=False, is_served=is_served, is_alone=False)
             return
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
         name = await _choose(server, options.database)
@@ -137,5 +139,9 @@ async def _choose(server: EmbeddedPostgres, wanted: str | None) -> str:
 
 
 async def _has_leader(database: Database) -> bool:
+    """Whether a service leads: by its lock or, on a replica, which has no locks of its primary, by its heartbeat."""
+    is_replica = await database.is_replica()
     async with database.connection() as conn:
+        if is_replica:
+            return await select_leader_schedulers(conn) is not None
         return await select_has_leader(conn)
