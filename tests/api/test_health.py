@@ -93,7 +93,7 @@ async def test_a_flood_is_one_question() -> None:
 async def test_a_scheduler_that_stands_still_is_unhealthy() -> None:
     house = House()
     async with serving(house) as client:
-        house.clock._now += timedelta(seconds=31)  # time that no scheduler saw
+        house.clock.set_by(timedelta(seconds=31))  # time that no scheduler saw
         status, report = await get(client, "/health")
         assert (status, report["status"]) == (503, "unhealthy")
         assert report["schedulers"] == dict.fromkeys(NAMES, False)

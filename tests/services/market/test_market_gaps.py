@@ -254,7 +254,7 @@ async def test_a_clock_set_back_within_a_gap_does_not_hold_the_accounts_up(datab
         source.is_down = True
         await venue.see({"BTC": "95000"}, after_s=600)
         source.is_down = False
-        clock._now -= timedelta(hours=1)
+        clock.set_by(-timedelta(hours=1))
         await venue.see({"BTC": "92500"})
         assert [(reason, price) for reason, _, price in await stopped_at(venue)] == [("stop", Decimal("92499.9"))]
         assert (await venue.buy("0.1", leverage=Decimal(5))).status == "filled"

@@ -75,7 +75,7 @@ async def test_a_clock_set_back_does_not_put_the_watch_off(database: Database) -
         await guarded.see(QUIET)
         await guarded.venue.buy("0.1", leverage=D(10))
         bought_at = guarded.venue.exchange.accounts["a"].changed_at
-        clock._now -= timedelta(hours=1)
+        clock.set_by(-timedelta(hours=1))
         await guarded.see({"BTC": "86500"})
         assert in_force(guarded) == [("a", HaltCause.DAILY_LOSS)]
         assert (await guarded.venue.sell("0.1", reduce_only=True)).status is OrderStatus.FILLED
@@ -104,7 +104,7 @@ async def test_a_clock_set_back_over_midnight_begins_no_day_a_second_time(databa
         await guarded.venue.buy("0.1", leverage=D(10))
         await guarded.see({"BTC": "90000"})
         await guarded.see({"BTC": "90000"}, after_s=12 * 3600)  # a new day begins with about 9600
-        clock._now -= timedelta(minutes=30)
+        clock.set_by(-timedelta(minutes=30))
         await guarded.see({"BTC": "87000"})  # 7 % lost since the day before began, and 3.1 % since this one did
         assert in_force(guarded) == []
     async with guarding(database, source, clock, **limits) as guarded:
@@ -240,7 +240,7 @@ async def test_a_market_without_a_price_yet_is_waited_for(database: Database) ->
     async with database.connection() as conn:
         await conn.execute("DELETE FROM last_marks")
     source.script.clear()
-    clock._now += timedelta(seconds=5)
+    clock.set_by(timedelta(seconds=5))
     async with guarding(database, source, clock, **limits) as guarded:
         await guarded.see({"ETH": "3300"})
         assert in_force(guarded) == []

@@ -124,9 +124,7 @@ async def test_the_family_is_the_board_whatever_is_shown(bench: Bench) -> None:
 
 async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) -> None:
     assert (await bench.report())["good#0"].luck == COMPUTING
-    task = bench.luck._task
-    assert task is not None
-    await task
+    await bench.luck.settle()
     found = (await bench.report())["good#0"].luck
     assert isinstance(found, Luck)
     assert found.trades == 12
@@ -136,9 +134,7 @@ async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) ->
     again = LuckTable(MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), bench.clock), bench.settings)
     bench.evidence = Evidence(bench.database, bench.runs, again, bench.clock)
     await bench.report()
-    task = again._task
-    assert task is not None
-    await task
+    await again.settle()
     assert (await bench.report())["good#0"].luck == found, "the same seed, the same result"
     await again.close()
 

@@ -3,7 +3,7 @@
 Nothing outside sees it before that, so an update that is dropped never happened.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
@@ -19,15 +19,12 @@ from trader.domain.exchange.account import (
     Take,
     Taken,
     equity,
-    hours_crossed,
     is_liquidable,
 )
 from trader.domain.exchange.ledger import (
     NO_TERMS,
     ClosedTrade,
-    MarkAt,
     Posting,
-    RateOfHour,
     RestingChange,
     Rules,
     Terms,
@@ -318,23 +315,6 @@ class AccountUpdate:
                 at=self.at,
             )
         )
-
-    def fund_held(self, rate_of_hour: RateOfHour, mark_at: MarkAt, symbols: Container[str] | None = None) -> None:
-        """Post the funding due on every position, or on those in these markets.
-
-        Sorted by symbol: the order in which an account holds its positions differs after a restart.
-        """
-        for symbol in sorted(self.positions):
-            if symbols is None or symbol in symbols:
-                self.fund(symbol, rate_of_hour, mark_at)
-
-    def fund(self, symbol: str, rate_of_hour: RateOfHour, mark_at: MarkAt) -> None:
-        """Post funding for every boundary since the last: direction × quantity × mark × rate is paid."""
-        position, every = self.positions[symbol], self.rules.funding_interval_h
-        for boundary in hours_crossed(position.funded_until, self.at, every):
-            mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
-            amount = -position.side.direction * position.quantity * mark * rate
-            position = self.book_funding(position, boundary, rate, amount, mark)
 
     def book_funding(
         self, position: Position, boundary: datetime, rate: Decimal, amount: Decimal, mark: Decimal

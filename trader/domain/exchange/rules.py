@@ -38,7 +38,7 @@ from trader.domain.exchange.orders import (
     OrderStatus,
     OrderType,
 )
-from trader.domain.exchange.tick_rules import Moment, liquidate
+from trader.domain.exchange.tick_rules import Moment, fund_held, liquidate
 from trader.domain.money import ZERO, format_decimal
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ from trader.domain.money import ZERO, format_decimal
 def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Posting:
     """Match an order with the book of the moment. The posting always holds the answer, a refusal included."""
     update = AccountUpdate(account, rules, moment.marks, moment.at)
-    update.fund_held(rate_of_hour, moment.mark_at)  # it is due on what was held, not on what this order makes of it
+    fund_held(update, rate_of_hour, moment.mark_at)  # it is due on what was held, not on what this order makes of it
     update.last_order_at = update.at
     request_id = update.next_id()
     market = rules.markets[order.symbol]
@@ -158,7 +158,7 @@ def reset(
 ) -> Posting:  # fmt: skip
     """End the run: cancel resting orders, close positions at the mark without fees, start the next with new capital."""
     update = AccountUpdate(account, rules, moment.marks, moment.at)
-    update.fund_held(rate_of_hour, moment.mark_at)
+    fund_held(update, rate_of_hour, moment.mark_at)
     for order in account.resting:
         update.cancel(order, "the account was reset")
     for symbol, position in sorted(update.positions.items()):

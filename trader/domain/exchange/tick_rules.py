@@ -5,7 +5,7 @@ comes before the exit plans since the margin engine takes an account over the mo
 come before both since the price passed them on its way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
@@ -19,12 +19,13 @@ from trader.domain.exchange.account import (
     RestingOrder,
     Taken,
     free_margin,
+    hours_crossed,
     is_liquidable,
     last_boundary,
     opposing,
 )
 from trader.domain.exchange.account_update import AccountUpdate
-from trader.domain.exchange.ledger import Posting, RateOfHour, Rules
+from trader.domain.exchange.ledger import MarkAt, Posting, RateOfHour, Rules
 from trader.domain.exchange.matching import Execution, totals
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, OrderSide, Side
 from trader.domain.market.markets import Quote
@@ -58,7 +59,7 @@ def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: Rat
     if not is_affected(account, moment, rules):
         return None
     update = AccountUpdate(account, rules, moment.marks, moment.at)
-    update.fund_held(rate_of_hour, moment.mark_at, moment.updated)
+    fund_held(update, rate_of_hour, moment.mark_at, moment.updated)
     _fill_resting(update, moment)
     liquidate(update, moment, rate_of_hour)
     for symbol, position in sorted(update.positions.items()):
@@ -66,6 +67,24 @@ def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: Rat
             _exit_when_triggered(update, position, moment)
     update.write_off_when_flat()
     return update.posting() if update.has_changes else None
+
+
+def fund_held(
+    update: AccountUpdate, rate_of_hour: RateOfHour, mark_at: MarkAt, symbols: Container[str] | None = None
+) -> None:
+    """Post the funding due on every position, or on those in these markets: direction × quantity × mark × rate is paid.
+
+    Sorted by symbol: the order in which an account holds its positions differs after a restart.
+    """
+    every = update.rules.funding_interval_h
+    for symbol in sorted(update.positions):
+        if symbols is not None and symbol not in symbols:
+            continue
+        position = update.positions[symbol]
+        for boundary in hours_crossed(position.funded_until, update.at, every):
+            mark, rate = mark_at(symbol, boundary), rate_of_hour(symbol, boundary) * every
+            amount = -position.side.direction * position.quantity * mark * rate
+            position = update.book_funding(position, boundary, rate, amount, mark)
 
 
 def is_affected(account: Account, moment: Moment, rules: Rules) -> bool:
@@ -169,7 +188,7 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -
     if not update.positions or not (update.liquidating or update.is_liquidable):
         return
     # What is reduced here may be in a market that had no tick since the boundary.
-    update.fund_held(rate_of_hour, moment.mark_at)
+    fund_held(update, rate_of_hour, moment.mark_at)
     update.set_liquidating(update.is_liquidable)
     if not update.liquidating:
         return
