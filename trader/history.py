@@ -7,10 +7,10 @@ than by the service itself (`Pace`), so that a day takes seconds.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from trader.clock import Clock, LockstepClock, SystemClock, epoch_second, floor_time, iso
 from trader.domain.market.markets import Tick
@@ -89,13 +89,12 @@ async def write_history(
 
     No service may use the database. `progress` is called with the time reached and the number of accounts.
     """
-    async with database.connection() as conn:
-        await ensure_partitions(conn, start, end)
+    await _make_partitions(database, start, end)
     source = PastMarket(settings, start, end, pace.ticks)
     clock, events = source.clock(None), EventBus()
     market = MarketFeed(source, clock, patience=2 * pace.ticks + timedelta(milliseconds=settings.latency_ms))
-    accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)
-    exchange = PaperExchange(database, market, clock, settings, accounts, halts)
+    accounts = Accounts(database, LedgerWriter(database), events)
+    exchange = PaperExchange(database, market, clock, settings, accounts, Halts(database, clock, events))
     portfolio = Portfolio(database, exchange, clock, settings)
     baselines = Baselines(database, exchange, market, clock, settings)
     agents = Agents(database, exchange, market, clock, events, settings, Providers(RuleProvider()))
@@ -124,19 +123,28 @@ async def write_history(
         schedulers = Schedulers(jobs, clock)
         await schedulers.start()
         stack.push_async_callback(schedulers.close)
-        feed = asyncio.create_task(market.run(on_tick, start))
-        finished = asyncio.create_task(source.finished.wait())
-        try:
-            await asyncio.wait([feed, finished], return_when=asyncio.FIRST_COMPLETED)
-            if feed.done():
-                feed.result()
-        finally:
-            feed.cancel()
-            finished.cancel()
-            await asyncio.wait([feed, finished])
+        await _until_finished(source, market.run(on_tick, start))
         await baselines.record(end)
         progress(end, len(exchange.accounts))
     return f"The history from {iso(start)} to {iso(end)} is written."
+
+
+async def _make_partitions(database: Database, start: datetime, end: datetime) -> None:
+    async with database.connection() as conn:
+        await ensure_partitions(conn, start, end)
+
+
+async def _until_finished(source: PastMarket, run: Coroutine[Any, Any, None]) -> None:
+    """Follow the market until its end, or until that fails."""
+    feed, finished = asyncio.create_task(run), asyncio.create_task(source.finished.wait())
+    try:
+        await asyncio.wait([feed, finished], return_when=asyncio.FIRST_COMPLETED)
+        if feed.done():
+            feed.result()
+    finally:
+        feed.cancel()
+        finished.cancel()
+        await asyncio.wait([feed, finished])
 
 
 async def write_demo_history(settings: Settings, external: ExternalSystems) -> None:

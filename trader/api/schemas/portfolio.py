@@ -49,7 +49,10 @@ class GetPortfolioHistoryInput(RangeInput, kw_only=True):
 
 
 class GetEquityCurvesInput(RangeInput, kw_only=True):
-    """A time without a zone is UTC; a date alone is its first moment. `points` limits the times, not the models."""
+    """A time without a zone is UTC; a date alone is its first moment. `points` limits the times, not the models.
+
+    An answer grows with both: 100 models with 600 points and more are over 150 kB, compressed.
+    """
 
     points: Annotated[int, Meta(ge=50, le=2000)] = 300
     baselines: bool = False
