@@ -5,9 +5,9 @@
   scripts/benchmark readers --subscribers 40    fewer of each stream, on all readers together, than 200
 
 The leader takes 20 orders and 20 reads a second. Its processor time per order is measured in turns while the readers
-are stopped and while they serve 200 subscribers of each stream and reads beside it. A reader's processor time per read
-is what another machine would need; with fewer cores than processes the reads per second are bounded by the cores. Exit
-code 1: the leader needs over 5 % more with readers.
+are stopped and while they serve 200 subscribers of each stream. Where too few cores are shared, fewer orders get
+through, and each bears more of what the leader does without any. A reader's processor time per read is what another
+machine would need. Exit code 1: the leader needs over 5 % more with readers.
 """
 
 import argparse
@@ -168,7 +168,7 @@ async def subscribing(readers: Sequence[ServiceProcess], subscribers: int) -> As
         assert await process.stdout.readline() == b"subscribed\n"
     began_s = time.monotonic()
     yield
-    sent, _ = await process.communicate()
+    sent, _ = await process.communicate(b"")  # which closes its input
     rate = int(sent) / (time.monotonic() - began_s)
     print(f"{subscribers} subscribers of each stream received {rate / 1e6:.1f} MB/s together", flush=True)
 
@@ -229,9 +229,7 @@ async def show_cost(
             for reader in readers:
                 reader.process.send_signal(signal.SIGCONT)
             await asyncio.sleep(2)
-            callers = asyncio.create_task(read_all(readers, turn_s))
             await take_turn("beside")
-            await callers
     for name, count in orders.items():
         figures.show(f"orders at the leader, {name} readers", count / (pairs * turn_s), "/s")
         figures.show("  processor of the leader", 100 * used_s[name] / (pairs * turn_s), "%")
