@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trader.__main__ import main
 from trader.commands.serve import settings_help
 from trader.domain.market.presets import PRESET_MARKETS
-from trader.dotenv import parse_dotenv, read_dotenv
+from trader.dotenv import parse_dotenv, quoted, read_dotenv
 from trader.errors import SettingsError
 from trader.setting_forms import Secret
 from trader.settings import PRESETS, PROVIDERS, VARIABLES, Settings, find_risks, read_database_url
@@ -351,8 +351,9 @@ def test_malformed_line_is_reported_by_number_without_its_text(line: str) -> Non
 
 @given(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs", "Cc", "Zl", "Zp"])))
 def test_any_value_survives_double_quotes(value: str) -> None:
-    written = value.replace("\\", "\\\\").replace('"', '\\"')
-    assert parse_dotenv(f'A="{written}"') == ({"A": value}, ())
+    assert parse_dotenv(f"A={quoted(value)}") == ({"A": value}, ())
+    lines = f"{value}\n{value}"
+    assert parse_dotenv(f"A={quoted(lines)}") == ({"A": lines}, ())
 
 
 @given(st.text())

@@ -71,6 +71,12 @@ def parse_dotenv(text: str, name: str = ".env") -> DotEnv:
     return DotEnv(values, tuple(problems))
 
 
+def quoted(value: str) -> str:
+    """Return a value as the file has it, so that reading it gives the same text."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
 def _value(text: str) -> str | None:
     """Return the value of the text behind the equals sign; None when its quotes are not closed."""
     match text[:1]:

@@ -30,7 +30,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def backtest(data: Path, out: Path, *options: str) -> int:
-    return main(["backtest", "--data", str(data), "--from", "2025-03-01T12:00:00Z", "--out", str(out), *options])
+    """Without a database, which tests of the whole service have."""
+    begin = ("--no-database", "--from", "2025-03-01T12:00:00Z")
+    return main(["backtest", "--data", str(data), "--out", str(out), *begin, *options])
 
 
 def test_two_runs_write_the_same_ledger_and_its_digest(

@@ -1,21 +1,30 @@
-"""A backtest against a replay of the same candles in lockstep: the same rows, digit for digit."""
+"""A backtest against a replay of the same candles in lockstep: the same rows, digit for digit; and its database."""
 
 import asyncio
 import gzip
 import io
+import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
+import msgspec
 import orjson
 import pytest
+from support.candles import write_walk
 from support.lockstep import replay
 from support.nightly import is_nightly
+from support.process import serving
 
+from trader.__main__ import main
 from trader.clock import epoch_second, iso, moment_of
+from trader.domain.exchange.ledger import Posting
 from trader.domain.models import VariantId
+from trader.domain.portfolio.snapshots import Snapshot
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.gateways.market.files import find_files
 from trader.gateways.market.replay import ReplaySource
 from trader.services.backtest.ledger import LedgerLines
@@ -67,26 +76,45 @@ def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
     return folder
 
 
-async def backtest(candles: Path, begin: str, end: str, **environ: str) -> tuple[Rows, list[Participant], str]:
-    """The last state of every row of the ledger, the participants, and the digest."""
+class Snapshots(list[Snapshot]):
+    """A journal of the snapshots alone."""
+
+    def open(self, one: Participant) -> None:
+        pass
+
+    def post(self, posting: Posting) -> None:
+        pass
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self.append(snapshot)
+
+
+async def backtest(candles: Path, begin: str, end: str, **environ: str) -> tuple[Rows, Snapshots, str]:
+    """The last state of every row of the ledger, the snapshots, and the digest."""
     times = datetime.fromisoformat(begin), datetime.fromisoformat(end)
     settings = Settings.load({"MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
     source = ReplaySource(candles, MARKETS, start=times[0], end=times[1])
     await source.open()
     market = await BacktestMarket.open(source, ("15m", "1h"))
     file = io.BytesIO()
-    ledger = LedgerLines(file)
-    run = Backtest(market, settings, rule_models(list(VariantId), None, moment_of(market.span.start)), [ledger])
+    ledger, snapshots = LedgerLines(file), Snapshots()
+    models = rule_models(list(VariantId), None, moment_of(market.span.start))
+    run = Backtest(market, settings, models, [ledger, snapshots])
     for _ in run.run():
         pass
     digest = ledger.digest()
+    return rows_of_lines(file.getvalue()), snapshots, digest
+
+
+def rows_of_lines(lines: bytes) -> Rows:
+    """The last state of every row of a ledger."""
     rows: Rows = {}
-    for line in file.getvalue().splitlines():
+    for line in lines.splitlines():
         content = orjson.loads(line)
         table, row = content["table"], content["row"]
         key = (table, *(str(row[column]) for column in KEYS[table]))
         rows[key] = rows.get(key, {}) | row
-    return rows, run.participants, digest
+    return rows
 
 
 async def rows_of(conn: asyncpg.Connection) -> Rows:
@@ -131,7 +159,7 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
         folder = part_of_recording(candles, tmp_path / "candles", minutes)
     begin, end = iso(BEGIN), iso(BEGIN + timedelta(minutes=minutes))
     environ = {"SIM_LATENCY_MS": latency_ms, "LOG_LEVEL": "info"}
-    _, (rows, participants, digest) = await asyncio.gather(
+    _, (rows, snapshots, digest) = await asyncio.gather(
         replay(tmp_path / "service", dsn, folder, begin, end, **environ), backtest(folder, begin, end, **environ)
     )
     conn = await asyncpg.connect(dsn)
@@ -143,11 +171,92 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
         tables = [key[0] for key in expected]
         assert tables.count("fills") > 5
         assert tables.count("funding_payments") > 1
-        for one in participants:
-            recorded = await conn.fetch(
-                "SELECT hour, last FROM portfolio_hourly WHERE account_id = $1 ORDER BY hour", one.model.id
-            )
-            assert [tuple(hour) for hour in one.curve.hours] == [tuple(hour) for hour in recorded]
+        recorded = await conn.fetch("SELECT * FROM portfolio_snapshots WHERE account_id NOT LIKE 'baseline/%'")
+        assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(one) for one in snapshots}
+        assert len(recorded) == len(snapshots)
     finally:
         await conn.close()
     assert digest == (await backtest(folder, begin, end, **environ))[2]
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:
+    """Let Ctrl+C come while a backtest runs."""
+    whole = Backtest.run
+
+    def interrupted(run: Backtest) -> Iterator[datetime]:
+        for number, reached in enumerate(whole(run)):
+            if number == minutes:
+                signal.raise_signal(signal.SIGINT)
+            yield reached
+
+    monkeypatch.setattr(Backtest, "run", interrupted)
+
+
+class Recorded(NamedTuple):
+    """What the database of a backtest has: the ledger, until when it is complete, the snapshots and the invocations."""
+
+    rows: Rows
+    until: datetime
+    snapshots: list[tuple[Any, ...]]
+    invocations: int
+
+
+async def state_of(run: Path) -> Recorded:
+    """What the embedded database in a folder has."""
+    async with EmbeddedPostgres(run / EMBEDDED_FOLDER).attach() as server:
+        (name,) = await server.databases()
+        conn = await asyncpg.connect(server.dsn(name))
+        try:
+            snapshots = await conn.fetch("SELECT * FROM portfolio_snapshots ORDER BY account_id, created_at")
+            return Recorded(
+                await rows_of(conn),
+                await conn.fetchval("SELECT processed_until FROM service_state"),
+                [tuple(row) for row in snapshots],
+                await conn.fetchval("SELECT count(*) FROM invocations"),
+            )
+        finally:
+            await conn.close()
+
+
+async def leaderboard(run: Path) -> list[dict[str, Any]]:
+    """The leaderboard that a service in the folder of a backtest shows."""
+    async with serving(run) as service:
+        board = await service.call("analytics.getLeaderboard", window="run")
+        assert await service.stop() == 0
+        assert not service.traceback()
+    entries: list[dict[str, Any]] = board["entries"]
+    return entries
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_the_database_of_a_backtest_is_whole_and_a_service_shows_it(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    candles, run = open_folder / "candles of a walk", open_folder / "run"
+    candles.mkdir()
+    write_walk(candles / "BTCUSDT-1m.csv", BEGIN, 1_800, price=90_000, seed=5)
+    write_walk(candles / "ETHUSDT-1m.csv", BEGIN, 1_800, price=2_200, seed=6)
+    monkeypatch.setattr("trader.services.backtest.database._BATCH", 300)
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    if is_interrupted:
+        interrupt_after(monkeypatch, 500)
+    options = ("--from", iso(BEGIN + timedelta(hours=12)), "--capital", "5000", "--seed", "3")
+    code = main(["backtest", "--data", str(candles), "--out", str(run), *options])
+    assert code == (130 if is_interrupted else 0)
+    result = orjson.loads((run / "result.json").read_bytes())
+    equity = sorted((account["id"], Decimal(str(account["equity"]))) for account in result["accounts"])
+
+    before = asyncio.run(state_of(run))
+    lines = rows_of_lines((run / "ledger.jsonl").read_bytes())
+    assert lines.keys() == before.rows.keys()
+    assert all(read_as(lines[key], row) == row for key, row in before.rows.items())
+    assert [key[0] for key in before.rows].count("fills") > 5
+    assert iso(before.until) == result["to"]
+    monkeypatch.chdir(run)
+    assert [main([name]) for name in ("audit", "verify", "board", "report")] == [0, 0, 0, 0]
+
+    shown = asyncio.run(leaderboard(run))
+    assert sorted((entry["modelId"], Decimal(str(entry["endValue"]))) for entry in shown) == equity
+    assert [entry["rank"] for entry in shown] == [1, 2, 3, 4]
+    after = asyncio.run(state_of(run))
+    assert after._replace(until=before.until) == before, "a service that shows it trades and records nothing"

@@ -3,11 +3,12 @@
 import argparse
 import asyncio
 import gc
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,14 +24,19 @@ from trader.commands.serve import program_version
 from trader.domain.market.markets import PLAIN_FUNDING_RATE
 from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.models import ModelConfiguration, VariantId
+from trader.dotenv import DEFAULT_FILE, quoted
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError
 from trader.gateways.market.files import find_files
 from trader.gateways.market.replay import ReplaySource
 from trader.reports.season_page import Season, Standing, page
+from trader.services.backtest.database import DatabaseJournal
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest, rule_models
 from trader.settings import PRESETS, Settings
+from trader.store.database.pool import Database
+from trader.store.database.schema import apply_schema
 from trader.variants import VARIANTS
 
 LEDGER, RESULT, REPORT = "ledger.jsonl", "result.json", "report.html"
@@ -49,6 +55,7 @@ _OPTIONS: Mapping[str, str] = {
 """The setting that each option gives. Nothing else of the environment counts, so that the same call has one result."""
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
+_STATEMENT_TIMEOUT_S = 120.0
 _CLEAR_LINE = "\r\x1b[2K"
 
 
@@ -68,6 +75,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
     add("--seed", help="of what is drawn within a minute; default: 0")
     add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
+    add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -75,25 +83,37 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def backtest(options: argparse.Namespace) -> int:
     """Let rule agents trade recorded candles, by the rules of the service and with the ledger of a lockstep replay.
 
-    Writes the ledger as JSON lines, the result and a report into a new folder. Ctrl+C ends it early; what it has until
-    then is written, and the result says so.
+    Writes a database, the ledger as JSON lines, the result and a report into a new folder, where `trader serve --demo`
+    shows it. Ctrl+C ends it early; what it has until then is written, and the result says so.
     """
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
-    settings, source = _source(options)
+    return asyncio.run(_backtest(options))
+
+
+async def _backtest(options: argparse.Namespace) -> int:
+    environ = _environ(options)
+    settings, source = _source(options, environ)
     every = _every(options.cadence)
-    asyncio.run(source.open())
+    await source.open()
     variants = [VariantId(one) for one in options.variant or VariantId]
     models = rule_models(variants, every, moment_of(source.span.start))
     intervals = {VARIANTS[model.variant].intervals[0] for model, _ in models}
-    market = asyncio.run(BacktestMarket.open(source, intervals))
+    market = await BacktestMarket.open(source, intervals)
     try:
         options.out.mkdir(parents=True, exist_ok=False)
-        with (options.out / LEDGER).open("xb") as file:
-            ledger = LedgerLines(file)
-            run = Backtest(market, settings, models, [ledger])
-            reached = _go(run)
+        async with AsyncExitStack() as stack:
+            file = stack.enter_context((options.out / LEDGER).open("xb"))
+            ledger, books = LedgerLines(file), None
+            if not options.no_database:
+                books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
+            run = Backtest(market, settings, models, [ledger] if books is None else [ledger, books])
+            if books is not None:
+                await books.begin(source.identity, run.starts_at, run.ends_at)
+            reached = await _go(run, books)
             digest = ledger.digest()
+        if books is not None:
+            _write_settings(options, environ, run.starts_at, reached)
         standings = make_standings(run.reports(), run.equity_hours())
         value = _value(options, settings, source, run, reached, digest, standings)
         (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
@@ -102,15 +122,46 @@ def backtest(options: argparse.Namespace) -> int:
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     code = EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
-    return print_result(Result(value, _lines(value, standings, options.out), code), as_json=options.json)
+    return print_result(Result(value, _lines(value, standings, options), code), as_json=options.json)
 
 
-def _source(options: argparse.Namespace) -> tuple[Settings, ReplaySource]:
-    """Return the settings and the source that the options ask for. Raise `SettingsError` or `StartError`."""
+async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack) -> Database:
+    """Return the database that a service in the folder would use for this market, with its tables."""
+    server = await stack.enter_async_context(EmbeddedPostgres(out / EMBEDDED_FOLDER))
+    dsn = await server.ensure_database(database_name(source.identity))
+    database = await Database.connect(dsn, size=2, command_timeout_s=_STATEMENT_TIMEOUT_S)
+    stack.push_async_callback(database.close)
+    await apply_schema(database)
+    return database
+
+
+def _write_settings(
+    options: argparse.Namespace, environ: Mapping[str, str], starts_at: datetime, reached: datetime
+) -> None:
+    """Write the settings with which a service in the folder shows the result, at the time reached."""
+    data = options.data.absolute()
+    shown = {
+        **environ,
+        "MARKET_SOURCE": f"replay:{data}",
+        "REPLAY_START": iso(starts_at),
+        "REPLAY_END": iso(reached),
+        "REPLAY_SPEED": "0",
+    }
+    lines = ["# The settings of this backtest, with which `trader serve --demo` in this folder shows its result."]
+    lines += [f"{name}={quoted(value)}" for name, value in shown.items()]
+    (options.out / DEFAULT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _environ(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings that the options ask for."""
     environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
     markets = PRESET_MARKETS[options.preset or "default"]
     symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
-    environ |= {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(symbols)}
+    return environ | {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(symbols)}
+
+
+def _source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+    """Return the settings and the source that the options ask for. Raise `SettingsError` or `StartError`."""
     try:
         settings = Settings.load(environ, None, demo=True)
     except SettingsError as error:
@@ -120,7 +171,7 @@ def _source(options: argparse.Namespace) -> tuple[Settings, ReplaySource]:
     source = ReplaySource(
         options.data,
         settings.market_symbols,
-        markets=markets,
+        markets=PRESET_MARKETS[options.preset or "default"],
         seed=settings.seed,
         start=settings.replay_start,
         end=settings.replay_end,
@@ -163,13 +214,15 @@ def _every(cadence: str | None) -> str | None:
         raise SettingsError([f"--cadence is {cadence!r}; it must be like 5m or 1h, at most 24h"]) from None
 
 
-def _go(run: Backtest) -> datetime:
+async def _go(run: Backtest, books: DatabaseJournal | None) -> datetime:
     """Run to the end, or until Ctrl+C, with a progress bar on a terminal. Return the time reached."""
     gc.collect()
     gc.freeze()  # candles and indicators would be walked again by every full collection
     reached, began_s, shown_s = run.starts_at, time.monotonic(), 0.0
     with _noticing_interrupts() as interrupted:
         for reached in run.run():
+            if books is not None and books.is_full:
+                await books.write(reached, run.marks())
             if interrupted:
                 break
             now_s = time.monotonic()
@@ -177,6 +230,8 @@ def _go(run: Backtest) -> datetime:
                 shown_s = now_s
                 part = (reached - run.starts_at) / (run.ends_at - run.starts_at)
                 print(_CLEAR_LINE + _bar(part, now_s - began_s, reached), end="", file=sys.stderr, flush=True)
+        if books is not None:
+            await books.write(reached, run.marks())
     if sys.stderr.isatty():
         print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
     return reached
@@ -248,7 +303,7 @@ def _value(
     }
 
 
-def _lines(value: Mapping[str, Any], standings: Sequence[Standing], out: Path) -> Iterator[str]:
+def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: argparse.Namespace) -> Iterator[str]:
     heads = ("account", "equity", "return", "drawdown", "trades", "fees", "funding")
     yield from table(
         heads,
@@ -272,4 +327,6 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], out: Path) -
     if not value["complete"]:
         yield "Interrupted: this is a part of the period that was asked for."
     yield f"ledger SHA-256 {value['ledgerSha256']}"
-    yield f"{out}: {LEDGER}, {RESULT}, {REPORT}"
+    yield f"{options.out}: {LEDGER}, {RESULT}, {REPORT}"
+    if not options.no_database:
+        yield f"The page on it: cd {shlex.quote(str(options.out))} && trader serve --demo"

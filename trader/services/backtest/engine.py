@@ -100,9 +100,8 @@ class Engine:
                 if one.decides_at == reached and reached < end:
                     self._decide(one, reached, moment_of(reached))
                     one.decides_at = one.source.next_after(reached)
+                self._take_snapshots(one, min(reached + 1, end))
             yield reached
-        for one in self._participants:
-            self._take_snapshots(one, end)
 
     # --- ticks --------------------------------------------------------------------------------------------------------
 
@@ -193,6 +192,7 @@ class Engine:
     def _decide(self, one: Participant, second: int, now: datetime) -> None:
         """Let a participant decide, unless its last decisions are not executed yet."""
         if one.invocation is not None:
+            one.missed += 1
             return
         one.decisions += 1
         glance = _Glance(self._market, one.account, min(second, self._last), now)

@@ -177,6 +177,9 @@ class Participant:
         self.decisions = 0
         """How often it was asked to decide."""
 
+        self.missed = 0
+        """How often its last decisions were not executed yet when the next were due."""
+
         self.seen = seen
         self.clear_until = seen
         """No tick up to this second can change the account as it is now."""

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from trader.clock import moment_of
-from trader.domain.exchange.account import equity, unrealized
+from trader.domain.exchange.account import Marks, equity, unrealized
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
@@ -80,13 +80,17 @@ class Backtest:
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
 
+    def marks(self) -> Marks:
+        """Return the marks of the time reached."""
+        return self.market.marks(self._reached)
+
     def reports(self) -> list[AccountReport]:
         """Return what became of each account until the time reached, valued at the marks of that time."""
         return [self._report(one) for one in self.participants]
 
     def _report(self, one: Participant) -> AccountReport:
         account, sums = one.account, self._observed.sums[one.account.id]
-        marks = self.market.moment(self._reached).marks
+        marks = self.marks()
         return AccountReport(
             model_id=one.model.id,
             name=one.model.name,

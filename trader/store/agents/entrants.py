@@ -72,3 +72,16 @@ async def upsert_missed_cycles(conn: Connection, entrants: Sequence[Entrant]) ->
     """Count a missed cycle of each of these entrants, in the present runs of their models."""
     models, numbers = [entrant.model_id for entrant in entrants], [entrant.number for entrant in entrants]
     await conn.execute(UPSERT_MISSED_CYCLES, models, numbers)
+
+
+UPSERT_CYCLES = """
+INSERT INTO invocation_counts AS c (model_id, run_number, entrant, finished, failed, tool_failed, missed)
+SELECT $1, r.number, $2, $3, 0, 0, $4
+FROM runs r WHERE r.account_id = $1 AND r.ended_at IS NULL
+ON CONFLICT (model_id, run_number, entrant) DO UPDATE SET finished = excluded.finished, missed = excluded.missed
+"""
+
+
+async def upsert_cycles(conn: Connection, entrant: Entrant, decided: int, missed: int) -> None:
+    """Set how many cycles an entrant has decided and missed in the present run, where not all have a record."""
+    await conn.execute(UPSERT_CYCLES, entrant.model_id, entrant.number, decided, missed)

@@ -1,0 +1,135 @@
+"""Database of a backtest: what a service would have written, by its own statements, a batch in a transaction."""
+
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Final
+from uuid import UUID
+
+from trader.domain.agents.chain import NO_EVIDENCE, ChainRecord, record_digest
+from trader.domain.agents.entrants import Entrant
+from trader.domain.agents.invocations import Invocation
+from trader.domain.exchange.account import Marks
+from trader.domain.exchange.ledger import Posting
+from trader.domain.market.markets import STALE_AFTER
+from trader.domain.portfolio.snapshots import Snapshot
+from trader.errors import StartError
+from trader.services.agents.entrants import Entrants
+from trader.services.backtest.participant import Participant
+from trader.settings import Settings
+from trader.store.agents.chain import update_invocation_closed
+from trader.store.agents.entrants import upsert_cycles
+from trader.store.agents.invocations import insert_invocation, upsert_model
+from trader.store.database.leadership import update_term
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Connection, Database
+from trader.store.exchange.accounts import (
+    DatabaseIdentity,
+    insert_account,
+    select_identity,
+    update_lived_until,
+    update_processed_until,
+    upsert_service_state,
+)
+from trader.store.exchange.ledger import write_postings
+from trader.store.portfolio.snapshots import insert_snapshots
+
+_BATCH: Final = 4_000
+"""How many postings and snapshots are kept until they are written."""
+
+_SEEN_TO_THE_END: Final = STALE_AFTER + timedelta(seconds=1)
+"""How long after the last tick a replay ends. A service that resumes there lives no minute a second time."""
+
+
+class DatabaseJournal:
+    """Keeps what happens in a backtest until `write`: what a database has is complete up to one moment.
+
+    Of invocations the database has those that placed orders, without their calls, and how many there were.
+    """
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._entrants = Entrants(database, settings)
+        self._participants: dict[str, Participant] = {}
+        self._present: dict[str, Entrant] = {}
+        self._invocations: dict[UUID, Invocation] = {}
+        self._postings: dict[str, list[Posting]] = {}
+        self._snapshots: list[Snapshot] = []
+        self._kept = 0
+        self._term = 0
+
+    def open(self, one: Participant) -> None:
+        """Take a participant, whose model and account `begin` inserts."""
+        self._participants[one.account.id] = one
+
+    def post(self, posting: Posting) -> None:
+        """Take a change of an account."""
+        self._postings.setdefault(posting.account.id, []).append(posting)
+        self._kept += 1
+        one = self._participants[posting.account.id]
+        if posting.answer is not None and one.invocation is not None:
+            self._invocations[one.invocation.id] = Invocation(
+                id=one.invocation.id,
+                model_id=one.model.id,
+                status="completed",
+                started_at=one.invocation.started_at,
+                finished_at=one.invocation.started_at,
+                entrant=self._present[one.model.id].number,
+            )
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Take what an account is worth at a full minute."""
+        self._snapshots.append(snapshot)
+        self._kept += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is kept that it should be written."""
+        return self._kept >= _BATCH
+
+    async def begin(self, market_identity: str, start: datetime, end: datetime) -> None:
+        """Take over an empty database for the market of [start, end], with the models, their entrants and accounts.
+
+        :raises StartError: the database is in use already
+        """
+        async with self._database.transaction() as conn:
+            if await select_identity(conn) is not None:
+                raise StartError("The database of this backtest has rows already; give --out another folder.")
+            await upsert_service_state(conn, DatabaseIdentity(market_identity, "simulated"))
+            await ensure_partitions(conn, start, end)
+            self._term = await update_term(conn)
+            for one in self._participants.values():
+                await upsert_model(conn, one.model)
+                await insert_account(conn, one.account.id, one.account.run)
+        for one in self._participants.values():
+            entrant = await self._entrants.enter(one.model, start)
+            self._present[one.model.id] = await self._entrants.answered(entrant, one.model.router_model_name, start)
+
+    async def write(self, until: datetime, marks: Marks) -> None:
+        """Write what is kept, of every tick up to `until`, with the marks of that time; all of it or nothing.
+
+        :raises Unavailable: the database did not confirm it
+        """
+        async with self._database.transaction() as conn:
+            await self._write_invocations(conn)
+            await self._write_postings(conn)
+            await insert_snapshots(conn, self._snapshots)
+            for one in self._participants.values():
+                await upsert_cycles(conn, self._present[one.model.id], one.decisions, one.missed)
+            await update_processed_until(conn, self._term, until, marks)
+            await update_lived_until(conn, until + _SEEN_TO_THE_END)
+        self._invocations, self._postings, self._snapshots, self._kept = {}, {}, [], 0
+
+    async def _write_invocations(self, conn: Connection) -> None:
+        """Write the invocations with their links of the chain. One whose orders are in two batches is there already."""
+        for one in self._invocations.values():
+            if await insert_invocation(conn, one):
+                record = ChainRecord(one, self._present[one.model_id], (), ())
+                await update_invocation_closed(conn, one, NO_EVIDENCE, record_digest(record, NO_EVIDENCE))
+
+    async def _write_postings(self, conn: Connection) -> None:
+        """Write the postings in order for each account: a statement takes one of each."""
+        for rank in zip_longest(*self._postings.values()):
+            postings = [posting for posting in rank if posting is not None]
+            written = await write_postings(conn, postings, self._term)
+            if missing := {posting.account.id for posting in postings} - written:
+                raise StartError(f"Another process has traded {', '.join(sorted(missing))} in this database.")
