@@ -4,7 +4,7 @@ import asyncio
 import logging
 import zlib
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from trader.clock import iso
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.invocations import invocation_id
 from trader.domain.exchange.orders import Side
+from trader.domain.market.markets import Quote
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
 from trader.gateways.agents.chat import ChatClient
@@ -295,6 +296,32 @@ async def test_provider_failure_affects_only_its_invocation(floor: Floor) -> Non
     assert (failed.status, failed.failure_reason, failed.step_count) == ("failed", "every key of fake rests", 1)
     assert [call.status for call in records["ada"].tool_calls] == ["ok"], "what it did before is recorded"
     assert "BTC" in floor.exchange.account("ada").positions
+
+
+async def test_the_first_cycle_waits_for_the_first_price(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor, asked = Floor(database), asyncio.Event()
+    quote_after = floor.market.quote_after
+
+    async def noted(symbol: str, moment: datetime) -> Quote:
+        asked.set()
+        return await quote_after(symbol, moment)
+
+    monkeypatch.setattr(floor.market, "quote_after", noted)
+    await floor.add("ada")
+    await floor.exchange.lead()
+    try:
+        await floor.start_batch()
+        async with asyncio.timeout(10):
+            await asked.wait()
+        assert floor.provider.turns == []
+        await floor.see()
+        await floor.idle()
+        (record,) = await floor.agents.invocations()
+    finally:
+        await floor.agents.close()
+        await floor.exchange.resign()
+    assert record.invocation.status == "completed"
+    assert set(floor.provider.turns[0].view.markets) == set(MIDS)
 
 
 async def test_unconfigured_provider(floor: Floor) -> None:

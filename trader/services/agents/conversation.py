@@ -67,6 +67,9 @@ class Conversation:
         """
         await self._look()
         if self._provider.is_remote:
+            if not self.view.markets:  # a service that has just started hears its first prices a moment later
+                await self._observer.wait_for_price(self._clock.now())
+                await self._look()
             if not self.view.markets:
                 raise MarketUnavailable("no market has a price now")
             self._messages += self._opening()

@@ -128,6 +128,13 @@ class Observer:
             orders=observe_orders(account),
         )
 
+    async def wait_for_price(self, now: datetime) -> None:
+        """Wait for the next price of the first market, as long as an order would.
+
+        :raises MarketUnavailable: none comes in time
+        """
+        await self._market.quote_after(next(iter(self._exchange.markets)), now)
+
     async def risk_context(self, account_id: str, now: datetime) -> RiskContext:
         """Return what the guard judges by, at the marks of this moment.
 
