@@ -159,7 +159,8 @@ def _listen_port(request: web.Request) -> int:
 
 
 class _Prefixes(AbstractRouterAdapter):
-    """Let aiohttp-cors decide by the prefix of a path, so that responses of no route (404, 405) are covered too.
+    """Let aiohttp-cors decide by the prefix of a path, so that responses of no route (404, 405) are covered too, and
+    only about requests with an origin.
 
     Its own adapter works on resources, and accepts none whose routes take every method, as ours do.
     """
@@ -179,7 +180,7 @@ class _Prefixes(AbstractRouterAdapter):
         return request.method == METH_OPTIONS
 
     def is_cors_enabled_on_request(self, request: web.Request) -> bool:
-        return request.rel_url.raw_path.startswith(self._prefixes)
+        return ORIGIN in request.headers and request.rel_url.raw_path.startswith(self._prefixes)
 
     async def get_preflight_request_config(
         self, preflight_request: web.Request, origin: str, requested_method: str
