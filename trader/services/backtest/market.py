@@ -6,11 +6,11 @@ range of a minute are known from its candle; only the other seconds need the min
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -30,10 +30,11 @@ from trader.services.agents.observer import HISTORY_CANDLES, SESSION_INTERVAL, S
 _PRIMED_WITH_S: Final = 1
 """Seconds before the beginning whose prices a service would load when it starts."""
 
-
 _MOMENTS_KEPT: Final = 16
 _SLOT_S: Final = int(INTERVALS[SESSION_INTERVAL].total_seconds())
 """Within so many seconds no candle closes that an agent is shown."""
+
+V = TypeVar("V")
 
 
 class _Columns:
@@ -60,51 +61,24 @@ class _Columns:
             self.ticked.append(ticked)
 
 
-class _Marks(Mapping[str, Decimal]):
-    """The marks of the markets at one second, each computed when it is first read."""
+class _AtSecond(Mapping[str, V]):
+    """What `make` returns of each market seen so far at one second, made when it is first read."""
 
-    __slots__ = ("_known", "_market", "_second")
+    __slots__ = ("_known", "_make", "_market", "_second")
 
-    def __init__(self, market: "BacktestMarket", second: int) -> None:
+    def __init__(self, market: "BacktestMarket", make: Callable[[str, int], V], second: int) -> None:
         self._market = market
+        self._make = make
         self._second = second
-        self._known: dict[str, Decimal] = {}
+        self._known: dict[str, V] = {}
 
-    def __getitem__(self, symbol: str) -> Decimal:
-        mark = self._known.get(symbol)
-        if mark is None:
+    def __getitem__(self, symbol: str) -> V:
+        value = self._known.get(symbol)
+        if value is None:
             if symbol not in self:
                 raise KeyError(symbol)
-            mark = self._known[symbol] = self._market.mark(symbol, self._second)
-        return mark
-
-    def __contains__(self, symbol: object) -> bool:
-        return self._market.seen_since.get(str(symbol), self._second + 1) <= self._second
-
-    def __iter__(self) -> Iterator[str]:
-        return (symbol for symbol in self._market.markets if symbol in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Quotes(Mapping[str, Quote]):
-    """The latest quotes at one second, each made when it is first read."""
-
-    __slots__ = ("_known", "_market", "_second")
-
-    def __init__(self, market: "BacktestMarket", second: int) -> None:
-        self._market = market
-        self._second = second
-        self._known: dict[str, Quote] = {}
-
-    def __getitem__(self, symbol: str) -> Quote:
-        quote = self._known.get(symbol)
-        if quote is None:
-            if symbol not in self:
-                raise KeyError(symbol)
-            quote = self._known[symbol] = self._market.quote(symbol, self._second)
-        return quote
+            value = self._known[symbol] = self._make(symbol, self._second)
+        return value
 
     def __contains__(self, symbol: object) -> bool:
         return self._market.seen_since.get(str(symbol), self._second + 1) <= self._second
@@ -284,15 +258,15 @@ class BacktestMarket:
             if len(self._moments) == _MOMENTS_KEPT:
                 del self._moments[next(iter(self._moments))]
             at, updated = moment_of(second), self.ticking(second)
-            known = self._moments[second] = Moment(
-                at, _Quotes(self, second), _Marks(self, second), updated, _Marks(self, second - 1)
-            )
+            quotes = _AtSecond(self, self.quote, second)
+            marks, before = (_AtSecond(self, self.mark, each) for each in (second, second - 1))
+            known = self._moments[second] = Moment(at, quotes, marks, updated, before)
         return known
 
     def marks(self, second: int) -> Marks:
         """Return the marks at this second."""
         known = self._moments.get(second)
-        return _Marks(self, second) if known is None else known.marks
+        return _AtSecond(self, self.mark, second) if known is None else known.marks
 
     def seen(self, second: int) -> Collection[str]:
         """Return the markets that have had a tick until this second."""
