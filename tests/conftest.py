@@ -23,6 +23,8 @@ from trader.embedded.server import EmbeddedPostgres
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
 
+pytest.register_assert_rewrite("support")  # an assertion there that fails shows its values, as one of a test does
+
 FOLDER_PREFIX = "trader-test-"
 
 
