@@ -18,6 +18,7 @@ from support.candles import FOLDER
 
 from trader.domain.agents.guard import Refusal, RiskContext, judge_closing, judge_opening, judge_plan
 from trader.domain.agents.rules import apex, contrarian, sovereign, trendsurfer
+from trader.domain.agents.rules.common import Held
 from trader.domain.agents.tools import (
     TOOL_NAMES,
     TOOLS,
@@ -157,8 +158,6 @@ def seen(account: Account, shown: Mapping[str, ObservedMarket], drawdown: Decima
 
 
 def _position(held: Position, mark: Decimal) -> ObservedPosition:
-    stop = held.exit_plan.stop
-    lost = ZERO if stop is None else held.quantity * (held.entry_price - stop) * held.side.direction
     return ObservedPosition(
         symbol=held.symbol,
         side=held.side,
@@ -171,7 +170,7 @@ def _position(held: Position, mark: Decimal) -> ObservedPosition:
         unrealized=held.unrealized(mark),
         fees=ZERO,
         funding=ZERO,
-        risk=lost if lost > 0 else None,
+        risk=held.risk,
         liquidation_price=None,
         exit_plan=held.exit_plan,
         confidence=None,
@@ -225,12 +224,12 @@ def test_the_drawn_contexts_lead_to_every_kind_of_decision() -> None:
     assert kinds.keys() >= opening | caring | {(VariantId.TRENDSURFER, UpdateExitPlan)}
 
 
-def may_act(variant: Variant, shown: View, symbol: str) -> bool:
+def may_act(variant: Variant, account: Account, shown: View, symbol: str) -> bool:
     """Whether a backtest has the agent look at the market."""
-    market, held = shown.markets[symbol], shown.position(symbol)
+    market, position = shown.markets[symbol], account.positions.get(symbol)
     indicators = market.indicators[variant.intervals[0]]
-    if held is not None:
-        return variant.may_review(held, indicators, market.tick, shown.at)
+    if position is not None:
+        return variant.may_review(Held(position, indicators, market.price, market.tick, shown.at))
     return variant.may_enter(indicators, float(market.price))
 
 
@@ -245,7 +244,7 @@ def check(seed: int) -> Counter[tuple[VariantId, type[Decision]]]:
         decisions = definition.agent(shown, definition.limits)
         assert decisions == definition.agent(shown, definition.limits)
         assert [type(decision) is Holding for decision in decisions] == [False] * (len(decisions) - 1) + [True]
-        acts = any(may_act(definition, shown, symbol) for symbol in shown.markets)
+        acts = any(may_act(definition, account, shown, symbol) for symbol in shown.markets)
         assert acts or len(decisions) == 1, "an agent acts where a backtest looks away"
         exposure, cash = shown.account.exposure, shown.account.available_cash
         for decision in decisions:

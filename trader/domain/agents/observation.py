@@ -8,7 +8,6 @@ import msgspec
 from trader.domain.agents.guard import RiskContext
 from trader.domain.agents.view import LastAction, ObservedAccount, ObservedOrder, ObservedPosition, ObservedStats
 from trader.domain.exchange.account import Account, Marks, equity, liquidation_price, reserved
-from trader.domain.exchange.orders import ExitPlan, Side
 from trader.domain.market.markets import Market
 from trader.domain.money import ZERO, divide
 
@@ -54,7 +53,7 @@ def observe_positions(
             unrealized=position.unrealized(marks[symbol]),
             fees=position.fees,
             funding=position.funding,
-            risk=_risk(position.side, position.quantity, position.entry_price, position.exit_plan),
+            risk=position.risk,
             liquidation_price=None if markets is None else liquidation_price(account, symbol, marks, markets),
             exit_plan=position.exit_plan,
             confidence=position.confidence,
@@ -97,10 +96,3 @@ def observe_record(*, trades: int, wins: int, losses: int, won: Decimal, lost: D
 
 def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
     return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
-
-
-def _risk(side: Side, quantity: Decimal, entry_price: Decimal, plan: ExitPlan) -> Decimal | None:
-    if plan.stop is None:
-        return None
-    lost = (entry_price - plan.stop) * side.direction
-    return quantity * lost if lost > 0 else None

@@ -62,6 +62,15 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Entry notional / margin."""
         return divide(self.entry_notional, self.margin)
 
+    @property
+    def risk(self) -> Decimal | None:
+        """The loss before costs when the stop is hit; None without a stop, or with one that has passed the entry."""
+        stop = self.exit_plan.stop
+        if stop is None:
+            return None
+        lost = (self.entry_price - stop) * self.side.direction
+        return self.quantity * lost if lost > 0 else None
+
     def unrealized(self, mark: Decimal) -> Decimal:
         """Direction × quantity × (mark − entry)."""
         gain = self.quantity * mark - self.entry_notional

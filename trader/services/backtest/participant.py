@@ -12,6 +12,7 @@ import msgspec
 
 from trader.clock import epoch_second
 from trader.domain.agents.invocations import invocation_id
+from trader.domain.agents.rules.common import Held
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedStats, View
 from trader.domain.exchange.account import Account
@@ -81,11 +82,11 @@ class RuleAgentSource:
         """Return whether the agent may decide anything. Most of the time indicators alone say that it does not."""
         variant, interval, positions = self._variant, self._variant.intervals[0], glance.account.positions
         for symbol in glance.symbols:
-            held, indicators = positions.get(symbol), glance.indicators(symbol, interval)
-            if held is not None:
-                if variant.may_review(held, indicators, glance.markets[symbol].tick, glance.now):
+            position, indicators, mark = positions.get(symbol), glance.indicators(symbol, interval), glance.mark(symbol)
+            if position is not None:
+                if variant.may_review(Held(position, indicators, mark, glance.markets[symbol].tick, glance.now)):
                     return True
-            elif variant.may_enter(indicators, float(glance.mark(symbol))):
+            elif variant.may_enter(indicators, float(mark)):
                 return True
         return False
 

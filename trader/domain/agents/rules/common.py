@@ -28,8 +28,19 @@ EntryRule = Callable[[View, ObservedMarket, Indicators], Signal | str]
 MayEnter = Callable[[Indicators, float], bool]
 """Whether a market may be entered by these indicators at this mark; false only when the agent certainly does not."""
 
-MayReview = Callable[[Position | ObservedPosition, Indicators, Decimal, datetime], bool]
-"""Whether anything may be decided about a position in a market of this tick; false only when nothing certainly is."""
+
+class Held(NamedTuple):
+    """A position at a moment: the indicators and the mark of its market, and the tick of its prices."""
+
+    position: Position
+    indicators: Indicators
+    mark: Decimal
+    tick: Decimal
+    now: datetime
+
+
+MayReview = Callable[[Held], bool]
+"""Whether anything may be decided about a position; false only when nothing certainly is."""
 
 
 class Review(NamedTuple):
@@ -68,7 +79,7 @@ def leave_to_plan(_view: View, _market: ObservedMarket, held: ObservedPosition) 
     return Review(None, f"{describe_position(held)}, {describe_plan(held)}")
 
 
-def never_reviewed(_held: Position | ObservedPosition, _indicators: Indicators, _tick: Decimal, _now: datetime) -> bool:
+def never_reviewed(_held: Held) -> bool:
     """Return False: nothing is ever decided about a position that only its exit plan ends."""
     return False
 

@@ -5,12 +5,13 @@ percent of equity is at risk, halved for every 5 % of drawdown; the stop is 2 AT
 none in a trend. A position that has not earned its risk (1 R) within 24 h is closed.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from typing import Final
 
 from trader.domain.agents.rules import contrarian, trendsurfer
 from trader.domain.agents.rules.common import (
+    Held,
     Review,
     close_position,
     cost_refusal,
@@ -22,7 +23,6 @@ from trader.domain.agents.rules.common import (
 from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
-from trader.domain.exchange.account import Position
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -58,9 +58,10 @@ def may_enter(indicators: Indicators, price: float) -> bool:
     return adx < RANGE_ADX_MAX and not isinstance(contrarian.stretch(price, indicators, RANGE_ADX_MAX), str)
 
 
-def may_review(held: Position | ObservedPosition, _indicators: Indicators, _tick: Decimal, now: datetime) -> bool:
-    """Return whether a position may be closed: none is within 24 h."""
-    return now - held.opened_at >= PATIENCE
+def may_review(held: Held) -> bool:
+    """Return whether a position is closed: after 24 h one that has not earned its risk."""
+    position = held.position
+    return held.now - position.opened_at >= PATIENCE and _is_unearned(position.risk, position.unrealized(held.mark))
 
 
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
@@ -116,7 +117,12 @@ def _review(view: View, _market: ObservedMarket, held: ObservedPosition) -> Revi
     state = f"{describe_position(held)}, {describe_plan(held)}"
     if view.at - held.opened_at < PATIENCE:
         return Review(None, state)
-    if held.risk is None or held.unrealized < held.risk:
+    if _is_unearned(held.risk, held.unrealized):
         earned = "without a risk to measure by" if held.risk is None else f"below 1 R ({held.risk:.2f})"
         return close_position(held, f"{earned} after 24 h")
     return Review(None, f"{state}; above 1 R ({held.risk:.2f}) after 24 h")
+
+
+def _is_unearned(risk: Decimal | None, unrealized: Decimal) -> bool:
+    """Whether a position has not earned 1 R; one without a stop has no risk to measure by."""
+    return risk is None or unrealized < risk

@@ -4,11 +4,11 @@ A trend needs ADX above 25; its side is that of the stronger of +DI and −DI an
 stop risks one percent of equity; there is no target: the stop follows the Kijun-Sen until the price returns to it.
 """
 
-from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
 from trader.domain.agents.rules.common import (
+    Held,
     Review,
     close_position,
     cost_refusal,
@@ -20,7 +20,6 @@ from trader.domain.agents.rules.common import (
 from trader.domain.agents.rules.sizing import Signal, entry_price, tightened
 from trader.domain.agents.tools import Decision, UpdateExitPlan
 from trader.domain.agents.view import ObservedMarket, ObservedPosition, VariantLimits, View
-from trader.domain.exchange.account import Position
 from trader.domain.exchange.orders import Side
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
@@ -77,10 +76,10 @@ def may_enter(indicators: Indicators, _price: float) -> bool:
     return isinstance(trend(indicators), Side)
 
 
-def may_review(held: Position | ObservedPosition, indicators: Indicators, tick: Decimal, _now: datetime) -> bool:
+def may_review(held: Held) -> bool:
     """Return whether the stop may move: only when the Kijun-Sen has passed it."""
-    kijun = indicators.kijun_sen
-    return kijun is not None and tightened(tick, held.side, held.exit_plan.stop, kijun) is not None
+    kijun, position = held.indicators.kijun_sen, held.position
+    return kijun is not None and tightened(held.tick, position.side, position.exit_plan.stop, kijun) is not None
 
 
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
