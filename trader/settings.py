@@ -292,7 +292,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         problems += _contradictions(values, problems, demo=demo)
         if problems:
             raise SettingsError(problems)
-        values["server_url"] = values["server_url"] or _local_address(values["host"], values["port"])
+        values["server_url"] = values["server_url"] or local_address(values["host"], values["port"])
         values["allowed_hosts"] = values["allowed_hosts"] or ()
         values["notify_urls"] = values["notify_urls"] or ()
         values["log_format"] = values["log_format"] or ("console" if sys.stderr.isatty() else "json")
@@ -452,7 +452,7 @@ def _misspelled(names: Iterable[str]) -> list[str]:
     return found
 
 
-def _local_address(host: str, port: int) -> str:
+def local_address(host: str, port: int) -> str:
     """Return the address of the service as this machine reaches it."""
     if host in ("127.0.0.1", "0.0.0.0", "::", "::1"):  # noqa: S104 - compared, not bound
         host = "localhost"

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.health_sources import NAMES, House
 from support.records import HOUR, START, add_invocation, add_model, add_trade
 
 from trader.__main__ import main
+from trader.api.health import setup as setup_health
 from trader.domain.models import VariantId
 from trader.store.database.leadership import LeaderLock
 from trader.store.database.pool import Database
@@ -50,6 +55,7 @@ Call = Callable[..., Awaitable[Said]]
 def call(dsn: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", dsn)
+    monkeypatch.setenv("PORT", "0")  # so that no service of this machine is asked
 
     async def run(*arguments: str) -> Said:
         code = await asyncio.to_thread(main, arguments)  # the test has an event loop already
@@ -125,6 +131,45 @@ async def test_status_fails_until_a_service_leads_and_says_why(
         await conn.execute("INSERT INTO halts (cause, reason, halted_by) VALUES ('drawdown', 'it fell', 'limit')")
     found = await call("status")
     assert (found.code, "NOT well    halted: all accounts: drawdown: it fell" in found.out) == (1, True)
+    await lock.release()
+
+
+async def test_status_shows_what_the_service_says_of_its_health(
+    rows: None, call: Call, database: Database, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with database.connection() as conn:
+        await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": True})
+    house = House()
+    app = web.Application()
+    setup_health(app, house.sources())
+    async with TestServer(app) as server, TestServer(web.Application()) as stranger:
+        monkeypatch.setenv("PORT", str(server.port))
+        found = await call("status")
+        assert f"unhealthy, at http://localhost:{server.port}, but none leads on this database" in found.out
+        assert "NOT well    the service is not running" in found.out
+        lock = LeaderLock(dsn)
+        assert await lock.try_acquire()
+        found = await call("status", "--json")
+        reasons = [f"the scheduler {name} does not run" for name in NAMES]
+        assert (found.code, found.value["troubles"]) == (1, [f"unhealthy: {reason}" for reason in reasons])
+        assert found.value["health"]["report"]["reasons"] == reasons
+        elsewhere = stranger.port
+        monkeypatch.setenv("PORT", str(elsewhere))
+        monkeypatch.setenv("SERVER_URL", f"http://127.0.0.1:{server.port}")
+        assert (await call("status", "--json")).value["health"]["url"] == f"http://127.0.0.1:{server.port}"
+        monkeypatch.delenv("SERVER_URL")
+        found = await call("status")
+        assert f"something else than trader answers at http://localhost:{elsewhere}" in found.out
+    found = await call("status")
+    assert (found.code, found.out.splitlines()[-1]) == (0, "all well"), "the service may be on another machine"
+    assert f"no service answers at http://localhost:{elsewhere}: " in found.out
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        monkeypatch.setattr("trader.commands.status._ASK_S", 0.1)
+        monkeypatch.setenv("PORT", str(hanging.getsockname()[1]))
+        found = await call("status")
+        assert (found.code, found.out.count("NOT well    no service answers at")) == (1, 1)
+    monkeypatch.setenv("PORT", "http")
+    assert "cannot be asked: PORT: expected a whole number" in (await call("status")).out
     await lock.release()
 
 

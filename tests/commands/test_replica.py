@@ -1,6 +1,7 @@
-"""Commands on a streaming replica: they see the service on the primary, and a backup can be made there."""
+"""Commands on a streaming replica: they see the service on its primary, make a backup, and change nothing."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,30 @@ from trader.__main__ import main
 from trader.embedded import dumps
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
+from trader.store.operations.halts import select_halts
+
+LEADER = "https://leader.example"
+CHANGES = (
+    ("halt",),
+    ("resume",),
+    ("flatten",),
+    ("accounts", "reset", "ada"),
+    ("models", "pause", "ada"),
+    ("models", "resume", "ada"),
+)
+MODELS_FILE = """
+[[models]]
+id = "new"
+variant = "Contrarian"
+provider = "rules"
+router_model = "rules/contrarian"
+"""
 
 
-async def test_a_replica_tells_of_the_service_on_its_primary(
-    open_folder: Path, capsys: pytest.CaptureFixture[str]
+async def test_a_replica_tells_of_the_service_on_its_primary_and_is_not_changed(
+    open_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PORT", "0")  # so that no service of this machine is asked
     async with replicated(open_folder) as cluster:
         database = await Database.connect(cluster.dsn, size=1)
         await apply_schema(database)
@@ -33,4 +53,52 @@ async def test_a_replica_tells_of_the_service_on_its_primary(
         await dumps.dump(dumps.libpq_address(replica.dsn), 15, open_folder / "a.dump")
         rows = await dumps.read_rows(open_folder / "a.dump", "models")
         assert [one["id"] for one in rows["models"]] == ["ada"]
-        assert await asyncio.to_thread(main, ["halt", "--database-url", replica.dsn]) == 1
+        monkeypatch.setenv("LEADER_URL", LEADER)
+        file = open_folder / "models.toml"
+        file.write_text(MODELS_FILE, encoding="utf-8")
+        for words in (*CHANGES, ("models", "add", str(file))):
+            assert await asyncio.to_thread(main, [*words, "--database-url", replica.dsn]) == 1
+            said = capsys.readouterr()
+            assert "is a read-only replica: nothing was changed." in said.err, words
+            assert LEADER in said.err
+            assert not said.out
+
+
+@pytest.mark.parametrize("words", CHANGES)
+async def test_a_reader_changes_nothing_on_its_leader_s_database_unless_that_is_named(
+    words: tuple[str, ...],
+    database: Database,
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with database.connection() as conn:
+        await add_model(conn, "ada")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(f"ROLE=reader\nDATABASE_URL={dsn}\nLEADER_URL={LEADER}\n", encoding="utf-8")
+    assert await asyncio.to_thread(main, words) == 1
+    said = capsys.readouterr().err
+    assert (
+        f"ROLE=reader only reads: nothing was changed. Give this command on the machine of the leader, {LEADER}" in said
+    )
+    async with database.connection() as conn:
+        assert not await select_halts(conn)
+    if words[0] == "models":
+        assert await asyncio.to_thread(main, [*words, "--database-url", dsn]) == 0
+
+
+async def test_a_user_who_may_only_read_is_told_so(
+    database: Database, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with database.connection() as conn:
+        name = f"only_reads_{await conn.fetchval('SELECT oid FROM pg_database WHERE datname = current_database()')}"
+        await conn.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'p' IN ROLE pg_read_all_data")
+    try:
+        url = re.sub(r"//[^/@]*@", f"//{name}:p@", dsn)
+        assert await asyncio.to_thread(main, ["halt", "--database-url", url]) == 1
+        wanted = "trader: The database's user may not do what this command needs: permission denied for table halts."
+        assert capsys.readouterr().err.splitlines()[1:] == [wanted]
+    finally:
+        async with database.connection() as conn:
+            await conn.execute(f"DROP ROLE {name}")

@@ -9,10 +9,10 @@ from typing import Any
 from support.process import COMMAND, serving
 
 
-async def call(folder: Path, *arguments: str) -> tuple[int, Any]:
+async def call(folder: Path, *arguments: str, port: str = "0") -> tuple[int, Any]:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, "--json",
-        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder)}, stdout=asyncio.subprocess.PIPE,
+        cwd=folder, env={"PATH": os.environ["PATH"], "HOME": str(folder), "PORT": port}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):
         out, _ = await process.communicate()
@@ -26,10 +26,11 @@ async def test_commands_show_what_the_service_has_and_reset_through_it(open_fold
             order = {"accountId": "me", "symbol": "BTC", "side": side, "quantity": 0.02}
             assert (await service.call("simulator.placeOrder", **order))["order"]["status"] == "filled"
         await service.call("simulator.placeOrder", accountId="me", symbol="ETH", side="buy", quantity=0.5)
+        port = service.url.rpartition(":")[2]
         async with asyncio.timeout(60):  # until the first heartbeat
-            while (found := await call(open_folder, "status"))[0] != 0:
+            while (found := await call(open_folder, "status", port=port))[0] != 0:
                 assert found[1]["database"]["service"] == "running"
-        assert found[1]["troubles"] == []
+        assert (found[1]["troubles"], found[1]["health"]["report"]["status"]) == ([], "healthy")
         _, trades = await call(open_folder, "trades", "--account", "me")
         assert trades["trades"] == (await service.call("trading.getTrades", modelId="me"))["trades"]
         _, shown = await call(open_folder, "accounts", "show", "me")

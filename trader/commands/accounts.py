@@ -87,7 +87,9 @@ def _reset_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(reason="reset by an operator")
 
 
-@database_command("accounts reset", example="trader accounts reset apex-rules", arguments=_reset_arguments)
+@database_command(
+    "accounts reset", example="trader accounts reset apex-rules", arguments=_reset_arguments, changes=True
+)
 async def reset_account(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Close the run of a simulated account at the market's prices and begin a new one with SIM_INITIAL_CAPITAL.
 

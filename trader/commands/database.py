@@ -1,7 +1,8 @@
 """The database of a command: that of DATABASE_URL, or the embedded one of the working folder.
 
-Commands read and write the database and never call the service's port: so they need no address and no token, and work
-whether the service runs or not. Where the embedded server does not run, it is started for the command's time.
+Commands read and write the database and, but for `status`, never call the service's port: so they need no address and
+no token, and work whether the service runs or not. Where the embedded server does not run, it is started for the
+command's time.
 """
 
 import argparse
@@ -11,11 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
+import asyncpg
+
 from trader.commands.command import Result, command, no_arguments, print_result, run_to_end
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import StartError
-from trader.settings import read_database_url
+from trader.settings import read_database_url, read_some
 from trader.store.database.leadership import select_leader_schedulers
 from trader.store.database.pool import Connection, Database, place
 from trader.store.database.schema import open_database
@@ -34,6 +37,7 @@ class FoundDatabase(NamedTuple):
     is_embedded: bool
     is_served: bool
     is_alone: bool
+    is_replica: bool = False
 
     @property
     def service(self) -> str:
@@ -64,9 +68,16 @@ DatabaseRun = Callable[[argparse.Namespace, FoundDatabase], Awaitable[Result]]
 
 
 def database_command(
-    name: str, *, example: str, arguments: Callable[[argparse.ArgumentParser], None] = no_arguments
+    name: str,
+    *,
+    example: str,
+    arguments: Callable[[argparse.ArgumentParser], None] = no_arguments,
+    changes: bool = False,
 ) -> Callable[[DatabaseRun], DatabaseRun]:
-    """Declare a command that works on the database: it gets `--json` and the options that choose the database."""
+    """Declare a command that works on the database: it gets `--json` and the options that choose the database.
+
+    One that `changes` something is refused where a database may only be read.
+    """
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         arguments(parser)
@@ -75,7 +86,7 @@ def database_command(
 
     def declare(run: DatabaseRun) -> DatabaseRun:
         def run_in_database(options: argparse.Namespace) -> int:
-            return print_result(run_to_end(_run(run, options)), as_json=options.json)
+            return print_result(run_to_end(_run(run, options, changes=changes)), as_json=options.json)
 
         run_in_database.__doc__ = run.__doc__
         command(name, example=example, arguments=add_arguments)(run_in_database)
@@ -84,12 +95,33 @@ def database_command(
     return declare
 
 
-async def _run(run: DatabaseRun, options: argparse.Namespace) -> Result:
-    async with find_database(options) as found:
-        print(found, file=sys.stderr, flush=True)
-        result = await run(options, found)
+async def _run(run: DatabaseRun, options: argparse.Namespace, *, changes: bool) -> Result:
+    try:
+        async with find_database(options) as found:
+            print(found, file=sys.stderr, flush=True)
+            if changes:
+                _require_writable(options, found)
+            result = await run(options, found)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StartError(f"The database's user may not do what this command needs: {error}.") from error
     facts: dict[str, Any] = {"place": found.place, "service": found.service}
     return result._replace(value={"database": facts, **result.value})
+
+
+def _require_writable(options: argparse.Namespace, found: FoundDatabase) -> None:
+    """Refuse to change a replica, or the database of a reader unless --database-url names it.
+
+    :raises StartError: nothing may be changed here; the message names the leader's address if it is known
+    """
+    is_reader = options.database_url is None and read_some(os.environ, options.env_file, "role") == ["reader"]
+    if not (found.is_replica or is_reader):
+        return
+    what = f"{place(found.dsn)} is a read-only replica" if found.is_replica else "ROLE=reader only reads"
+    (leader_url,) = read_some(os.environ, options.env_file, "leader_url")
+    where = "the machine of the leader" if leader_url is None else f"the machine of the leader, {leader_url}"
+    raise StartError(
+        f"{what}: nothing was changed. Give this command on {where}, or with the --database-url of its database."
+    )
 
 
 def add_database_options(parser: argparse.ArgumentParser) -> None:
@@ -112,9 +144,10 @@ async def find_database(options: argparse.Namespace) -> AsyncIterator[FoundDatab
         url = options.database_url or read_database_url(os.environ, options.env_file)
         if url:
             database = await stack.enter_async_context(open_database(url))
-            where = f"{place(url)} (a replica, read-only)" if await database.is_replica() else place(url)
+            is_replica = await database.is_replica()
+            where = f"{place(url)} (a replica, read-only)" if is_replica else place(url)
             is_served = await _has_leader(database)
-            yield FoundDatabase(database, url, where, is_embedded=False, is_served=is_served, is_alone=False)
+            yield FoundDatabase(database, url, where, False, is_served, is_alone=False, is_replica=is_replica)
             return
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach())
         name = await _choose(server, options.database)

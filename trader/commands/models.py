@@ -61,7 +61,7 @@ def _file_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="a TOML file of models")
 
 
-@database_command("models add", example="trader models add models.toml", arguments=_file_argument)
+@database_command("models add", example="trader models add models.toml", arguments=_file_argument, changes=True)
 async def add_models(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Add the models of a file, update those that are there, and open missing accounts."""
     try:
@@ -134,13 +134,13 @@ def _model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="ID", help="the model, as `trader models list` shows it")
 
 
-@database_command("models pause", example="trader models pause apex-rules", arguments=_model_argument)
+@database_command("models pause", example="trader models pause apex-rules", arguments=_model_argument, changes=True)
 async def pause(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Ask a model no more; the exit plans of its positions go on."""
     return await _set_active(found, options.model, is_active=False)
 
 
-@database_command("models resume", example="trader models resume apex-rules", arguments=_model_argument)
+@database_command("models resume", example="trader models resume apex-rules", arguments=_model_argument, changes=True)
 async def resume(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Ask a paused model again."""
     return await _set_active(found, options.model, is_active=True)

@@ -59,19 +59,21 @@ def _reason(text: str) -> str:
     return text
 
 
-@database_command("halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments)
+@database_command(
+    "halt", example='trader halt --account apex-rules --reason "strange prices"', arguments=_arguments, changes=True
+)
 async def halt(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Halt: open no more positions; orders that reduce, stops and closing go on."""
     return await operate(Verb.HALT, options, found)
 
 
-@database_command("resume", example="trader resume --account apex-rules", arguments=_arguments)
+@database_command("resume", example="trader resume --account apex-rules", arguments=_arguments, changes=True)
 async def resume(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Lift the halt of an account or, without --account, the halt of all accounts."""
     return await operate(Verb.RESUME, options, found)
 
 
-@database_command("flatten", example="trader flatten", arguments=_arguments)
+@database_command("flatten", example="trader flatten", arguments=_arguments, changes=True)
 async def flatten(options: argparse.Namespace, found: FoundDatabase) -> Result:
     """Halt, cancel every resting order and close every position at market."""
     return await operate(Verb.FLATTEN, options, found)
