@@ -1,4 +1,4 @@
-"""Participants of a backtest: an account, who decides for it, and what it knows of its own past."""
+"""Accounts in a backtest: who decides for each, and what is known of its own past."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,10 +20,11 @@ from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval, Market
-from trader.domain.models import Model
+from trader.domain.models import CYCLE, Model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.snapshots import Snapshot
+from trader.services.agents.observer import TRADES_SHOWN
 from trader.store.agents.agent_view import HourlyEquity
 from trader.store.portfolio.snapshots import LastSnapshot
 from trader.variants import VARIANTS
@@ -89,6 +90,13 @@ class RuleAgentSource:
             elif variant.may_enter(indicators, float(mark)):
                 return True
         return False
+
+
+class Waiting(Protocol):
+    """What waits for the first tick at or after a time."""
+
+    @property
+    def due(self) -> datetime: ...
 
 
 class WaitingOrder(NamedTuple):
@@ -162,31 +170,26 @@ class KnownPast(NamedTuple):
     day_opening: Decimal | None
 
 
-class Participant:
-    """One account in a backtest. `seen` is the last second whose tick it went through."""
+class Follower:
+    """An account that goes through the market. `seen` is the last second whose tick it went through."""
 
-    def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
+    trades_shown = TRADES_SHOWN
+    every_minutes = 1
+    """How often it decides, as its agent is told."""
+
+    def __init__(self, source: DecisionSource, intervals: Sequence[Interval], account: Account) -> None:
         seen = epoch_second(account.run.started_at)
-        self.model = model
-        self.variant = VARIANTS[model.variant]
         self.source = source
+        self.intervals = intervals
         self.state = BaselineState(account=account)
         self.curve = EquityCurve()
-        self.invocation: Invocation | None = None
-        self.waiting: WaitingOrder | None = None
+        self.waiting: Waiting | None = None
         self.decides_at: int | None = seen
-        self.decisions = 0
-        """How often it was asked to decide."""
-
-        self.missed = 0
-        """How often its last decisions were not executed yet when the next were due."""
-
         self.seen = seen
         self.clear_until = seen
         """No tick up to this second can change the account as it is now."""
 
         self.next_snapshot = seen
-        self._past: KnownPast | None = None
         self._stats_of, self._stats = self.state, self.state.stats
 
     @property
@@ -201,13 +204,36 @@ class Participant:
         return self._stats
 
     def past(self, now: datetime) -> KnownPast:
-        """Return what the participant knows of its past, as a service would have read it."""
+        """Return what its agent knows of its past."""
         hour = now.replace(minute=0, second=0, microsecond=0)
-        known, sequence = self._past, self.account.sequence
-        if known is None or known.sequence != sequence or known.hour != hour:
-            known = self._past = KnownPast(
-                sequence, hour, self.curve.peak, self.curve.last_before(hour.replace(hour=0))
-            )
+        return KnownPast(self.account.sequence, hour, self.curve.peak, self.curve.last_before(hour.replace(hour=0)))
+
+
+class Participant(Follower):
+    """The account of a model."""
+
+    waiting: WaitingOrder | None
+
+    def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
+        self.model = model
+        self.variant = VARIANTS[model.variant]
+        super().__init__(source, self.variant.intervals, account)
+        self.every_minutes = model.configuration.cadence // CYCLE
+        self.invocation: Invocation | None = None
+        self.decisions = 0
+        """How often it was asked to decide."""
+
+        self.missed = 0
+        """How often its last decisions were not executed yet when the next were due."""
+
+        self._past: KnownPast | None = None
+
+    def past(self, now: datetime) -> KnownPast:
+        """Return what its agent knows of its past, as a service has read it: after a change, and in every hour."""
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        known = self._past
+        if known is None or known.sequence != self.account.sequence or known.hour != hour:
+            known = self._past = super().past(now)
         return known
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 
 import msgspec
 
@@ -11,12 +12,21 @@ from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.snapshots import Snapshot
-from trader.services.backtest.engine import Engine, Journal
+from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.participant import DecisionSource, Participant, RuleAgentSource, open_participant
+from trader.services.backtest.passage import Journal, run_together
 from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
 from trader.store.portfolio.season import AccountReport, TradeOutcome
+
+
+class RunJournal(Journal, Protocol):
+    """Takes what happens to the participants of a backtest."""
+
+    def open(self, one: Participant) -> None:
+        """Take a participant whose account has just opened."""
+        ...
 
 
 class Sums:
@@ -35,7 +45,7 @@ class Sums:
 class _Observed:
     """Passes what happens on to the journals, and adds it up."""
 
-    def __init__(self, journals: Sequence[Journal]) -> None:
+    def __init__(self, journals: Sequence[RunJournal]) -> None:
         self._journals = journals
         self.sums: dict[str, Sums] = {}
 
@@ -59,7 +69,7 @@ class Backtest:
 
     def __init__(
         self, market: BacktestMarket, settings: Settings, models: Sequence[tuple[Model, DecisionSource]],
-        journals: Sequence[Journal],
+        journals: Sequence[RunJournal],
     ) -> None:  # fmt: skip
         self.market = market
         self.starts_at, self.ends_at = moment_of(market.span.start), moment_of(market.span.stop - 1)
@@ -76,7 +86,7 @@ class Backtest:
 
     def run(self) -> Iterator[datetime]:
         """Go through the market, and yield the time reached about once an hour of it."""
-        for second in self._engine.run():
+        for second in run_together(self.market, [self._engine]):
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
 
