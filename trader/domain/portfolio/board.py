@@ -12,7 +12,15 @@ import numpy as np
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, compare, judge_family, missing_trades
+from trader.domain.portfolio.evidence import (
+    Pair,
+    ReturnSeries,
+    Statement,
+    Verdict,
+    compare_all,
+    judge_family,
+    missing_trades,
+)
 from trader.domain.portfolio.intervals import HOURS_MIN, TRADES_MIN
 
 Reference = Literal["ruleAgent", "holdNothing", "buyAndHold", "bestOther"]
@@ -59,7 +67,7 @@ class Board(NamedTuple):
     among_best: frozenset[str]
 
 
-class _Pair(NamedTuple):
+class _Matched(NamedTuple):
     """An entrant and the series that it is compared with."""
 
     reference: Reference
@@ -69,13 +77,12 @@ class _Pair(NamedTuple):
     reason: str | None = None
     other_attempt: int = 1
 
-    def state(self, since: datetime | None) -> Statement:
+    def within(self, since: datetime | None) -> Pair:
         one, other = self.contender.series, self.other
         if since is not None:
             one = one and one.within(since, one.end)
             other = other and other.within(since, other.end)
-        found = compare(one, other, self.reason, missing_trades(self.contender.trades))
-        return found._replace(attempts=self.contender.attempt + self.other_attempt - 1)
+        return Pair(one, other, (self.reason, missing_trades(self.contender.trades)))
 
 
 def judge_board(
@@ -87,23 +94,24 @@ def judge_board(
         for each in contenders
         for pair in (
             _with_baseline("ruleAgent", each, baselines, rule_agent(each.variant).id),
-            _Pair("holdNothing", each, None, each.series and _nothing(each.series)),
+            _Matched("holdNothing", each, None, each.series and _nothing(each.series)),
             _with_baseline("buyAndHold", each, baselines, BUY_AND_HOLD.id),
         )
     ]
     rated = sorted(((mean, each) for each in contenders if (mean := each.mean) is not None), key=lambda one: -one[0])
     best, second = (rated[0][1], rated[1][1]) if len(rated) > 1 else (None, None)
     behind = [
-        _Pair("bestOther", each, best.key, best.series, None, best.attempt)
+        _Matched("bestOther", each, best.key, best.series, None, best.attempt)
         for each in contenders
         if best and each is not best
     ]
-    statements, to_best = ([pair.state(None) for pair in group] for group in (pairs, behind))
-    verdicts = judge_family(statements, to_best, len(rated))
+    every = [*pairs, *behind]
+    statements = _state(every, None)
+    verdicts = judge_family(statements[: len(pairs)], statements[len(pairs) :], len(rated))
+    windows = statements if since is None else _state(every, since)
     found: dict[str, list[Comparison]] = {contender.key: [] for contender in contenders}
     worse = set()
-    for pair, verdict in zip([*pairs, *behind], verdicts, strict=True):
-        window = verdict.statement if since is None else pair.state(since)
+    for pair, verdict, window in zip(every, verdicts, windows, strict=True):
         found[pair.contender.key].append(Comparison(pair.reference, pair.reference_key, window, verdict))
         if pair.reference == "bestOther" and verdict.word == "worse":
             worse.add(pair.contender.key)
@@ -118,11 +126,19 @@ def judge_board(
     return Board(found, best.key, frozenset(found) - worse)
 
 
+def _state(pairs: Sequence[_Matched], since: datetime | None) -> list[Statement]:
+    found = compare_all([pair.within(since) for pair in pairs])
+    return [
+        statement._replace(attempts=pair.contender.attempt + pair.other_attempt - 1)
+        for pair, statement in zip(pairs, found, strict=True)
+    ]
+
+
 def _with_baseline(
     reference: Reference, contender: Contender, baselines: Mapping[str, ReturnSeries | None], baseline_id: str
-) -> _Pair:
+) -> _Matched:
     series = baselines.get(baseline_id)
-    return _Pair(reference, contender, baseline_id, series, _NOT_BEGUN if series is None else None)
+    return _Matched(reference, contender, baseline_id, series, _NOT_BEGUN if series is None else None)
 
 
 def _nothing(series: ReturnSeries) -> ReturnSeries:

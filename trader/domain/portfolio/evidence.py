@@ -24,7 +24,7 @@ from trader.domain.portfolio.intervals import (
     Estimate,
     Interval,
     Returns,
-    estimate,
+    estimates,
     holm,
     percent,
     percent_interval,
@@ -91,9 +91,9 @@ def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
     return ReturnSeries(start, total / np.maximum(count, 1), observed)
 
 
-def _observed(values: Returns, mask: Observed) -> Returns:
+def _observed(values: Returns, mask: Observed | None) -> Returns:
     """Return the returns from one observed hour to the next."""
-    if mask.all():
+    if mask is None or mask.all():
         return values
     with np.errstate(invalid="ignore"):  # an account that lost everything
         found: Returns = np.diff(np.cumsum(values)[mask], prepend=0.0)
@@ -194,18 +194,44 @@ class Statement(NamedTuple):
         )
 
 
+class Pair(NamedTuple):
+    """Two accounts that are compared. A reason that is given stands in the way of any statement."""
+
+    one: ReturnSeries | None
+    other: ReturnSeries | None
+    reasons: Sequence[str | None] = ()
+
+
 def state_return(series: ReturnSeries | None, trades: int | None) -> Statement:
     """Return what the hours of an account say about its return. `trades` are its completed ones; None: no model's."""
-    if series is None:
-        return Statement(0, None, "there are no whole hours yet")
-    return _state(_observed(series.values, series.mask), "whole hours", missing_trades(trades))
+    return state_returns([(series, trades)])[0]
+
+
+def state_returns(accounts: Iterable[tuple[ReturnSeries | None, int | None]]) -> list[Statement]:
+    """Return what `state_return` says about each account, computed together."""
+    return _state_all([_own_returns(series, trades) for series, trades in accounts])
 
 
 def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str | None) -> Statement:
-    """Return what the paired differences of two accounts say, over the hours that both have.
+    """Return what the paired differences of two accounts say, over the hours that both have."""
+    return compare_all([Pair(one, other, reasons)])[0]
 
-    A reason that is given stands in the way of any statement.
-    """
+
+def compare_all(pairs: Iterable[Pair]) -> list[Statement]:
+    """Return what `compare` says about each pair, computed together."""
+    return _state_all([_differences(*pair) for pair in pairs])
+
+
+def _own_returns(series: ReturnSeries | None, trades: int | None) -> Returns | Statement:
+    if series is None:
+        return Statement(0, None, "there are no whole hours yet")
+    return _checked(_observed(series.values, series.observed), "whole hours", missing_trades(trades))
+
+
+def _differences(
+    one: ReturnSeries | None, other: ReturnSeries | None, reasons: Sequence[str | None]
+) -> Returns | Statement:
+    """Return the paired differences, or a statement that has only a reason."""
     if one is None or other is None:
         return Statement(0, None, next(filter(None, reasons), "there are no whole hours of both yet"))
     start, end = max(one.start, other.start), min(one.end, other.end)
@@ -214,7 +240,8 @@ def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str 
     one, other = one.within(start, end), other.within(start, end)
     with np.errstate(invalid="ignore"):  # two accounts that lost everything in the same hour
         difference = one.values - other.values
-    return _state(_observed(difference, one.mask & other.mask), "common hours", *reasons)
+    mask = None if one.observed is None and other.observed is None else one.mask & other.mask
+    return _checked(_observed(difference, mask), "common hours", *reasons)
 
 
 def missing_trades(trades: int | None) -> str | None:
@@ -224,7 +251,8 @@ def missing_trades(trades: int | None) -> str | None:
     return f"{trades} completed trades; a statement about a model needs {TRADES_MIN}"
 
 
-def _state(returns: Returns, what: str, *reasons: str | None) -> Statement:
+def _checked(returns: Returns, what: str, *reasons: str | None) -> Returns | Statement:
+    """Return the returns, or the reason why nothing can be stated about them."""
     hours = len(returns)
     if hours < HOURS_MIN:
         return Statement(hours, None, f"{hours} {what}; an interval needs {HOURS_MIN}")
@@ -232,10 +260,18 @@ def _state(returns: Returns, what: str, *reasons: str | None) -> Statement:
         return Statement(hours, None, reason)
     if not np.isfinite(returns).all():
         return Statement(hours, None, "the equity reached zero, after which there is no return")
-    found = estimate(returns)
+    return returns
+
+
+def _state_all(samples: Sequence[Returns | Statement]) -> list[Statement]:
+    found = iter(estimates([sample for sample in samples if not isinstance(sample, Statement)]))
+    return [sample if isinstance(sample, Statement) else _stated(next(found)) for sample in samples]
+
+
+def _stated(found: Estimate) -> Statement:
     if not found.has_spread:
-        return Statement(hours, None, "no hour differs from another")
-    return Statement(hours, found)
+        return Statement(found.hours, None, "no hour differs from another")
+    return Statement(found.hours, found)
 
 
 class Verdict(NamedTuple):

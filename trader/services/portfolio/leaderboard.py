@@ -15,10 +15,11 @@ from trader.domain.models import Model
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import (
+    Pair,
     ReturnSeries,
     Statement,
     Verdict,
-    compare,
+    compare_all,
     judge_neighbours,
     mean_series,
     missing_trades,
@@ -224,12 +225,14 @@ def _with_ties(entries: Sequence[LeaderboardEntry], sort_by: SortKey) -> list[Le
 def _with_verdicts(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry]:
     """Return the ordered entries with a verdict on each pair of neighbours."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
+    compared = compare_all(
+        Pair(one.series, other.series, (missing[one.model.id], missing[other.model.id]))
+        for one, other in pairwise(entries)
+    )
     upper = judge_neighbours(
         [
-            compare(one.series, other.series, missing[one.model.id], missing[other.model.id])._replace(
-                attempts=one.attempt + other.attempt - 1
-            )
-            for one, other in pairwise(entries)
+            statement._replace(attempts=one.attempt + other.attempt - 1)
+            for statement, (one, other) in zip(compared, pairwise(entries), strict=True)
         ],
         sum(entry.entrants for entry in entries),
     )
