@@ -152,9 +152,9 @@ async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
             fresh = (await CurrentRuns(bench.database).refresh())["one"]
             assert {trade.id: trade for trade in read.trades} == {trade.id: trade for trade in fresh.trades}
             assert [trade.closed_at for trade in read.trades] == [trade.closed_at for trade in fresh.trades]
-            assert seen(read.hours, read.series) == (fresh.hours, fresh.series)
+            assert seen(read.hours, read.values) == (fresh.hours, fresh.values)
             assert len(read.trades) == step + 1
-            assert read.series[-1].value == step
+            assert read.values[-1] == step
             assert read.trade_figures.total_net == fresh.trade_figures.total_net
             assert read.equity_figures == fresh.equity_figures
         assert (await records.refresh())["two"].trades == []

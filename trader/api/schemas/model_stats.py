@@ -291,7 +291,7 @@ class EntrantInfo(Wire, kw_only=True):
             started_at=iso(stint.started_at),
             ended_at=None if stint.ended_at is None else iso(stint.ended_at),
             invocations=stint.entrant.totals.finished,
-            trades=len(stint.trades),
+            trades=stint.trades_count,
             coverage=record.coverage_percent,
             ranked=record.is_ranked,
         )

@@ -11,10 +11,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 DAYS_PER_YEAR = 365
 RETURNS_MIN = 10
@@ -25,6 +28,8 @@ _NO_SPREAD = 1e-12
 """A standard deviation below this part of the largest value is rounding, not spread."""
 
 _DAY = timedelta(days=1)
+_HOURS = 24
+"""Most values of a day."""
 
 
 class EquityPoint(msgspec.Struct, frozen=True, gc=False):
@@ -108,10 +113,10 @@ def daily_closes(series: Sequence[EquityPoint], initial_capital: float) -> list[
     closes = [initial_capital]
     if not series:
         return closes
-    hours = [point.hour for point in series]
-    midnight = hours[0].replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
-    while midnight <= hours[-1]:
-        closes.append(series[bisect_left(hours, midnight) - 1].value)
+    midnight, after = series[0].hour.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY, 0
+    while midnight <= series[-1].hour:
+        after = bisect_left(series, midnight, after, min(after + _HOURS, len(series)), key=attrgetter("hour"))
+        closes.append(series[after - 1].value)
         midnight += _DAY
     return closes
 
@@ -159,18 +164,15 @@ def calmar_ratio(closes: Sequence[float], drawdown: Drawdown | None) -> float | 
     return _over(annualised, drawdown.percent / 100)
 
 
-def max_drawdown(values: Iterable[float]) -> Drawdown | None:
+def max_drawdown(values: Sequence[float] | NDArray[np.float64]) -> Drawdown | None:
     """Return the largest fall from a running peak. None without values; zero when equity never fell."""
-    peak, share, money = -math.inf, 0.0, 0.0
-    for value in values:
-        if value >= peak:
-            peak = value
-            continue
-        fall = peak - value
-        money = max(money, fall)
-        if peak > 0 and fall / peak > share:
-            share = fall / peak
-    return None if peak == -math.inf else Drawdown(100 * share, money)
+    if not len(values):
+        return None
+    equity = np.asarray(values, dtype=np.float64)
+    peaks = np.maximum.accumulate(equity)
+    falls = peaks - equity
+    shares = np.divide(falls, peaks, out=np.zeros_like(falls), where=peaks > 0)
+    return Drawdown(100 * float(shares.max()), float(falls.max()))
 
 
 # Of the trades

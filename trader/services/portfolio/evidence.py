@@ -9,7 +9,7 @@ from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, mean_series, state_return
+from trader.domain.portfolio.evidence import ReturnSeries, Statement, mean_series, state_returns
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
@@ -78,6 +78,16 @@ class _Judged(NamedTuple):
         return LuckRequest(stint.run, stint.trades, stint.started_at, stint.ended_at or until, stint.start_value)
 
 
+class _Part:
+    """The hours and the trades of an entrant within a window (None: all)."""
+
+    def __init__(self, judged: _Judged, since: datetime | None) -> None:
+        series, stint = judged.series, judged.stint
+        self.judged = judged
+        self.series = series if series is None or since is None else series.within(since, series.end)
+        self.trades, self.losing_trades = stint.count_after(since or stint.started_at)
+
+
 class LuckSource(Protocol):
     """Compares an entrant with luck, or says why it does not (yet)."""
 
@@ -117,7 +127,6 @@ class Evidence:
         shown = []
         for stint, found in judged:
             shown.append(found._replace(luck=self._luck.result(stint.key, stint.trades_until(until))))
-            await asyncio.sleep(0)
         shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
         return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
 
@@ -142,13 +151,19 @@ def _judge(
     for one in stints:
         groups.setdefault(one.replicates or one.key, []).append(one)
     board = judge_board([_contender(group) for group in groups.values()], baselines, since)
-    found = []
-    for group in groups.values():
-        series = {one.model.id: one.series for one in group if one.series is not None}
-        noise = split_variance(series) if len(series) > 1 else None
-        shown = [one for one in group if model_id in {None, one.model.id}]
-        found += [(one, _evidence(one, board, group[0].key, noise, since)) for one in shown]
-    return board.best, found
+    shown = [(one, group) for group in groups.values() for one in group if model_id in {None, one.model.id}]
+    parts = [_Part(one, since) for one, _ in shown]
+    statements = state_returns((part.series, part.trades) for part in parts)
+    noise = {group[0].key: _noise(group) for group in groups.values()}
+    return board.best, [
+        (one, _evidence(part, statement, board, group[0].key, noise[group[0].key]))
+        for (one, group), part, statement in zip(shown, parts, statements, strict=True)
+    ]
+
+
+def _noise(group: Sequence[_Judged]) -> ReplicateNoise | None:
+    series = {one.model.id: one.series for one in group if one.series is not None}
+    return split_variance(series) if len(series) > 1 else None
 
 
 def _contender(group: Sequence[_Judged]) -> Contender:
@@ -158,27 +173,25 @@ def _contender(group: Sequence[_Judged]) -> Contender:
         key=group[0].key,
         variant=group[0].model.variant,
         series=series[0] if len(series) == 1 else mean_series(series),
-        trades=sum(len(one.stint.trades) for one in group) // len(group),
+        trades=sum(one.stint.trades_count for one in group) // len(group),
         attempt=max(one.stint.run.run.number for one in group),
     )
 
 
 def _evidence(
-    judged: _Judged, board: Board, key: str, noise: ReplicateNoise | None, since: datetime | None
+    part: _Part, statement: Statement, board: Board, key: str, noise: ReplicateNoise | None
 ) -> EntrantEvidence:
-    series, stint = judged.series, judged.stint
-    if series is not None and since is not None:
-        series = series.within(since, series.end)
-    trades = stint.trades if since is None else stint.trades_after(since)
+    """Return the evidence of an entrant, which is compared as `key`."""
+    judged, stint = part.judged, part.judged.stint
     return EntrantEvidence(
         model=judged.model,
         record=judged.record,
         started_at=stint.started_at,
         ended_at=stint.entrant.ended_at,
-        statement=state_return(series, len(trades)),
-        return_percent=None if series is None else series.percent,
-        trades=len(trades),
-        losing_trades=sum(trade.net_pnl <= 0 for trade in trades),
+        statement=statement,
+        return_percent=None if part.series is None else part.series.percent,
+        trades=part.trades,
+        losing_trades=part.losing_trades,
         comparisons=board.comparisons[key],
         is_among_best=key in board.among_best,
         luck=COMPUTING,

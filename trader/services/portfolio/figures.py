@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
+import numpy as np
+
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.statistics import Drawdown, EquityPoint, Streaks, Summary
 from trader.store.exchange.trades import RunTrade
@@ -53,18 +55,26 @@ class Figures(NamedTuple):
         return statistics.recovery_factor(self.trades.pnls, self.equity.drawdown)
 
 
-def figures_of_equity(series: Sequence[EquityPoint], initial_capital: float) -> EquityFigures:
-    """Return the statistics of an hourly series; the drawdown counts a fall below the capital in the first hour too."""
-    if not series:
-        return EquityFigures(None, None, None, None)
-    drawdown = statistics.max_drawdown([initial_capital, *(point.value for point in series)])
+class DailyFigures(NamedTuple):
+    """What the days that have closed say, so that it stays until the next one closes."""
+
+    closes: Sequence[float]
+    sharpe: float | None
+    sortino: float | None
+
+
+def figures_of_days(series: Sequence[EquityPoint], initial_capital: float) -> DailyFigures:
+    """Return the statistics of the closed days of an hourly series."""
     closes = statistics.daily_closes(series, initial_capital)
-    return EquityFigures(
-        drawdown,
-        statistics.sharpe_ratio(closes),
-        statistics.sortino_ratio(closes),
-        statistics.calmar_ratio(closes, drawdown),
-    )
+    return DailyFigures(closes, statistics.sharpe_ratio(closes), statistics.sortino_ratio(closes))
+
+
+def figures_of_equity(values: Sequence[float], days: DailyFigures) -> EquityFigures:
+    """Return the statistics of hourly values; the drawdown counts a fall below the capital in the first hour too."""
+    if not values:
+        return EquityFigures(None, None, None, None)
+    drawdown = statistics.max_drawdown(np.concatenate([days.closes[:1], values]))
+    return EquityFigures(drawdown, days.sharpe, days.sortino, statistics.calmar_ratio(days.closes, drawdown))
 
 
 def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:

@@ -6,19 +6,28 @@ database more than a second each time; reading what is new takes milliseconds.
 """
 
 import asyncio
+import time
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
+from itertools import accumulate
+from operator import attrgetter
+from typing import Final
 from uuid import UUID
+
+import numpy as np
 
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import EquitySeries, ReturnSeries
 from trader.domain.portfolio.statistics import EquityPoint
 from trader.services.portfolio.figures import (
+    DailyFigures,
     EquityFigures,
     Figures,
     TradeFigures,
+    figures_of_days,
     figures_of_equity,
     figures_of_trades,
 )
@@ -31,8 +40,13 @@ from trader.store.portfolio.analytics import CurrentRun, RunEntrant
 from trader.store.portfolio.baselines import select_baselines
 from trader.store.portfolio.snapshots import HourlyValue
 
-NEW_RUNS_AT_ONCE = 10
+NEW_RUNS_AT_ONCE: Final = 2
 """Runs that are read from their beginning in one statement: of a long season one has two thousand hours and trades."""
+
+_TURN_S: Final = 0.005
+"""After how long the making of figures lets other tasks run."""
+
+_CLOSED_AT: Final = attrgetter("closed_at")
 
 
 class RunStatistics:
@@ -42,12 +56,16 @@ class RunStatistics:
         self.run = run
         self.trades: list[RunTrade] = []
         self.hours: list[HourlyValue] = []
-        self.series: list[EquityPoint] = []
+        self.values = array("d")
+        """The values of the hours."""
+        self.losing = array("L", [0])
+        """How many of the first n trades gained nothing."""
         self.stints: list[Stint] = []
         """The entrants that decided in it, the present one last; of a baseline none."""
 
         self._trade_figures: TradeFigures | None = None
         self._equity_figures: EquityFigures | None = None
+        self._days: DailyFigures | None = None
         self._equity = EquitySeries(float(run.initial_capital))
 
     @property
@@ -68,11 +86,12 @@ class RunStatistics:
 
     def add_trades(self, trades: Sequence[RunTrade]) -> None:
         """Add trades in order of closing, but for those that are known: the first were read from the last closing."""
-        last = bisect_left(self.trades, self.trades_since, key=lambda trade: trade.closed_at)
+        last = bisect_left(self.trades, self.trades_since, key=_CLOSED_AT)
         known = {trade.id for trade in self.trades[last:]}
         new = [trade for trade in trades if trade.id not in known]
         if new:
             self.trades += new
+            self.losing.extend(accumulate((trade.net_pnl <= 0 for trade in new), initial=self.losing.pop()))
             self._trade_figures = None
 
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:
@@ -80,10 +99,17 @@ class RunStatistics:
         if not hours or (self.hours and list(hours) == self.hours[-1:]):
             return
         known = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
+        if not self.hours or hours[-1].hour.date() != self.hours[-1].hour.date():
+            self._days = None
         self.hours[known:] = hours
-        self.series[known:] = [EquityPoint(value.hour, float(value.last)) for value in hours]
-        self._equity.set(self.series[known:])
+        self.values[known:] = array("d", [float(value.last) for value in hours])
+        self._equity.set(self.points(known))
         self._equity_figures = None
+
+    def points(self, first: int = 0, after: int | None = None) -> list[EquityPoint]:
+        """Return the hours from `first` on, and before `after`, with their values."""
+        part = slice(first, after)
+        return [EquityPoint(one.hour, value) for one, value in zip(self.hours[part], self.values[part], strict=True)]
 
     @property
     def trade_figures(self) -> TradeFigures:
@@ -93,8 +119,10 @@ class RunStatistics:
 
     @property
     def equity_figures(self) -> EquityFigures:
+        if self._days is None:
+            self._days = figures_of_days(self.points(), float(self.run.initial_capital))
         if self._equity_figures is None:
-            self._equity_figures = figures_of_equity(self.series, float(self.run.initial_capital))
+            self._equity_figures = figures_of_equity(self.values, self._days)
         return self._equity_figures
 
     @property
@@ -130,15 +158,14 @@ class RunStatistics:
 
     def window_drawdown(self, since: datetime, start: Decimal, equity: Decimal) -> float:
         """Return the max drawdown in percent from a window's start, when it was worth `start`, to the equity of now."""
-        hours = self.series[self.hours_before(since) :]
-        values = [float(start), *(point.value for point in hours), float(equity)]
-        fall = statistics.max_drawdown(values)
+        hours = self.values[self.hours_before(since) :]
+        fall = statistics.max_drawdown(np.concatenate([[float(start)], hours, [float(equity)]]))
         assert fall is not None, "there are values"
         return fall.percent
 
     def trades_after(self, since: datetime) -> int:
         """Return how many trades closed in a window."""
-        return len(self.trades) - bisect_left(self.trades, since, key=lambda trade: trade.closed_at)
+        return len(self.trades) - bisect_left(self.trades, since, key=_CLOSED_AT)
 
     def hours_before(self, since: datetime) -> int:
         """Return how many hours had their last value up to a moment."""
@@ -178,14 +205,22 @@ class Stint:
     @property
     def trades(self) -> Sequence[RunTrade]:
         """The trades that were completed in it, in order of closing."""
-        return self.trades_after(self.started_at)
+        return self.run.trades[slice(*self._bounds(self.started_at))]
 
-    def trades_after(self, since: datetime) -> Sequence[RunTrade]:
-        """Return the trades that were completed in it from a moment on."""
+    @property
+    def trades_count(self) -> int:
+        return self.count_after(self.started_at)[0]
+
+    def count_after(self, since: datetime) -> tuple[int, int]:
+        """Return how many trades were completed in it from a moment on, and how many of them gained nothing."""
+        first, after = self._bounds(since)
+        return after - first, self.run.losing[after] - self.run.losing[first]
+
+    def _bounds(self, since: datetime) -> tuple[int, int]:
+        """Return the places of its trades from a moment on among those of the run: the first, and the one after."""
         trades, end = self.run.trades, self.ended_at
-        first = bisect_left(trades, max(since, self.started_at), key=lambda trade: trade.closed_at)
-        after = len(trades) if end is None else bisect_left(trades, end, key=lambda trade: trade.closed_at)
-        return trades[first:after]
+        first = bisect_left(trades, max(since, self.started_at), key=_CLOSED_AT)
+        return first, len(trades) if end is None else bisect_left(trades, end, first, key=_CLOSED_AT)
 
     @property
     def figures(self) -> Figures:
@@ -193,11 +228,12 @@ class Stint:
         run, end = self.run, self.ended_at
         if end is None and self.started_at == run.run.started_at:
             return run.figures
-        hours = slice(run.hours_before(self.started_at), None if end is None else run.hours_before(end))
+        first, after = run.hours_before(self.started_at), None if end is None else run.hours_before(end)
         trades, start = self.trades, self.start_value
-        made_of = (end, start, len(trades), run.hours[hours][-1:])
+        made_of = (end, start, len(trades), run.hours[first:after][-1:])
         if self._figures is None or self._made_of != made_of:
-            equity = figures_of_equity(run.series[hours], float(start))
+            days = figures_of_days(run.points(first, after), float(start))
+            equity = figures_of_equity(run.values[first:after], days)
             self._figures, self._made_of = Figures(figures_of_trades(trades), equity), made_of
         return self._figures
 
@@ -267,13 +303,17 @@ async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
     for model_id, run in by_model.items():
         run.set_hours(hours.get(model_id, ()))
         run.add_trades(trades.get(model_id, ()))
+        if len(hours.get(model_id, ())) > 1:  # from its beginning
+            await asyncio.sleep(0)
 
 
 async def make_figures(runs: Iterable[RunStatistics]) -> None:
-    """Make the figures that are missing, with a turn for other tasks after each run: thousands of trades take long."""
+    """Make the figures that are missing, with a turn for other tasks now and then: thousands of trades take long."""
+    turn_until_s = time.monotonic() + _TURN_S
     for run in runs:
-        _ = run.figures
-        await asyncio.sleep(0)
-        for stint in run.stints:
-            _ = stint.figures
-            await asyncio.sleep(0)
+        parts: Sequence[RunStatistics | Stint] = (run, *run.stints)
+        for part in parts:
+            _ = part.figures
+            if time.monotonic() > turn_until_s:
+                await asyncio.sleep(0)
+                turn_until_s = time.monotonic() + _TURN_S
