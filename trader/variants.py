@@ -28,8 +28,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """A named trading strategy. `id` is the only stable reference; label, description and color are for display.
 
     `temperature` is the sampling temperature of its AI models. `intervals` are those of the candles and indicators
-    that its agents are shown, the one they decide by first. `may_enter` and `may_review` tell a backtest where the rule
-    agent certainly does nothing, so that it need not be shown the market.
+    that its agents are shown; the rule agent decides by the first and is shown no other. `may_enter` and `may_review`
+    tell a backtest where the rule agent certainly does nothing, so that it need not be shown the market.
     """
 
     id: VariantId

@@ -278,3 +278,16 @@ async def test_the_fields_of_a_model_reach_its_requests(database: Database) -> N
         assert record.invocation.status == "completed"
         assert server.bodies[0]["reasoning_effort"] == "none"
         assert "temperature" not in server.bodies[0]
+
+
+@pytest.mark.parametrize(("is_remote", "shown"), [(True, ["15m", "5m"]), (False, ["15m"])])
+async def test_a_rule_agent_is_shown_only_the_interval_by_which_it_decides(
+    database: Database, is_remote: bool, shown: list[str]
+) -> None:
+    async with open_floor(database) as floor:
+        floor.provider.is_remote = is_remote
+        await run_one(floor, hold())
+        (turn,) = floor.provider.turns
+        assert {symbol: [*market.indicators] for symbol, market in turn.view.markets.items()} == dict.fromkeys(
+            MIDS, shown
+        )

@@ -13,7 +13,7 @@ of it forgotten over ten days.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
@@ -196,6 +196,9 @@ _FACTOR_VOLATILITY: Final = 0.36
 _FACTOR_HOURS_KEPT: Final = 1250
 """Enough for three hundred candles of 4 h, read market by market; 7 MB."""
 
+_HOURS_KEPT: Final = 24
+"""Prices, volumes and the candles of each interval follow one after the other; 0.5 MB."""
+
 
 class Paths:
     """The prices of all synthetic markets of one seed."""
@@ -208,6 +211,8 @@ class Paths:
             for symbol, character in CHARACTERS.items()
         }
         self._factor_hour: Callable[[int], array[float]] = lru_cache(maxsize=_FACTOR_HOURS_KEPT)(self._draw_factor)
+        self.hour: Callable[[str, int], Sequence[float]] = lru_cache(maxsize=_HOURS_KEPT)(self._draw_hour)
+        """Returns the log price of a market at the knots of an hour since 1970, both ends included."""
 
     def _draw_factor(self, hour: int) -> "array[float]":
         path = self._factor.hour(hour)
@@ -221,8 +226,7 @@ class Paths:
                 path = [value + start + slope * knot for knot, value in enumerate(path)]
         return array("d", path)
 
-    def hour(self, symbol: str, hour: int) -> list[float]:
-        """Return the log price at the knots of an hour since 1970, both ends included."""
+    def _draw_hour(self, symbol: str, hour: int) -> Sequence[float]:
         character = CHARACTERS[symbol]
         level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)

@@ -184,14 +184,13 @@ class _MarketMaker:
         for minute in range(0, 60, width):
             begin, end = minute * _MINUTE_KNOTS, (minute + width) * _MINUTE_KNOTS
             # The mark grows with the log price and the path is straight between knots, so extremes lie on knots.
-            seen = path[begin:end]
-            seen.append(_between(path[end - 1], path[end], KNOT_S - 1))
+            seen = [*path[begin:end], _between(path[end - 1], path[end], KNOT_S - 1)]
             opened, high, low, close = (number(mark(value)) for value in (seen[0], max(seen), min(seen), seen[-1]))
             open_time = moment_of(hour * HOUR_S + minute * 60)
             candles.append(Candle(open_time, opened, high, low, close, sum(volumes[minute : minute + width])))
         return candles
 
-    def _volumes(self, hour: int, path: list[float]) -> list[float]:
+    def _volumes(self, hour: int, path: Sequence[float]) -> list[float]:
         """Return the volume of each minute of an hour in base units: more when the price moves more."""
         random = Random(f"{self._name}:volume:{hour}").random
         usual = self._character.minute_volume / exp(path[0])

@@ -167,7 +167,8 @@ class Conversation:
         self.is_prompt_cut = self.is_prompt_cut or (number == 1 and is_asked and self._tokens_by_estimate < 0.5)
 
     async def _look(self) -> None:
-        view = await self._observer.view(self._model, self._variant.intervals, self._clock.now())
+        intervals = self._variant.intervals if self._provider.is_remote else self._variant.intervals[:1]
+        view = await self._observer.view(self._model, intervals, self._clock.now())
         self.view = replace(view, restriction=self._restriction)
 
     def _opening(self) -> list[Message]:

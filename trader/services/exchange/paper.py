@@ -28,7 +28,7 @@ from trader.services.exchange.idempotent_orders import (
     refusal_of_price,
 )
 from trader.services.exchange.protocol import not_trading, rules_of
-from trader.services.exchange.tick_processor import TickProcessor
+from trader.services.exchange.tick_processor import CHECKPOINT_EVERY, TickProcessor
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.database.pool import Database
@@ -48,7 +48,10 @@ class PaperExchange:
         settings: Settings,
         accounts: Accounts,
         halts: Halts,
+        *,
+        checkpoint_every: timedelta = CHECKPOINT_EVERY,
     ) -> None:
+        """Where every tick of the market comes again, a service may record more seldom how far it has followed them."""
         self._database = database
         self._market = market
         self._clock = clock
@@ -57,7 +60,7 @@ class PaperExchange:
         accounts.shares_depth = settings.shared_depth == "on"
         self._halts = halts
         self._rules = rules_of(settings, market.markets)
-        self._ticks = TickProcessor(accounts, market, clock, self._rules)
+        self._ticks = TickProcessor(accounts, market, clock, self._rules, checkpoint_every)
         self._identity = store.DatabaseIdentity(market.identity, "simulated")
         self._orders = IdempotentOrders(database)
         self._opening = asyncio.Lock()

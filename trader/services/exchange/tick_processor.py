@@ -28,7 +28,7 @@ _CATCH_UP_EVERY: Final = timedelta(seconds=10)
 _CATCH_UP_FOR: Final = timedelta(minutes=2)
 """How often, and for how long, the source is asked for missed ticks before the accounts go on without them."""
 
-_CHECKPOINT_EVERY: Final = timedelta(minutes=1)
+CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
 _TICKS_AT_ONCE: Final = 60
 """How many missed ticks are checked together when catching up."""
@@ -39,7 +39,9 @@ _INSTANT: Final = timedelta(milliseconds=1)
 class TickProcessor:
     """Applies ticks to the accounts: funding, resting orders, liquidation, exit plans."""
 
-    def __init__(self, accounts: Accounts, market: MarketFeed, clock: Clock, rules: Rules) -> None:
+    def __init__(
+        self, accounts: Accounts, market: MarketFeed, clock: Clock, rules: Rules, checkpoint_every: timedelta
+    ) -> None:
         self._accounts = accounts
         self._market = market
         self._clock = clock
@@ -51,6 +53,7 @@ class TickProcessor:
         self._applying: datetime | None = None
         self._deciding = 0
         self._turn = asyncio.Event()
+        self._checkpoint_every = checkpoint_every
         self._checkpoint_due: datetime | None = None
         self._is_live = False
         self._ask_again_at: datetime | None = None
@@ -158,8 +161,8 @@ class TickProcessor:
             self._applying = None
             self._note_processed()
             self._next_turn()
-        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, _CHECKPOINT_EVERY, tick.at):
-            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + _CHECKPOINT_EVERY
+        if self._checkpoint_due is None or interval_elapsed(self._checkpoint_due, self._checkpoint_every, tick.at):
+            self._checkpoint_due = tick.at.replace(second=0, microsecond=0) + self._checkpoint_every
             await self.checkpoint()
 
     def _was_processed(self, tick: Tick) -> bool:

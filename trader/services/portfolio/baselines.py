@@ -260,7 +260,7 @@ class Baselines:
             except MarketUnavailable as error:
                 log.warning("%s does not decide: %s", follower.baseline.id, error)
                 continue
-            view = await self._observer.view_of(context, history, variant.intervals)
+            view = await self._observer.view_of(context, history, variant.intervals[:1])
             decisions = [each for each in variant.agent(view, variant.limits) if isinstance(each, Change)]
             follower.pending = _Pending(due, decisions) if decisions else None
 
