@@ -9,9 +9,9 @@ from support.scripted import make_settings
 from trader import leadership
 from trader.app import serve
 from trader.gateways.operations.supervisor import Supervisor
-from trader.leadership import Leadership
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
+from trader.store.database.leadership import LeaderLock
 
 
 async def broken(*_: object) -> None:
@@ -27,12 +27,12 @@ def operators(patch: pytest.MonkeyPatch) -> None:
 
 
 def role(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Leadership, "_lead_until_lost", broken)
+    patch.setattr(LeaderLock, "lost", broken)
 
 
 def heartbeat(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(leadership, "_HEARTBEAT_S", 0.01)
-    patch.setattr(Leadership, "_beat", broken)
+    patch.setattr(leadership, "HEARTBEAT_S", 0.01)
+    patch.setattr(leadership, "update_heartbeat", broken)
 
 
 @pytest.mark.parametrize("part", [market_feed, operators, role, heartbeat])

@@ -36,7 +36,7 @@ from trader.store.exchange.accounts import select_lived_until, update_lived_unti
 
 log = logging.getLogger("trader")
 
-_HEARTBEAT_S: Final = 5.0
+HEARTBEAT_S: Final = 5.0
 """Real seconds between the leader's heartbeats."""
 
 _PROBE_BEATS: Final = 12
@@ -222,7 +222,7 @@ class Leadership:
     async def _send_heartbeats(self) -> None:
         beats = 0
         while True:
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             beats += 1
             try:
                 await self._beat()

@@ -4,7 +4,8 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +15,7 @@ from aiohttp import web
 from support.manual_clock import ManualClock
 
 from trader.api import streams
-from trader.api.stream_messages import EventsMessage, NumberedEvent, StateMessage
+from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Hubs, Timing
 from trader.errors import Unavailable
 from trader.services.events import (
@@ -39,9 +40,14 @@ class Source:
         self.state: Any = []
         self.loads = 0
         self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        """Nothing is loaded before it is set."""
+
+        self.gate.set()
 
     async def __call__(self) -> bytes:
         self.loads += 1
+        await self.gate.wait()
         if self.error is not None:
             raise self.error
         return json.dumps(self.state).encode()
@@ -297,13 +303,8 @@ async def test_one_who_vanishes_is_removed_at_once(name: str, reset: bool) -> No
 
 async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
     async with serving() as service:
-        gate = asyncio.Event()
-
-        async def load() -> bytes:
-            await gate.wait()
-            return b"[]"
-
-        service.hubs.trades._load = load
+        gate = service.sources["trades"].gate
+        gate.clear()
         client = await Client.get(service, "/api/events/trades")
         async with asyncio.timeout(PATIENCE_S):
             while not len(service.hubs.trades):
@@ -332,16 +333,20 @@ async def test_a_half_closed_client_is_removed() -> None:
         await service.emptied()
 
 
-def event(data: bytes) -> EventsMessage:
-    return EventsMessage([NumberedEvent("workflow:step", data, "1")])
+class WatchedState(StateMessage):
+    """A state to which a test may hold a weak reference."""
 
 
-def kept_bytes(service: Service) -> int:
-    """Bytes that the process keeps for its readers, in transports and subscribers."""
+class WatchedEvents(EventsMessage):
+    """Events to which a test may hold a weak reference."""
+
+
+def kept_bytes(service: Service, sent: Iterable[Message]) -> int:
+    """Bytes that the process keeps for its readers: in transports, and of messages that were `sent` and still exist."""
     assert service.runner is not None
     assert service.runner.server is not None
     transports = [handler.transport for handler in service.runner.server.connections]
-    waiting = sum(s.waiting_bytes for hub in service.hubs.all.values() for s in hub._subscribers)
+    waiting = sum(len(message.text(numbered=False)) for message in sent)
     return waiting + sum(t.get_write_buffer_size() for t in transports if t is not None)
 
 
@@ -356,12 +361,19 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str, kept_max: int
             assert len(hub) == 2
             began = time.monotonic()
             number = 0
+            sent = weakref.WeakSet[Message]()
             while len(hub) == 2:
                 assert time.monotonic() - began < PATIENCE_S
-                assert kept_bytes(service) < kept_max  # two messages of 50 kB, or twice the backlog and a message
+                assert kept_bytes(service, sent) < kept_max  # two messages of 50 kB, or twice the backlog and a message
                 number += 1
                 long = b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000))
-                hub.send(StateMessage(name, long) if name == "positions" else event(long))
+                if name == "positions":
+                    message: Message = WatchedState(name, long)
+                else:
+                    message = WatchedEvents([NumberedEvent("workflow:step", long, "1")])
+                sent.add(message)
+                hub.send(message)
+                del message
                 _, data = await client.event()
                 assert data[0] == number
             assert not client.reader.at_eof()

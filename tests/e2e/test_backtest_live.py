@@ -236,7 +236,7 @@ def test_the_database_of_a_backtest_is_whole_and_a_service_shows_it(
     candles.mkdir()
     write_walk(candles / "BTCUSDT-1m.csv", BEGIN, 1_800, price=90_000, seed=5)
     write_walk(candles / "ETHUSDT-1m.csv", BEGIN, 1_800, price=2_200, seed=6)
-    monkeypatch.setattr("trader.services.backtest.database._BATCH", 300)
+    monkeypatch.setattr("trader.services.backtest.database.BATCH", 300)
     monkeypatch.delenv("DATABASE_URL", raising=False)
     if is_interrupted:
         interrupt_after(monkeypatch, 500)

@@ -132,6 +132,9 @@ class FakeExchange(FakeVenue):
         self.hides_trades = 0
         """How many of the questions for trades to come are answered without the latest trade: it shows late."""
 
+        self.hides_trades_of: set[int] = set()
+        """The venue's indexes of orders whose trades are not shown."""
+
         self.doubles_trades = False
         self.stale_nonces = 0
         """How many of the questions for the next nonce to come are answered with one that is used up."""
@@ -402,6 +405,7 @@ class FakeExchange(FakeVenue):
         trades = self._asked_of(request).trades
         if (index := request.query.get("order_index")) is not None:
             trades = [one for one in trades if int(index) in (one["ask_id"], one["bid_id"])]
+        trades = [one for one in trades if self.hides_trades_of.isdisjoint((one["ask_id"], one["bid_id"]))]
         if self.hides_trades:
             self.hides_trades -= 1
             trades = trades[:-1]

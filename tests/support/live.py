@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 import orjson
+import pytest
 from support.fake_exchange import ACCOUNT, CANCEL, CREATE, KEY_INDEX, FakeExchange, Ledger
 from support.fake_venue import IDS
 from support.manual_clock import ManualClock
@@ -138,10 +139,9 @@ class Bench:
     async def kill(self) -> None:
         """End as a power cut would: nothing more is sent or written, whatever is under way."""
         self.exchange.suspend()
-        jobs, self.exchange._jobs = self.exchange._jobs, None
-        if jobs is not None:
-            await jobs.close()
-        await self.stop()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("trader.services.live.exchange.FINISH_S", 0.001)
+            await self.stop()
 
     async def stop(self) -> None:
         await self.exchange.resign()

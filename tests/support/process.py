@@ -28,7 +28,7 @@ class ServiceProcess:
         self.http = http
         self.log: list[bytes] = []
         self.url = ""
-        self._listening = asyncio.Event()
+        self.listening = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
@@ -52,7 +52,7 @@ class ServiceProcess:
         )
         service = cls(process, http)
         ended = asyncio.create_task(process.wait())
-        listening = asyncio.create_task(service._listening.wait())
+        listening = asyncio.create_task(service.listening.wait())
         try:
             await asyncio.wait([ended, listening], timeout=_READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -67,7 +67,7 @@ class ServiceProcess:
             self.log.append(line)
             if (found := _LISTENING.search(line)) is not None:
                 self.url = found[1].decode()
-                self._listening.set()
+                self.listening.set()
 
     async def call(self, procedure: str, **request: Any) -> Any:
         """The answer of a procedure in the plain style; any status but 200 fails."""

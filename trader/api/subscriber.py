@@ -51,10 +51,6 @@ class Subscriber:
         self.push: Push | None = None
         self.cut: Callable[[], None] | None = None
 
-    @property
-    def waiting_bytes(self) -> int:
-        return sum(len(message.text(self.form.numbered)) for message in self._waiting.values())
-
     def offer(self, message: Message) -> bool:
         """Write or keep a message. Return False when the backlog is full; an empty one has room for any message."""
         if self.ended:

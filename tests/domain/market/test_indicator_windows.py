@@ -59,7 +59,7 @@ def test_every_window_has_the_indicators_of_its_candles(
 
 
 def test_windows_beyond_those_that_are_stepped_through_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trader.domain.market.indicator_windows._AT_ONCE", 16)
+    monkeypatch.setattr("trader.domain.market.indicator_windows.AT_ONCE", 16)
     candles = walk(7, 90, step=1.0, gaps=True)
     first = starts(candles, 45 * SPAN)
     expected = [indicators(candles[begin : place + 1], []) for place, begin in enumerate(first)]

@@ -222,11 +222,11 @@ async def test_a_refused_key_is_out_of_use(
 async def test_a_bug_in_a_request_is_logged_and_it_is_repeated(
     taapi: Taapi, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(self: Taapi, symbol: str) -> dict[str, float]:
-        raise KeyError(symbol)
+    def broken(**_: object) -> Supplementary:
+        raise KeyError("no such thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Taapi, "_fetch", broken)
+        patch.setattr("trader.gateways.agents.taapi.Supplementary", broken)
         assert await fetched(taapi) is None
     assert "in broken" in caplog.text, "with its trace"
     await clock.advance(timedelta(minutes=5))

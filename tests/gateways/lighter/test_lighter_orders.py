@@ -91,15 +91,23 @@ def order(number: int = 1, **more: Any) -> VenueOrder:
 # Signing
 
 
-async def test_the_signer_verifies_that_every_argument_reaches_its_place(key: Secret) -> None:
+async def test_the_signer_verifies_that_every_argument_reaches_its_place(
+    key: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with trading(key) as (_, _, signer):
         signer.check()
-        client = signer._client
-        honest = client.sign_create_order
-        client.sign_create_order = lambda *given, **more: honest(*given[:2], given[3], given[2], *given[4:], **more)
+        honest = sdk.SignerClient.sign_create_order
+
+        def swapped(client: Any, *given: Any, **more: Any) -> Any:
+            return honest(client, *given[:2], given[3], given[2], *given[4:], **more)
+
+        def without_reduce_only(client: Any, *given: Any, **more: Any) -> Any:
+            return honest(client, *given[:7], False, *given[8:], **more)
+
+        monkeypatch.setattr(sdk.SignerClient, "sign_create_order", swapped)
         with pytest.raises(StartError, match="signs something else than it is given"):
             signer.check()
-        client.sign_create_order = lambda *given, **more: honest(*given[:7], False, *given[8:], **more)
+        monkeypatch.setattr(sdk.SignerClient, "sign_create_order", without_reduce_only)
         with pytest.raises(StartError, match="ReduceOnly"):
             signer.check()
 

@@ -124,7 +124,7 @@ async def test_a_rate_limited_request_is_repeated_a_few_times(venue: FakeVenue, 
 
 
 async def test_a_silent_venue_is_reported_as_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lighter_api, "_ANSWER_LIMIT_S", 0.1)
+    monkeypatch.setattr(lighter_api, "ANSWER_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         api = LighterApi(f"http://127.0.0.1:{silent.getsockname()[1]}", pause_s=0.01)
         with pytest.raises(MarketDataError, match=r"cannot be reached: TimeoutError$"):

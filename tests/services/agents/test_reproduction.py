@@ -132,12 +132,13 @@ async def test_an_order_that_met_no_book_is_reproduced(database: Database) -> No
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening()), hold()]
         await floor.start_batch()
-        while not floor.market._waiters:
+        while not floor.market.orders_waiting:
             await asyncio.sleep(0)
-        floor.market._refuse_all("The market source is down")
-        await floor.idle()
+        following = asyncio.create_task(floor.market.run(floor.exchange.on_tick, floor.clock.now()))
+        await floor.idle()  # the source has no more ticks
+        following.cancel()
         (record,) = await floor.agents.invocations()
-        assert record.tool_calls[0].metadata["results"][0]["reason"] == "The market source is down"
+        assert record.tool_calls[0].metadata["results"][0]["reason"] == "The market source is down: the feed ended"
         reproduction = await again(floor, record)
         assert reproduction.is_same, reproduction
         assert "it met no book" in reproduction.calls[0][1].detail

@@ -161,7 +161,7 @@ async def test_cancelled_before_its_order_was_placed(database: Database) -> None
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening())]
         await floor.start_batch()
-        while not floor.market._waiters:
+        while not floor.market.orders_waiting:
             await asyncio.sleep(0)
         await floor.agents.close()
         (record,) = await floor.agents.invocations()

@@ -190,7 +190,7 @@ async def test_an_order_that_waits_for_its_book_when_the_term_ends_is_unavailabl
     async with running(database, ScriptedSource(), ManualClock(START), SIM_LATENCY_MS="200") as venue:
         await venue.see(QUIET)
         waiting = asyncio.create_task(venue.buy("0.01", client_order_id="waits"))
-        while "a" not in venue.exchange.accounts or not venue.market._waiters:
+        while "a" not in venue.exchange.accounts or not venue.market.orders_waiting:
             await asyncio.sleep(0.01)
         venue.exchange.suspend()
         await venue.exchange.resign()
@@ -205,7 +205,7 @@ async def test_an_order_that_waits_for_its_book_when_the_term_ends_is_unavailabl
 async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
     venue: Venue, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(books, "_FINISH_S", 0.05)
+    monkeypatch.setattr(books, "FINISH_S", 0.05)
     await venue.buy("0.01", client_order_id="warm")
     proxy.stall()
     orders = [asyncio.create_task(venue.buy("0.02")) for _ in range(2)]

@@ -28,8 +28,8 @@ QUIET = {"BTC": "94000", "ETH": "3300", "SOL": "200"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow each other at once; how long they go on is a second."""
-    monkeypatch.setattr(operations, "_RETRY_S", 0.01)
-    monkeypatch.setattr(operations, "_FLATTEN_S", 1.0)
+    monkeypatch.setattr(operations, "RETRY_S", 0.01)
+    monkeypatch.setattr(operations, "FLATTEN_S", 1.0)
 
 
 @pytest.fixture
@@ -134,7 +134,9 @@ async def test_an_account_that_cannot_be_reached_keeps_no_other_from_being_halte
             await asyncio.sleep(0.01)
 
 
-async def test_a_flatten_that_is_begun_again_makes_new_tries(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flatten_that_is_begun_again_makes_new_tries(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     venue, place, tries = guarded.venue, guarded.venue.exchange.place_order, list[str | None]()
     await venue.buy("0.1", leverage=D(5))
     await venue.buy("0.02", type=OrderType.LIMIT, limit_price=D(90_000))
@@ -146,15 +148,15 @@ async def test_a_flatten_that_is_begun_again_makes_new_tries(guarded: Guarded, m
         tries.append(order.client_order_id)
         return await place(order)
 
-    monkeypatch.setattr(operations, "_FLATTEN_S", 0.05)
+    monkeypatch.setattr(operations, "FLATTEN_S", 0.05)
     monkeypatch.setattr(venue.exchange, "cancel_order", refuse_to_cancel)
     monkeypatch.setattr(venue.exchange, "place_order", place_and_note)
     venue.source.troubles["BTC"] = "its price is an outlier"
     await guarded.ask(Verb.FLATTEN)
-    for _ in range(3):
+    for interruptions in range(1, 4):
         await guarded.operations.poll()
-        (task,) = guarded.operations._tasks.values()
-        await asyncio.wait([task])
+        while caplog.text.count("flatten of all accounts is interrupted") < interruptions:
+            await asyncio.sleep(0.005)
     assert len(tries) > 5
     assert len(set(tries)) == len(tries)
     venue.source.troubles.clear()
@@ -204,7 +206,7 @@ async def test_a_standby_sees_halts_and_carries_nothing_out(database: Database, 
     venue = guarded.venue
     standby = Guarded(venue)
     command = await guarded.ask(Verb.HALT)
-    venue.exchange._ticks.stop()  # as it is while another process leads
+    venue.exchange.suspend()  # as it is while another process leads
     await standby.operations.poll()
     assert len(standby.halts.in_force) == 1
     async with database.connection() as conn:
@@ -362,7 +364,7 @@ async def test_what_cannot_be_closed_is_left_with_the_reason(guarded: Guarded) -
 
 
 async def test_resuming_ends_a_flatten_that_goes_on(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "_FLATTEN_S", 60.0)
+    monkeypatch.setattr(operations, "FLATTEN_S", 60.0)
     await guarded.venue.buy("0.1")
     guarded.venue.source.troubles["BTC"] = "the feed is silent"
     flatten = await guarded.ask(Verb.FLATTEN)

@@ -109,13 +109,13 @@ async def test_an_order_whose_trades_show_late_stays_undecided_when_another_is_d
     for limit in (93900, 93800):
         await bench.buy("0.1", leverage=D(5), type=OrderType.LIMIT, limit_price=D(limit))
     bench.venue.reach("BTC", "93700.0")
-    bench.venue.hides_trades = 10  # as often as the first of the two is looked at
+    late = next(iter(bench.venue.orders.values()))
+    bench.venue.hides_trades_of.add(late.index)
     account = bench.exchange.live_account("apex")
-    async with account.lock:
-        await account._outbox.refresh()
-        await account._outbox.poll()
-        assert bench.account().positions["BTC"].quantity == D("0.1")
-        assert bench.exchange.undecided("apex") == {"BTC"}
+    await account.synchronize()
+    assert bench.account().positions["BTC"].quantity == D("0.1")
+    assert bench.exchange.undecided("apex") == {"BTC"}
+    bench.venue.hides_trades_of.clear()
     await bench.synchronize()
     await bench.agree()
 
@@ -155,8 +155,8 @@ async def test_flattening_closes_what_an_undecided_order_fills(bench: Bench) -> 
 
 
 async def test_flattening_reports_an_order_that_stays_undecided(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trader.services.operations.operator_commands._FLATTEN_S", 0.1)
-    monkeypatch.setattr("trader.services.operations.operator_commands._RETRY_S", 0.01)
+    monkeypatch.setattr("trader.services.operations.operator_commands.FLATTEN_S", 0.1)
+    monkeypatch.setattr("trader.services.operations.operator_commands.RETRY_S", 0.01)
     async with flattening_an_order_on_its_way(bench) as operations:
         while not await commands(bench, "finished_at IS NOT NULL"):
             await operations.poll()

@@ -230,7 +230,7 @@ async def test_one_who_gives_up_is_forgotten() -> None:
 
 
 async def test_too_many_who_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trader.services.market.feed._WAITERS_MAX", 3)
+    monkeypatch.setattr("trader.services.market.feed.WAITERS_MAX", 3)
     async with feeding(ManualClock(START)) as feed:
         waiting = [asyncio.create_task(feed.market.quote_after("BTC", after(1))) for _ in range(3)]
         await turns()

@@ -28,7 +28,7 @@ CAUSES = list[tuple[str | None, HaltCause]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "_RETRY_S", 0.01)
+    monkeypatch.setattr(operations, "RETRY_S", 0.01)
 
 
 def in_force(guarded: Guarded) -> CAUSES:

@@ -28,7 +28,7 @@ from trader.domain.market.markets import Candle
 
 Array = NDArray[np.float64]
 
-_AT_ONCE: Final = 2048
+AT_ONCE: Final = 2048
 """Windows that are stepped through together, which bounds the memory."""
 
 
@@ -38,8 +38,8 @@ def indicators_of_windows(candles: Sequence[Candle], first: Sequence[int]) -> li
     if not candles:
         return found
     highs, lows, closes = (np.array([one[column] for one in candles]) for column in (2, 3, 4))
-    for begin in range(0, len(candles), _AT_ONCE):
-        stop = min(begin + _AT_ONCE, len(candles))
+    for begin in range(0, len(candles), AT_ONCE):
+        stop = min(begin + AT_ONCE, len(candles))
         starts, ends = np.array(first[begin:stop]), np.arange(begin, stop)
         order = np.argsort(starts - ends, kind="stable")  # the longest first: those that go on are a slice
         columns = _Windows(highs, lows, closes, starts[order], ends[order]).columns()

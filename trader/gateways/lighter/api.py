@@ -27,7 +27,7 @@ CANDLES_PER_CALL: Final = 500
 FUNDINGS_PER_CALL: Final = 500
 """The venue returns at most 500 candles and 750 fundings per call."""
 
-_ANSWER_LIMIT_S: Final = 10.0
+ANSWER_LIMIT_S: Final = 10.0
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 _TRIES_MAX: Final = 4
 _PAUSE_S: Final = 1.0
@@ -107,7 +107,7 @@ class LighterApi:
     def session(self) -> aiohttp.ClientSession:
         """Return the HTTP session, made on first use within a running loop."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ANSWER_LIMIT_S))
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S))
         return self._session
 
     async def close(self) -> None:

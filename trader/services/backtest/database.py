@@ -33,7 +33,7 @@ from trader.store.exchange.accounts import (
 from trader.store.exchange.ledger import write_postings
 from trader.store.portfolio.snapshots import insert_snapshots
 
-_BATCH: Final = 4_000
+BATCH: Final = 4_000
 """How many postings and snapshots are kept until they are written."""
 
 _SEEN_TO_THE_END: Final = STALE_AFTER + timedelta(seconds=1)
@@ -84,7 +84,7 @@ class DatabaseJournal:
     @property
     def is_full(self) -> bool:
         """Whether so much is kept that it should be written."""
-        return self._kept >= _BATCH
+        return self._kept >= BATCH
 
     async def begin(self, market_identity: str, start: datetime, end: datetime) -> None:
         """Take over an empty database for the market of [start, end], with the models, their entrants and accounts.

@@ -34,7 +34,7 @@ log = logging.getLogger("trader.exchange")
 _READ_APART_MAX: Final = 50
 """With more changed accounts than this, reading all at once is cheaper than reading each."""
 
-_FINISH_S: Final = 2.0
+FINISH_S: Final = 2.0
 """How long a change that is under way may take to finish when the term ends."""
 
 CatchUp = Callable[[str, datetime], Awaitable[None]]
@@ -158,7 +158,7 @@ class Accounts:
     async def resign(self) -> None:
         """End the term once the changes under way have finished."""
         if self._changes is not None:
-            await self._changes.wait_and_close(_FINISH_S)
+            await self._changes.wait_and_close(FINISH_S)
         self._term = None
         await self._writer.close()
 

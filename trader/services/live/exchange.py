@@ -38,7 +38,7 @@ from trader.store.exchange import accounts as store
 
 log = logging.getLogger("trader.live")
 
-_FINISH_S: Final = 2.0
+FINISH_S: Final = 2.0
 """How long an order may take to finish when the term ends; the next start finds out about the rest."""
 
 _FIRST_SYNCHRONIZATION_S: Final = 30.0
@@ -132,10 +132,10 @@ class LiveExchange:
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=_FINISH_S)
+            await asyncio.wait(self._tasks.values(), timeout=FINISH_S)
         self._tasks.clear()
         if self._jobs is not None:
-            await self._jobs.wait_and_close(_FINISH_S)
+            await self._jobs.wait_and_close(FINISH_S)
             self._jobs = None
         self._venue.halt()
         await self._checkpoint()

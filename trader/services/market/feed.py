@@ -28,7 +28,7 @@ _BACKOFF_FIRST: Final = timedelta(seconds=1)
 _BACKOFF_MAX: Final = timedelta(seconds=60)
 _PATIENCE: Final = timedelta(seconds=5)
 _PRIMED_WITH: Final = timedelta(seconds=2)
-_WAITERS_MAX: Final = 10_000
+WAITERS_MAX: Final = 10_000
 _CANDLES_MAX: Final = 1000
 _RECENT_MAX: Final = 64
 
@@ -183,6 +183,11 @@ class MarketFeed:
 
     # Waiting for a book
 
+    @property
+    def orders_waiting(self) -> int:
+        """The number of orders that wait for a price."""
+        return len(self._waiters)
+
     async def quote_after(self, symbol: str, moment: datetime) -> Quote:
         """Return the first quote at or after `moment`, once its tick has been applied.
 
@@ -220,8 +225,8 @@ class MarketFeed:
             raise MarketUnavailable(f"The market source is down: {self.last_error}")
         if self.last_update_at is not None and (why := untimely(self.last_update_at, self._clock.now())) is not None:
             raise MarketUnavailable(f"The last price is of {iso(self.last_update_at)}, {why}")
-        if len(self._waiters) >= _WAITERS_MAX:
-            raise MarketUnavailable(f"{_WAITERS_MAX} orders wait for a price already")
+        if self.orders_waiting >= WAITERS_MAX:
+            raise MarketUnavailable(f"{WAITERS_MAX} orders wait for a price already")
 
     def _real_bound_s(self, moment: datetime) -> float | None:
         """Return how many real seconds to wait at most; None for a clock that only the market advances."""

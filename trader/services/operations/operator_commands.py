@@ -34,8 +34,8 @@ _COMMANDS_MAX: Final = 8
 _ACCOUNTS_MAX: Final = 32
 """How many commands, and accounts of each, are worked on at the same time."""
 
-_FLATTEN_S: Final = 60.0
-_RETRY_S: Final = 1.0
+FLATTEN_S: Final = 60.0
+RETRY_S: Final = 1.0
 """How long the positions of an account are tried to be closed, and the pause before the next attempt."""
 
 
@@ -231,7 +231,7 @@ class OperatorCommands:
                 closed = f"{positions - open_now} of {positions} positions closed"
                 with suppress(Unavailable):
                     await self._record_progress(command, f"{closed}, {len(progress.cancelled)} orders cancelled")
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
         reporting = asyncio.create_task(report())
         try:
@@ -246,7 +246,7 @@ class OperatorCommands:
         Orders that were on their way when the halt came are waited for, and what they fill is closed too.
         """
         loop = asyncio.get_running_loop()
-        deadline_s, reasons = loop.time() + _FLATTEN_S, dict[str, str]()
+        deadline_s, reasons = loop.time() + FLATTEN_S, dict[str, str]()
         first = attempt = progress.attempts.get(account_id, 0)
         while (positions := self._held(account_id)) or self._exchange.undecided(account_id):
             if attempt > first and loop.time() >= deadline_s:
@@ -255,7 +255,7 @@ class OperatorCommands:
                 reasons = {position.symbol: "trading was resumed meanwhile" for position in positions}
                 break
             if attempt > first:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
             attempt += 1
             tries = [self._close(command, account_id, position, attempt, progress) for position in positions]
             for position, reason in zip(positions, await asyncio.gather(*tries), strict=True):
