@@ -23,6 +23,7 @@ from trader.__main__ import main
 from trader.clock import epoch_second, iso, moment_of
 from trader.domain.exchange.ledger import Posting
 from trader.domain.models import VariantId
+from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.gateways.market.files import find_files
@@ -89,8 +90,21 @@ class Snapshots(list[Snapshot]):
         self.append(snapshot)
 
 
-async def backtest(candles: Path, begin: str, end: str, **environ: str) -> tuple[Rows, Snapshots, str]:
-    """The last state of every row of the ledger, the snapshots, and the digest."""
+class Done(NamedTuple):
+    """The last state of every row of the ledger, the snapshots, the baselines as they are saved, and the digest."""
+
+    rows: Rows
+    snapshots: Snapshots
+    baselines: dict[str, BaselineState]
+    digest: str
+
+
+def untaken(state: BaselineState) -> BaselineState:
+    """A baseline without the depth that it took, which comes back and is not saved."""
+    return msgspec.structs.replace(state, account=msgspec.structs.replace(state.account, taken={}))
+
+
+async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     times = datetime.fromisoformat(begin), datetime.fromisoformat(end)
     settings = Settings.load({"MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
     source = ReplaySource(candles, MARKETS, start=times[0], end=times[1])
@@ -103,7 +117,8 @@ async def backtest(candles: Path, begin: str, end: str, **environ: str) -> tuple
     for _ in run.run():
         pass
     digest = ledger.digest()
-    return rows_of_lines(file.getvalue()), snapshots, digest
+    baselines = {one.baseline.id: untaken(one.state) for one in run.baselines}
+    return Done(rows_of_lines(file.getvalue()), snapshots, baselines, digest)
 
 
 def rows_of_lines(lines: bytes) -> Rows:
@@ -159,24 +174,31 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
         folder = part_of_recording(candles, tmp_path / "candles", minutes)
     begin, end = iso(BEGIN), iso(BEGIN + timedelta(minutes=minutes))
     environ = {"SIM_LATENCY_MS": latency_ms, "LOG_LEVEL": "info"}
-    _, (rows, snapshots, digest) = await asyncio.gather(
+    _, done = await asyncio.gather(
         replay(tmp_path / "service", dsn, folder, begin, end, **environ), backtest(folder, begin, end, **environ)
     )
     conn = await asyncpg.connect(dsn)
     try:
         expected = await rows_of(conn)
-        assert rows.keys() == expected.keys()
+        assert done.rows.keys() == expected.keys()
         for key, row in expected.items():
-            assert read_as(rows[key], row) == row, key
+            assert read_as(done.rows[key], row) == row, key
         tables = [key[0] for key in expected]
         assert tables.count("fills") > 5
         assert tables.count("funding_payments") > 1
-        recorded = await conn.fetch("SELECT * FROM portfolio_snapshots WHERE account_id NOT LIKE 'baseline/%'")
-        assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(one) for one in snapshots}
-        assert len(recorded) == len(snapshots)
+        recorded = await conn.fetch("SELECT * FROM portfolio_snapshots")
+        assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(one) for one in done.snapshots}
+        assert len(recorded) == len(done.snapshots)
+        baselines = {
+            row["id"]: msgspec.json.decode(row["state"], type=BaselineState)
+            for row in await conn.fetch("SELECT id, state FROM baselines")
+        }
+        assert done.baselines == {key: untaken(state) for key, state in baselines.items()}
+        assert len(baselines) == 6
+        assert any(state.trade_count for state in baselines.values())
     finally:
         await conn.close()
-    assert digest == (await backtest(folder, begin, end, **environ))[2]
+    assert done.digest == (await backtest(folder, begin, end, **environ)).digest
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, minutes: int) -> None:

@@ -109,7 +109,7 @@ async def _backtest(options: argparse.Namespace) -> int:
                 books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
             run = Backtest(market, settings, models, [ledger] if books is None else [ledger, books])
             if books is not None:
-                await books.begin(source.identity, run.starts_at, run.ends_at)
+                await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
             reached = await _go(run, books)
             digest = ledger.digest()
         if books is not None:

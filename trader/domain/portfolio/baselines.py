@@ -11,11 +11,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
 from trader.domain.agents.observation import observe_record
-from trader.domain.agents.view import ObservedStats, ObservedTrade
+from trader.domain.agents.tools import Change
+from trader.domain.agents.view import ObservedStats, ObservedTrade, VariantLimits
+from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import ClosedTrade, Posting, Rules
-from trader.domain.exchange.orders import Order, OrderSide, Side
+from trader.domain.exchange.ledger import ClosedTrade, Posting, RateOfHour, Rules
+from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.models import VariantId
 from trader.domain.money import ONE, ZERO, divide, floor_to
@@ -141,6 +144,28 @@ def _observed(trade: ClosedTrade) -> ObservedTrade:
         opened_at=part.opened_at,
         closed_at=trade.closed_at,
     )
+
+
+def carry_out(
+    decision: Change,
+    symbol: str,
+    context: RiskContext,
+    limits: VariantLimits,
+    moment: Moment,
+    rules: Rules,
+    rate_of_hour: RateOfHour,
+) -> Posting | str:
+    """Return how a decision of a rule agent changes the account of the context, by guard and exchange, or why not."""
+    account = context.account
+    verdict = judge(decision, symbol, context, limits)
+    match verdict:
+        case Refusal():
+            return verdict.reason
+        case ExitPlan():
+            return rules_of_exchange.set_exit_plan(account, symbol, verdict, moment, rules)
+        case Approved():
+            order = Order(account_id=account.id, **msgspec.structs.asdict(verdict))
+            return rules_of_exchange.place(account, order, moment, rules, rate_of_hour)
 
 
 def equal_parts(account: Account, moment: Moment, rules: Rules) -> list[Order]:

@@ -1,9 +1,12 @@
 """Database of a backtest: what a service would have written, by its own statements, a batch in a transaction."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Final
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from trader.domain.agents.chain import NO_EVIDENCE, ChainRecord, record_digest
 from trader.domain.agents.entrants import Entrant
@@ -14,6 +17,7 @@ from trader.domain.market.markets import STALE_AFTER
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
 from trader.services.agents.entrants import Entrants
+from trader.services.backtest.baselines import BaselineFollower
 from trader.services.backtest.participant import Participant
 from trader.settings import Settings
 from trader.store.agents.chain import update_invocation_closed
@@ -31,6 +35,7 @@ from trader.store.exchange.accounts import (
     upsert_service_state,
 )
 from trader.store.exchange.ledger import write_postings
+from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines
 from trader.store.portfolio.snapshots import insert_snapshots
 
 BATCH: Final = 4_000
@@ -50,6 +55,7 @@ class DatabaseJournal:
         self._database = database
         self._entrants = Entrants(database, settings)
         self._participants: dict[str, Participant] = {}
+        self._baselines: Sequence[BaselineFollower] = ()
         self._present: dict[str, Entrant] = {}
         self._invocations: dict[UUID, Invocation] = {}
         self._postings: dict[str, list[Posting]] = {}
@@ -86,11 +92,16 @@ class DatabaseJournal:
         """Whether so much is kept that it should be written."""
         return self._kept >= BATCH
 
-    async def begin(self, market_identity: str, start: datetime, end: datetime) -> None:
+    async def begin(
+        self, market_identity: str, start: datetime, end: datetime, baselines: Sequence[BaselineFollower]
+    ) -> None:
         """Take over an empty database for the market of [start, end], with the models, their entrants and accounts.
+
+        The baselines are those beside the models.
 
         :raises StartError: the database is in use already
         """
+        self._baselines = baselines
         async with self._database.transaction() as conn:
             if await select_identity(conn) is not None:
                 raise StartError("The database of this backtest has rows already; give --out another folder.")
@@ -115,6 +126,7 @@ class DatabaseJournal:
             await insert_snapshots(conn, self._snapshots)
             for one in self._participants.values():
                 await upsert_cycles(conn, self._present[one.model.id], one.decisions, one.missed)
+            await upsert_baselines(conn, [_saved(one, until) for one in self._baselines])
             await update_processed_until(conn, self._term, until, marks)
             await update_lived_until(conn, until + _SEEN_TO_THE_END)
         self._invocations, self._postings, self._snapshots, self._kept = {}, {}, [], 0
@@ -133,3 +145,8 @@ class DatabaseJournal:
             written = await write_postings(conn, postings, self._term)
             if missing := {posting.account.id for posting in postings} - written:
                 raise StartError(f"Another process has traded {', '.join(sorted(missing))} in this database.")
+
+
+def _saved(one: BaselineFollower, until: datetime) -> SavedBaseline:
+    """Return a baseline as a service saves it; the depth that it took comes back."""
+    return SavedBaseline(one.baseline, replace(one.state, account=replace(one.account, taken={})), until)

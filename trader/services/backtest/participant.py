@@ -20,7 +20,7 @@ from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval, Market
-from trader.domain.models import CYCLE, Model
+from trader.domain.models import CYCLE, Model, VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.snapshots import Snapshot
@@ -67,11 +67,11 @@ class Glance(Protocol):
 
 
 class RuleAgentSource:
-    """The rule agent of a model's variant, which decides at the model's cadence."""
+    """The rule agent of a variant, which decides `every` so often."""
 
-    def __init__(self, model: Model) -> None:
-        self._variant = VARIANTS[model.variant]
-        self._every_s = int(model.configuration.cadence.total_seconds())
+    def __init__(self, variant: VariantId, every: timedelta = CYCLE) -> None:
+        self._variant = VARIANTS[variant]
+        self._every_s = int(every.total_seconds())
 
     def next_after(self, second: int) -> int:
         return (second // self._every_s + 1) * self._every_s
@@ -249,6 +249,10 @@ def next_minute(second: int) -> int:
     """Return the first full minute after a second."""
     return (second // _MINUTE_S + 1) * _MINUTE_S
 
+
+FIRST_CYCLE = timedelta(milliseconds=1)
+FIRST_SNAPSHOT = timedelta(milliseconds=2)
+"""How long after its start a service decides and values its accounts for the first time."""
 
 LATE = timedelta(seconds=5)
 """How much longer than its latency an order waits for a book."""

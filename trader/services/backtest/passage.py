@@ -32,12 +32,8 @@ from trader.domain.market.markets import STALE_AFTER, Interval, Market, Quote
 from trader.domain.models import CYCLE
 from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.services.backtest.market import BacktestMarket, second_of
-from trader.services.backtest.participant import Follower, next_minute
+from trader.services.backtest.participant import FIRST_CYCLE, FIRST_SNAPSHOT, Follower, next_minute
 from trader.services.portfolio.snapshots import is_due
-
-_FIRST_CYCLE: Final = timedelta(milliseconds=1)
-_FIRST_SNAPSHOT: Final = timedelta(milliseconds=2)
-"""How long after its start a service decides and values its accounts for the first time."""
 
 _STRETCH_S: Final = 3600
 """Seconds after which a passage reports how far it has come."""
@@ -84,7 +80,7 @@ class Passage(ABC, Generic[F]):
         for one in self.followers:
             first = one.source.next_after(begin - int(CYCLE.total_seconds()))
             if first is not None and first <= begin:
-                self.decide(one, begin, moment_of(begin) + _FIRST_CYCLE)
+                self.decide(one, begin, moment_of(begin) + FIRST_CYCLE)
             one.decides_at = one.source.next_after(begin)
 
     @property
@@ -241,7 +237,7 @@ class Passage(ABC, Generic[F]):
         begin = self.market.span.start
         while one.next_snapshot < before:
             second = one.next_snapshot
-            now = moment_of(second) + _FIRST_SNAPSHOT if second == begin else moment_of(second)
+            now = moment_of(second) + FIRST_SNAPSHOT if second == begin else moment_of(second)
             if is_due(one.account, one.curve.last, now):
                 snapshot = value_account(one.account, self.market.marks(min(second, self.last)), now)
                 if snapshot is not None:

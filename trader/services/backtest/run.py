@@ -12,6 +12,7 @@ from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.snapshots import Snapshot
+from trader.services.backtest.baselines import BaselinePassage, open_baselines
 from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.participant import DecisionSource, Participant, RuleAgentSource, open_participant
@@ -64,6 +65,20 @@ class _Observed:
             journal.snapshot(snapshot)
 
 
+class _Unbooked:
+    """Passes on what baselines are worth. Their changes are in no ledger."""
+
+    def __init__(self, journals: Sequence[Journal]) -> None:
+        self._journals = journals
+
+    def post(self, posting: Posting) -> None:
+        pass
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        for journal in self._journals:
+            journal.snapshot(snapshot)
+
+
 class Backtest:
     """A backtest over an open source. `run` may be left before its end: what was done until then stands."""
 
@@ -81,12 +96,16 @@ class Backtest:
         ]
         for one in self.participants:
             self._observed.open(one)
-        latency = timedelta(milliseconds=settings.latency_ms)
-        self._engine = Engine(market, rules_of(settings, market.markets), latency, self.participants, self._observed)
+        self.baselines = open_baselines(market, settings, {model.variant for model, _ in models})
+        latency, rules = timedelta(milliseconds=settings.latency_ms), rules_of(settings, market.markets)
+        self._passages = (
+            Engine(market, rules, latency, self.participants, self._observed),
+            BaselinePassage(market, rules, latency, self.baselines, _Unbooked(journals)),
+        )
 
     def run(self) -> Iterator[datetime]:
         """Go through the market, and yield the time reached about once an hour of it."""
-        for second in run_together(self.market, [self._engine]):
+        for second in run_together(self.market, self._passages):
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
 
@@ -150,5 +169,5 @@ def rule_models(variants: Sequence[VariantId], every: str | None, at: datetime) 
     found: list[tuple[Model, DecisionSource]] = []
     for variant in variants:
         model = msgspec.structs.replace(rule_model(variant, at), configuration=ModelConfiguration(every=every))
-        found.append((model, RuleAgentSource(model)))
+        found.append((model, RuleAgentSource(variant, model.configuration.cadence)))
     return found

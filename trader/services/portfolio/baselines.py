@@ -15,12 +15,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from trader.clock import Clock, iso
-from trader.domain.agents.guard import Approved, Refusal, judge
 from trader.domain.agents.tools import Change
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Marks, has_marks
 from trader.domain.exchange.ledger import Posting, unopened_account
-from trader.domain.exchange.orders import ExitPlan, Order, OrderStatus
+from trader.domain.exchange.orders import OrderStatus
 from trader.domain.exchange.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
 from trader.domain.market.markets import STALE_AFTER, Tick, canonical_symbol
 from trader.domain.models import VariantId
@@ -30,6 +29,7 @@ from trader.domain.portfolio.baselines import (
     Baseline,
     BaselineState,
     EquityMarks,
+    carry_out,
     equal_parts,
     rule_agent,
 )
@@ -190,22 +190,16 @@ class Baselines:
                 continue
             lowest = follower.lowest_today(moment.at)
             context = self._observer.context_of(account, follower.history(moment.at), lowest, moment.at)
-            verdict = judge(decision, symbol, context, limits)
-            match verdict:
-                case Refusal():
-                    log.debug("%s: %s", baseline.id, verdict.reason)
-                case ExitPlan():
-                    posting = rules_of_exchange.set_exit_plan(account, symbol, verdict, moment, self._rules)
-                    follower.apply(None if isinstance(posting, str) else posting)
-                case Approved():
-                    self._place(follower, Order(account_id=account.id, **msgspec.structs.asdict(verdict)), moment)
+            found = carry_out(decision, symbol, context, limits, moment, self._rules, self._market.funding_rate)
+            if isinstance(found, str):
+                log.debug("%s: %s", baseline.id, found)
+            else:
+                self._apply_order(follower, found)
 
-    def _place(self, follower: _Follower, order: Order, moment: Moment) -> None:
-        account, funding_rate = follower.state.account, self._market.funding_rate
-        posting = rules_of_exchange.place(account, order, moment, self._rules, funding_rate)
+    def _apply_order(self, follower: _Follower, posting: Posting) -> None:
         follower.apply(posting)
         if posting.answer is not None and posting.answer.status is OrderStatus.REJECTED:
-            log.debug("%s: the order in %s was rejected: %s", account.id, order.symbol, posting.answer.reason)
+            log.debug("%s: an order was rejected: %s", follower.baseline.id, posting.answer.reason)
 
     async def _catch_up(self, since: datetime, until: datetime) -> None:
         """Apply the ticks of (since, until] to the baselines; without them they go on from the next one."""
@@ -278,7 +272,8 @@ class Baselines:
             follower = self._followers[baseline.id] = _Follower(baseline, BaselineState(account=account))
             if baseline is BUY_AND_HOLD:
                 for order in equal_parts(account, moment, self._rules):
-                    self._place(follower, order, moment)
+                    held, rate = follower.state.account, self._market.funding_rate
+                    self._apply_order(follower, rules_of_exchange.place(held, order, moment, self._rules, rate))
 
     async def record(self, now: datetime) -> None:
         """Record what the baselines are worth, at every call or, of one without positions, once an hour."""
