@@ -7,15 +7,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from trader.clock import Clock
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.view import View
 from trader.domain.models import Model
 from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout
 from trader.gateways.agents.providers import Provider
-from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import InvocationRecorder
+from trader.services.agents.record import InvocationRecord
+from trader.services.agents.surroundings import AgentClock, AgentObserver
 from trader.variants import VARIANTS
 
 WAIT_LIMIT_S: Final = 20.0
@@ -32,10 +31,10 @@ class Conversation:
 
     def __init__(
         self,
-        record: InvocationRecorder,
+        record: InvocationRecord,
         provider: Provider,
-        observer: Observer,
-        clock: Clock,
+        observer: AgentObserver,
+        clock: AgentClock,
         limit_s: float,
         restriction: str | None,
         *,

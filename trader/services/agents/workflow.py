@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from trader.clock import Clock, iso
+from trader.clock import iso
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, storable
 from trader.domain.agents.guard import STALE_DECISION, Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
@@ -40,10 +40,9 @@ from trader.errors import (
 )
 from trader.gateways.agents.providers import Provider
 from trader.services.agents.conversation import Conversation
-from trader.services.agents.observer import Observer
-from trader.services.agents.recorder import InvocationRecorder, PendingOrder
+from trader.services.agents.record import InvocationRecord, PendingOrder
+from trader.services.agents.surroundings import AgentClock, AgentExchange, AgentObserver
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
-from trader.services.exchange.protocol import Exchange
 from trader.variants import VARIANTS
 
 STEPS_MAX: Final = 10
@@ -82,11 +81,11 @@ class Workflow:
 
     def __init__(
         self,
-        record: InvocationRecorder,
+        record: InvocationRecord,
         providers: Mapping[str, Provider],
-        exchange: Exchange,
-        observer: Observer,
-        clock: Clock,
+        exchange: AgentExchange,
+        observer: AgentObserver,
+        clock: AgentClock,
         events: EventBus,
         limits: InvocationLimits,
         restriction: str | None = None,
