@@ -17,12 +17,15 @@ from trader.domain.market.markets import STALE_AFTER
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
 from trader.services.agents.entrants import Entrants
+from trader.services.agents.payloads import Packer
+from trader.services.agents.record import InvocationRecord
 from trader.services.backtest.baselines import BaselineFollower
 from trader.services.backtest.participant import Participant
+from trader.services.backtest.sources import AiSource
 from trader.settings import Settings
 from trader.store.agents.chain import update_invocation_closed
 from trader.store.agents.entrants import upsert_cycles
-from trader.store.agents.invocations import insert_invocation, upsert_model
+from trader.store.agents.invocations import insert_invocation, insert_payload, upsert_model
 from trader.store.database.leadership import update_term
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
@@ -48,12 +51,14 @@ _SEEN_TO_THE_END: Final = STALE_AFTER + timedelta(seconds=1)
 class DatabaseJournal:
     """Keeps what happens in a backtest until `write`: what a database has is complete up to one moment.
 
-    Of invocations the database has those that placed orders, without their calls, and how many there were.
+    Of the invocations of AI models the database has everything that a service records but the inputs of calls; of
+    others those that placed orders, without their calls, and how many there were.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._entrants = Entrants(database, settings)
+        self._packer = Packer()
         self._participants: dict[str, Participant] = {}
         self._baselines: Sequence[BaselineFollower] = ()
         self._present: dict[str, Entrant] = {}
@@ -113,15 +118,20 @@ class DatabaseJournal:
                 await insert_account(conn, one.account.id, one.account.run)
         for one in self._participants.values():
             entrant = await self._entrants.enter(one.model, start)
-            self._present[one.model.id] = await self._entrants.answered(entrant, one.model.router_model_name, start)
+            if not isinstance(one.source, AiSource):
+                entrant = await self._entrants.answered(entrant, one.model.router_model_name, start)
+            self._present[one.model.id] = entrant
 
     async def write(self, until: datetime, marks: Marks) -> None:
         """Write what is kept, of every tick up to `until`, with the marks of that time; all of it or nothing.
 
         :raises Unavailable: the database did not confirm it
         """
+        records = await self._take_records()
         async with self._database.transaction() as conn:
             await self._write_invocations(conn)
+            for record in records:
+                await self._write_record(conn, record)
             await self._write_postings(conn)
             await insert_snapshots(conn, self._snapshots)
             for one in self._participants.values():
@@ -130,6 +140,28 @@ class DatabaseJournal:
             await update_processed_until(conn, self._term, until, marks)
             await update_lived_until(conn, until + _SEEN_TO_THE_END)
         self._invocations, self._postings, self._snapshots, self._kept = {}, {}, [], 0
+
+    async def _take_records(self) -> list[InvocationRecord]:
+        """Return the records of AI models since the last time, each with the entrant that its model then was."""
+        records = []
+        for one in self._participants.values():
+            if isinstance(one.source, AiSource):
+                records += one.source.finished
+                one.source.finished = []
+        for record in records:
+            entrant, started_at = self._present[record.model.id], record.invocation.started_at
+            if record.answered_by is not None:
+                entrant = await self._entrants.answered(entrant, record.answered_by, started_at)
+                self._present[record.model.id] = entrant
+            record.set_entrant(entrant)
+        return records
+
+    async def _write_record(self, conn: Connection, record: InvocationRecord) -> None:
+        await insert_invocation(conn, record.invocation)
+        await record.write(conn)
+        if record.payload is not None:
+            content = await self._packer.pack(record.payload)
+            await insert_payload(conn, record.id, content, record.invocation.started_at)
 
     async def _write_invocations(self, conn: Connection) -> None:
         """Write the invocations with their links of the chain. One whose orders are in two batches is there already."""

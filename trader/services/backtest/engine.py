@@ -59,7 +59,7 @@ class Engine(Passage[Participant]):
             if symbol not in self.market.markets:
                 continue
             context = self.context(one, moment, second, viewed_at=invocation.started_at)
-            verdict = judge(decision, symbol, context, one.variant.limits)
+            verdict = judge(decision, symbol, context, one.limits)
             match verdict:
                 case ExitPlan():
                     self._set_plan(one, symbol, verdict, moment, second)

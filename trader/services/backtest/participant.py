@@ -217,6 +217,9 @@ class Participant(Follower):
     def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
         self.model = model
         self.variant = VARIANTS[model.variant]
+        self.limits = self.variant.limits
+        """What the guard allows."""
+
         super().__init__(source, self.variant.intervals, account)
         self.every_minutes = model.configuration.cadence // CYCLE
         self.invocation: Invocation | None = None

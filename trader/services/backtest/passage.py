@@ -103,12 +103,16 @@ class Passage(ABC, Generic[F]):
         """Take an account through every tick up to this second that can matter to it."""
         until_tick = min(until, self.last)
         while (second := self._next_event(one, until_tick)) is not None:
-            moment = self.market.moment(second)
-            self.post(one, apply_tick(one.account, moment, self.rules, self.market.funding_rate), second)
-            one.seen = second
-            if one.waiting is not None and moment.at >= one.waiting.due:
-                self.release(one, moment, second)
+            self._apply(one, second)
         one.seen = max(one.seen, until_tick)
+
+    def _apply(self, one: F, second: int) -> None:
+        """Apply the tick of a second to an account, then do what waited for it."""
+        moment = self.market.moment(second)
+        self.post(one, apply_tick(one.account, moment, self.rules, self.market.funding_rate), second)
+        one.seen = second
+        if one.waiting is not None and moment.at >= one.waiting.due:
+            self.release(one, moment, second)
 
     def _next_event(self, one: F, until: int) -> int | None:
         """Return the next second with a tick that may change the account or that its order waits for."""
@@ -280,6 +284,7 @@ def run_together(market: BacktestMarket, passages: Sequence["Passage[Any]"]) -> 
     for passage in passages:
         passage.begin()
     reached = market.span.start
+    yield reached
     end = market.span.stop + int(STALE_AFTER.total_seconds())  # then the last prices are stale for every reader
     while reached < end:
         due = [second for passage in passages if (second := passage.next_decision) is not None]

@@ -13,7 +13,7 @@ from trader.domain.models import Model, ModelConfiguration, VariantId, rule_mode
 from trader.domain.money import ZERO
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.services.backtest.baselines import BaselinePassage, open_baselines
-from trader.services.backtest.engine import Engine
+from trader.services.backtest.invocations import InvokingEngine
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.participant import DecisionSource, Participant, RuleAgentSource, open_participant
 from trader.services.backtest.passage import Journal, run_together
@@ -98,8 +98,9 @@ class Backtest:
             self._observed.open(one)
         self.baselines = open_baselines(market, settings, {model.variant for model, _ in models})
         latency, rules = timedelta(milliseconds=settings.latency_ms), rules_of(settings, market.markets)
+        self._engine = InvokingEngine(market, rules, latency, self.participants, self._observed)
         self._passages = (
-            Engine(market, rules, latency, self.participants, self._observed),
+            self._engine,
             BaselinePassage(market, rules, latency, self.baselines, _Unbooked(journals)),
         )
 
@@ -108,6 +109,19 @@ class Backtest:
         for second in run_together(self.market, self._passages):
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
+
+    async def invoke(self) -> None:
+        """Carry out the invocations that are due at the time reached. Raise what the first that failed has raised."""
+        await self._engine.invoke()
+
+    def skip(self) -> None:
+        """Leave out the invocations that are due at the time reached."""
+        self._engine.skip()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether an account has gone further than the time reached, in an invocation."""
+        return self._engine.is_ahead(self._reached)
 
     def marks(self) -> Marks:
         """Return the marks of the time reached."""

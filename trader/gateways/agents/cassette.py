@@ -1,0 +1,143 @@
+"""Cassettes: what AI models answered, kept in a folder by the digest of what they were asked.
+
+`answers.jsonl` has a line for each answer, `models.json` the models that were asked. No key is in either.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from trader.clock import iso
+from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.agents.entrants import canonical_json
+from trader.domain.agents.tools import TOOL_SCHEMAS
+from trader.domain.models import Model
+from trader.errors import SettingsError
+
+ANSWERS: Final = "answers.jsonl"
+MODELS: Final = "models.json"
+
+
+class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a cassette. `at` is the market's time of the view that was asked about, `cost_usd` None if unknown."""
+
+    digest: str
+    model: str
+    at: datetime
+    step: int
+    cost_usd: Decimal | None
+    answer: ModelAnswer
+
+
+def request_digest(provider: str, turn: Turn) -> str:
+    """Return the SHA-256 of what a model is asked, in hexadecimal: everything that decides its answer, but no key.
+
+    The id of the model is a part of it, so that replicates have answers of their own.
+    """
+    asked = {
+        "id": turn.model.id,
+        "provider": provider,
+        "model": turn.model.router_model_name,
+        "messages": turn.messages,
+        "tools": TOOL_SCHEMAS,
+        "temperature": turn.temperature,
+        "answerTokensMax": turn.answer_tokens_max,
+        "request": dict(turn.model.configuration.request),
+    }
+    return hashlib.sha256(canonical_json(asked)).hexdigest()
+
+
+class Cassette:
+    """The answers in a folder. One process at a time may add to it."""
+
+    def __init__(self, folder: Path, answers: dict[str, KeptAnswer], models: dict[str, Model]) -> None:
+        self.folder = folder
+        self.models = models
+        self._answers = answers
+        self._file: BinaryIO | None = None
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    def load(cls, folder: Path) -> "Cassette":
+        """Read a cassette; a folder that does not exist is an empty one. A last line that was torn is left out.
+
+        :raises SettingsError: a file of it cannot be read
+        """
+        answers, models = folder / ANSWERS, folder / MODELS
+        try:
+            known = msgspec.json.decode(models.read_bytes(), type=list[Model]) if models.exists() else []
+            kept = _decoded(answers) if answers.exists() else {}
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SettingsError([f"{folder} is not a cassette: {error}"]) from None
+        return cls(folder, kept, {model.id: model for model in known})
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def get(self, digest: str) -> ModelAnswer | None:
+        """Return the answer to what has this digest."""
+        kept = self._answers.get(digest)
+        return None if kept is None else kept.answer
+
+    def open(self, models: Sequence[Model]) -> None:
+        """Begin to add the answers of these models. Raises `OSError`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.models |= {model.id: model for model in models}
+        written = self.folder / f"{MODELS}.new"
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(list(self.models.values()))))
+        written.replace(self.folder / MODELS)
+        self._file = (self.folder / ANSWERS).open("ab")
+        self._file.truncate(_complete_bytes(self.folder / ANSWERS))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    async def add(self, kept: KeptAnswer) -> None:
+        """Keep an answer: when this returns, it is on the disk. Raises `OSError`."""
+        async with self._turn:
+            await asyncio.to_thread(self._write, msgspec.json.encode(kept) + b"\n")
+        self._answers[kept.digest] = kept
+
+    def _write(self, line: bytes) -> None:
+        assert self._file is not None, "the cassette is open"
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _decoded(file: Path) -> dict[str, KeptAnswer]:
+    decoder = msgspec.json.Decoder(KeptAnswer)
+    found = {}
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):  # the process was killed while it wrote it
+                break
+            try:
+                kept = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise SettingsError([f"{file}, line {number}: expected a kept answer: {error}"]) from None
+            found[kept.digest] = kept
+    return found
+
+
+def _complete_bytes(file: Path) -> int:
+    """Return how long the file is without a torn last line."""
+    content = file.read_bytes()
+    return content.rfind(b"\n") + 1
+
+
+def missing_text(folder: Path, turn: Turn, digest: str) -> str:
+    """Return the sentence about an answer that a cassette does not have."""
+    return (
+        f"{folder} has no answer of {turn.model.id} at {iso(turn.view.at)}, step {turn.number}, to what has the digest "
+        f"{digest}. Allowed is a backtest of the same candles, period, rules, limits and models as the recorded one; "
+        "with --models and --budget-usd the model is asked instead."
+    )

@@ -1,0 +1,263 @@
+"""Invocations in a backtest: the service's workflow, or recorded decisions, in event time.
+
+An invocation is carried out as a whole before other accounts go on: accounts never affect each other. Waiting for a
+model's thinking or for a book takes no real time; it takes the account alone through the ticks until then. Its next
+decision is due when the others have come as far.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+from msgspec.structs import replace
+
+from trader.clock import epoch_second, iso, moment_of
+from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
+from trader.domain.agents.observation import observe_positions
+from trader.domain.agents.tools import Change, Decision
+from trader.domain.agents.view import ObservedStats, Reason, VariantLimits, View
+from trader.domain.exchange import rules as rules_of_exchange
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Posting, Rules
+from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
+from trader.domain.exchange.tick_rules import Moment
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Candle, Interval, Market, untimely
+from trader.domain.models import Model
+from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
+from trader.services.backtest.engine import Engine
+from trader.services.backtest.market import BacktestMarket
+from trader.services.backtest.participant import Glance, Participant
+from trader.services.backtest.passage import Journal
+from trader.services.exchange.idempotent_orders import checked
+
+
+class InvokedSource(ABC):
+    """Decides by an invocation, which the engine lets it carry out at each of its times."""
+
+    @abstractmethod
+    def next_after(self, second: int) -> int | None:
+        """Return the second of the first invocation after this one; None when there is no more."""
+
+    def decide(self, _glance: Glance, _look: Callable[[], View]) -> Sequence[Decision]:
+        """Decide nothing at once."""
+        return ()
+
+    @abstractmethod
+    async def invoke(self, access: "Access") -> None:
+        """Carry out the invocation of this moment."""
+
+
+class InvokingEngine(Engine):
+    """An engine whose participants may decide by invocations: `invoke` carries out those that are due."""
+
+    def __init__(
+        self,
+        market: BacktestMarket,
+        rules: Rules,
+        latency: timedelta,
+        participants: Sequence[Participant],
+        journal: Journal,
+    ) -> None:
+        super().__init__(market, rules, latency, participants, journal)
+        self._due: list[tuple[Participant, datetime]] = []
+        self._answers: dict[str, OrderAnswer] = {}
+
+    def is_ahead(self, second: int) -> bool:
+        """Whether an account has gone further than this second, in an invocation."""
+        return any(one.seen > second for one in self.followers)
+
+    async def invoke(self) -> None:
+        """Carry out the invocations that are due, at the same time. Raise what the first that failed has raised."""
+        due, self._due = self._due, []
+        invocations = []
+        for one, now in due:
+            assert isinstance(one.source, InvokedSource), "only those are due"
+            invocations.append(one.source.invoke(Access(self, one, now)))
+        for result in await asyncio.gather(*invocations, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+
+    def skip(self) -> None:
+        """Leave out the invocations that are due."""
+        self._due.clear()
+
+    def decide(self, one: Participant, second: int, now: datetime) -> None:
+        if isinstance(one.source, InvokedSource):
+            self._due.append((one, now))
+        else:
+            super().decide(one, second, now)
+
+    def _execute(self, one: Participant, moment: Moment, second: int) -> None:
+        if one.invocation is not None:
+            super()._execute(one, moment, second)
+
+    def post(self, one: Participant, posting: Posting | None, second: int) -> None:
+        super().post(one, posting, second)
+        if posting is not None and posting.answer is not None:
+            self._answers[one.account.id] = posting.answer
+
+    # --- what an invocation does --------------------------------------------------------------------------------------
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self.market.markets
+
+    def marks_at(self, moment: datetime) -> Mapping[str, Decimal]:
+        """Return the marks of a moment."""
+        return self.prices(epoch_second(moment))[1]
+
+    def advance(self, one: Participant, moment: datetime) -> None:
+        """Take an account through every tick up to a moment."""
+        self._advance(one, epoch_second(moment))
+
+    def context_of(self, one: Participant, now: datetime) -> RiskContext:
+        """Return what the guard judges an account by."""
+        second = epoch_second(now)
+        return self.context(one, Moment(now, *self.prices(second)), second)
+
+    def view_of(self, one: Participant, now: datetime, stats: ObservedStats, reasons: Sequence[Reason]) -> View:
+        """Return the view that a service shows an AI model."""
+        view = self._view(one, epoch_second(now), now)
+        positions = observe_positions(one.account, self.marks_at(now), self.markets)
+        return replace(view, positions=positions, stats=stats, reasons=tuple(reasons))
+
+    def candles_of(self, symbol: str, interval: Interval, now: datetime) -> tuple[list[Candle], Indicators]:
+        """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""
+        candles = list(self.market.closed_candles(symbol, interval, now))
+        return candles, self.market.indicators(symbol, interval, now)
+
+    def place(self, one: Participant, order: Order, now: datetime) -> OrderAnswer:
+        """Place an order, and take its account to the tick that it meets. Raise `InvalidInput`."""
+        order, second = checked(order, self.markets), epoch_second(now)
+        self._order(one, order, Moment(now, *self.prices(second)), second)
+        while one.waiting is not None:
+            following = self._next_event(one, self.last)
+            if following is None:
+                self._give_up(one, order)
+            else:
+                self._apply(one, following)
+        return self._answers[one.account.id]
+
+    def _give_up(self, one: Participant, order: Order) -> None:
+        one.waiting = None
+        refusal = f"The replay ended at {iso(moment_of(self.last))}; there are no more prices"
+        self.post(one, rules_of_exchange.refuse(one.account, order, refusal, moment_of(self.last)), self.last)
+
+    def set_plan(self, one: Participant, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
+        """Replace the exit plan of a position. Return why it is refused, or None."""
+        second = epoch_second(now)
+        moment = Moment(now, *self.prices(second))
+        quote = moment.quotes.get(symbol)
+        why = f"there is no price for {symbol} yet" if quote is None else untimely(quote.at, now)
+        if symbol in one.account.positions and why is not None:
+            return why if quote is None else f"the last {symbol} price is of {iso(quote.at)}, {why}"
+        result = rules_of_exchange.set_exit_plan(one.account, symbol, plan, moment, self.rules)
+        if isinstance(result, str):
+            return result
+        self.post(one, result, second)
+        return None
+
+
+class Access:
+    """One account during an invocation: the clock, the observer and the exchange of its workflow."""
+
+    def __init__(self, engine: InvokingEngine, one: Participant, now: datetime) -> None:
+        self._engine = engine
+        self._now = now
+        self.one = one
+        self.reasons: Sequence[Reason] = ()
+        """What the model said at the end of its last invocations."""
+
+    # --- clock --------------------------------------------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        return self._now
+
+    async def sleep_until(self, moment: datetime) -> None:
+        self.advance_to(moment)
+
+    def advance_to(self, moment: datetime) -> None:
+        """Let time pass until a moment."""
+        if moment > self._now:
+            self._engine.advance(self.one, moment)
+            self._now = moment
+
+    def thinking(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    # --- observer -----------------------------------------------------------------------------------------------------
+
+    async def view(self, _model: Model, _intervals: Sequence[Interval], now: datetime) -> View:
+        return self._engine.view_of(self.one, now, self._stats(), self.reasons)
+
+    async def wait_for_price(self, now: datetime) -> None:
+        """There is none to wait for: a period begins with a price."""
+
+    async def risk_context(self, _account_id: str, now: datetime) -> RiskContext:
+        return self._engine.context_of(self.one, now)
+
+    async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
+        return self._engine.candles_of(symbol, interval, self._now)
+
+    def verdict(self, decision: Change, symbol: str, viewed_at: datetime) -> Approved | ExitPlan | Refusal:
+        """Return what the guard makes of a decision about a view."""
+        context = replace(self._engine.context_of(self.one, self._now), viewed_at=viewed_at)
+        return judge(decision, symbol, context, self.one.limits)
+
+    def call_recorder(self, _number: int, _limits: VariantLimits, _context: RiskContext) -> "NoInputs":
+        return NoInputs()
+
+    def _stats(self) -> ObservedStats:
+        capital = float(self.one.account.run.initial_capital)
+        series = [EquityPoint(hour, float(equity)) for hour, equity in self.one.curve.hours]
+        drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
+        return replace(
+            self.one.stats,
+            sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
+            max_drawdown_percent=None if drawdown is None else drawdown.percent,
+        )
+
+    # --- exchange -----------------------------------------------------------------------------------------------------
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._engine.markets
+
+    def marks(self) -> Mapping[str, Decimal]:
+        return self._engine.marks_at(self._now)
+
+    def account(self, _account_id: str) -> Account:
+        return self.one.account
+
+    async def open_account(self, _account_id: str) -> Account:
+        return self.one.account
+
+    async def place_order(self, order: Order) -> OrderAnswer:
+        return self.place(order)
+
+    def place(self, order: Order) -> OrderAnswer:
+        """Place an order and let time pass until it is answered."""
+        answer = self._engine.place(self.one, order, self._now)
+        self._now = max(self._now, answer.at)
+        return answer
+
+    async def set_exit_plan(self, _account_id: str, symbol: str, plan: ExitPlan) -> str | None:
+        return self.set_plan(symbol, plan)
+
+    def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
+        """Replace the exit plan of a position. Return why it is refused, or None."""
+        return self._engine.set_plan(self.one, symbol, plan, self._now)
+
+
+class NoInputs:
+    """Records nothing of a call: `trader backtest` itself reproduces it."""
+
+    def refused(self) -> None:
+        return None
+
+    def answered(self, _symbol: str, _at: datetime) -> None:
+        return None

@@ -1,0 +1,196 @@
+"""Sources of decisions that take time: AI models, and decisions that were recorded with their times."""
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from trader.clock import epoch_second, moment_of
+from trader.domain.agents.conversation import ToolRequest
+from trader.domain.agents.guard import STALE_DECISION, Approved, Refusal
+from trader.domain.agents.invocations import Invocation as InvocationRow
+from trader.domain.agents.invocations import Step, ToolCall
+from trader.domain.agents.messages import decision_json
+from trader.domain.agents.tools import TOOL_NAMES, TOOLS, BadCall, Change, Decision, decode
+from trader.domain.agents.view import Reason, View
+from trader.domain.exchange.orders import ExitPlan
+from trader.domain.market.markets import STALE_AFTER, canonical_symbol
+from trader.domain.models import Model
+from trader.domain.money import ZERO
+from trader.errors import InvalidInput
+from trader.gateways.agents.providers import Provider
+from trader.services.agents.observer import REASON_CHARACTERS, REASONS_SHOWN
+from trader.services.agents.record import InvocationRecord
+from trader.services.agents.workflow import InvocationLimits, Workflow
+from trader.services.backtest.invocations import Access, InvokedSource
+from trader.services.backtest.participant import DecisionSource, Glance, Invocation
+from trader.services.events import EventBus
+from trader.settings import Settings
+
+
+class RecordedCall(msgspec.Struct, frozen=True):
+    """A tool call. `number` counts the calls of its invocation from 1."""
+
+    number: int
+    tool: str
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, number: int, decision: Decision) -> "RecordedCall":
+        return cls(number, TOOL_NAMES[type(decision)], decision_json(decision))
+
+    @property
+    def decision(self) -> Decision:
+        return msgspec.convert(self.arguments, TOOLS[self.tool])
+
+
+class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
+    """The calls of one answer, and when they began to be executed. `viewed_at` is the time of the view they are about."""
+
+    at: datetime
+    viewed_at: datetime
+    calls: list[RecordedCall]
+
+
+class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
+    """What was decided in one invocation of a model."""
+
+    model_id: str
+    started_at: datetime
+    steps: list[RecordedStep]
+
+
+class AiSource(InvokedSource):
+    """An AI model, which the service's workflow asks at its cadence. `finished` are records that nobody took yet."""
+
+    def __init__(self, model: Model, provider: Provider, settings: Settings, ends_at: datetime) -> None:
+        self._model = model
+        self._providers = {provider.name: provider}
+        self._every_s = int(model.configuration.cadence.total_seconds())
+        self._limits = InvocationLimits(
+            settings.run_tokens_max,
+            settings.answer_tokens_max,
+            math.inf,  # of real time, which does not pass here
+            ends_at + STALE_AFTER + timedelta(milliseconds=1),
+        )
+        self._reasons: deque[Reason] = deque(maxlen=REASONS_SHOWN)
+        self.finished: list[InvocationRecord] = []
+        self.cost_usd: Decimal = ZERO
+        self.recorded: list[RecordedInvocation] = []
+
+    def next_after(self, second: int) -> int:
+        return (second // self._every_s + 1) * self._every_s
+
+    async def invoke(self, access: Access) -> None:
+        """Carry out an invocation, unless the last one has not ended yet."""
+        one, now = access.one, access.now()
+        if one.seen > epoch_second(now):
+            one.missed += 1
+            return
+        access.reasons = tuple(self._reasons)
+        record = InvocationRecord(self._model, now)
+        await Workflow(record, self._providers, access, access, access, EventBus(), self._limits).execute()
+        done = record.invocation
+        one.decisions += done.status == "completed"
+        one.missed += done.status != "completed"
+        if done.response is not None:
+            self._reasons.appendleft(Reason(at=now, text=done.response[:REASON_CHARACTERS]))
+        self.cost_usd += done.cost_usd or ZERO
+        self.recorded.append(recorded_invocation(done, record.steps, record.calls))
+        self.finished.append(record)
+
+
+class NotedSource:
+    """A source of decisions at once, whose decisions are noted."""
+
+    def __init__(self, model: Model, source: DecisionSource) -> None:
+        self._model = model
+        self._source = source
+        self.recorded: list[RecordedInvocation] = []
+
+    def next_after(self, second: int) -> int | None:
+        return self._source.next_after(second)
+
+    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
+        decisions = self._source.decide(glance, look)
+        if decisions:
+            calls = [RecordedCall.of(number, decision) for number, decision in enumerate(decisions, 1)]
+            step = RecordedStep(glance.now, glance.now, calls)
+            self.recorded.append(RecordedInvocation(self._model.id, glance.now, [step]))
+        return decisions
+
+
+class RecordedSource(InvokedSource):
+    """Recorded decisions, executed at their times: the calls of one answer one after another, each as soon as it can."""
+
+    def __init__(self, model: Model, recorded: Sequence[RecordedInvocation]) -> None:
+        self._model = model
+        self._seconds = [epoch_second(one.started_at) for one in recorded]
+        self._recorded = dict(zip(self._seconds, recorded, strict=True))
+
+    def next_after(self, second: int) -> int | None:
+        place = bisect_right(self._seconds, second)
+        return self._seconds[place] if place < len(self._seconds) else None
+
+    async def invoke(self, access: Access) -> None:
+        """Execute the decisions of an invocation; those of the one before have been executed."""
+        one = access.one
+        found = self._recorded[epoch_second(access.now())]
+        access.advance_to(max(found.started_at, moment_of(one.seen)))
+        one.decisions += 1
+        for step in found.steps:
+            access.advance_to(step.at)
+            for call in step.calls:
+                decision = call.decision
+                if isinstance(decision, Change):
+                    one.invocation = Invocation(self._model, found.started_at, ())
+                    self._execute(access, one.invocation, step.viewed_at, call.number, decision)
+                    one.invocation = None
+
+    def _execute(
+        self, access: Access, invocation: Invocation, viewed_at: datetime, number: int, decision: Change
+    ) -> None:
+        symbol = canonical_symbol(decision.symbol)
+        if symbol not in access.markets:
+            return
+        match access.verdict(decision, symbol, viewed_at):
+            case ExitPlan() as plan:
+                access.set_plan(symbol, plan)
+            case Approved() as approved:
+                order = approved.order(access.one.account.id, invocation.id, number)
+                try:
+                    access.place(order)
+                except InvalidInput:
+                    return  # as it was when it was recorded
+            case Refusal():
+                pass
+
+
+def recorded_invocation(done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall]) -> RecordedInvocation:
+    """Return what was decided in an invocation, from its record."""
+    found, viewed_at, left = [], done.started_at, deque(calls)
+    for step in steps:
+        own = [left.popleft() for _ in step.tool_names[: len(left)]]
+        decided = [RecordedCall.of(call.number, made) for call in own if (made := _decision_of(call)) is not None]
+        if decided:
+            found.append(RecordedStep(step.created_at, viewed_at, decided))
+        if any(_is_stale(call) for call in own):  # then the model was shown a new view
+            viewed_at = own[-1].created_at
+    return RecordedInvocation(done.model_id, done.started_at, found)
+
+
+def _decision_of(call: ToolCall) -> Decision | None:
+    raw = call.metadata.get("raw")
+    if raw is None:
+        return None
+    decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
+    return None if isinstance(decision, BadCall) else decision
+
+
+def _is_stale(call: ToolCall) -> bool:
+    return any(isinstance(each, Mapping) and each.get("rule") == STALE_DECISION for each in call.metadata["results"])
