@@ -4,82 +4,61 @@ import argparse
 import asyncio
 import gc
 import shlex
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from trader.clock import iso, moment_of
-from trader.commands.command import EXIT_DONE, EXIT_INTERRUPTED, Result, command, print_result, table, to_wire
+from trader.clock import iso
+from trader.commands.backtest_models import Chosen, choose_models
+from trader.commands.backtest_options import add_arguments, environ_of, open_source
+from trader.commands.backtest_result import answers_value, labelled_name, model_lines, model_value
+from trader.commands.command import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    Result,
+    command,
+    print_result,
+    table,
+    to_wire,
+)
 from trader.commands.reports import make_standings
 from trader.commands.serve import program_version
-from trader.domain.market.markets import PLAIN_FUNDING_RATE
-from trader.domain.market.presets import PRESET_MARKETS
-from trader.domain.models import ModelConfiguration, VariantId
+from trader.domain.market.markets import INTERVALS, Interval
 from trader.dotenv import DEFAULT_FILE, quoted
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError
-from trader.gateways.market.files import find_files
 from trader.gateways.market.replay import ReplaySource
 from trader.reports.season_page import Season, Standing, page
+from trader.services.backtest.answers import AskingEnded
 from trader.services.backtest.database import DatabaseJournal
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.run import Backtest, rule_models
-from trader.settings import PRESETS, Settings
+from trader.services.backtest.run import Backtest
+from trader.services.backtest.sources import AiSource, write_decisions
+from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
 from trader.variants import VARIANTS
 
-LEDGER, RESULT, REPORT = "ledger.jsonl", "result.json", "report.html"
+LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.json", "report.html"
 """The files of a backtest, in its folder."""
-
-_OPTIONS: Mapping[str, str] = {
-    "capital": "SIM_INITIAL_CAPITAL",
-    "taker_fee": "SIM_TAKER_FEE_BPS",
-    "maker_fee": "SIM_MAKER_FEE_BPS",
-    "latency": "SIM_LATENCY_MS",
-    "preset": "VENUE_PRESET",
-    "seed": "SIM_SEED",
-    "start": "REPLAY_START",
-    "end": "REPLAY_END",
-}
-"""The setting that each option gives. Nothing else of the environment counts, so that the same call has one result."""
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 _STATEMENT_TIMEOUT_S = 120.0
 _CLEAR_LINE = "\r\x1b[2K"
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--data", type=Path, required=True, metavar="FOLDER", help="1-minute candles as Binance publishes them")
-    add("--variant", action="append", choices=list(VariantId), help="a rule agent; repeat it for more; default: all")
-    add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
-    add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
-    add("--to", dest="end", metavar="TIME", help="default: the last candle")
-    add("--capital", help="of each account; default: 10000")
-    add("--taker-fee", metavar="BPS", help="default: that of the preset")
-    add("--maker-fee", metavar="BPS", help="default: that of the preset")
-    add("--latency", metavar="MS", help="until an order meets a book; default: that of the preset")
-    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
-    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees hold")
-    add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
-    add("--seed", help="of what is drawn within a minute; default: 0")
-    add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
-    add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
-    add("--json", action="store_true", help="print one JSON object")
-
-
-@command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=_arguments)
+@command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=add_arguments)
 def backtest(options: argparse.Namespace) -> int:
     """Let rule agents trade recorded candles, by the rules of the service and with the ledger of a lockstep replay.
 
@@ -92,36 +71,38 @@ def backtest(options: argparse.Namespace) -> int:
 
 
 async def _backtest(options: argparse.Namespace) -> int:
-    environ = _environ(options)
-    settings, source = _source(options, environ)
-    every = _every(options.cadence)
+    environ = environ_of(options)
+    settings, source = open_source(options, environ)
     await source.open()
-    variants = [VariantId(one) for one in options.variant or VariantId]
-    models = rule_models(variants, every, moment_of(source.span.start))
-    intervals = {VARIANTS[model.variant].intervals[0] for model, _ in models}
-    market = await BacktestMarket.open(source, intervals)
     try:
-        options.out.mkdir(parents=True, exist_ok=False)
         async with AsyncExitStack() as stack:
+            chosen = await choose_models(options, settings, source, stack)
+            market = await BacktestMarket.open(source, _intervals(chosen))
+            options.out.mkdir(parents=True, exist_ok=False)
+            chosen.open_cassette(stack)
             file = stack.enter_context((options.out / LEDGER).open("xb"))
             ledger, books = LedgerLines(file), None
             if not options.no_database:
                 books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
-            run = Backtest(market, settings, models, [ledger] if books is None else [ledger, books])
+            run = Backtest(market, settings, chosen.models, [ledger] if books is None else [ledger, books])
             if books is not None:
                 await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
-            reached = await _go(run, books)
+            end = await _go(run, books)
             digest = ledger.digest()
+        if end.cause == "missing":
+            shutil.rmtree(options.out)
+            raise SettingsError([end.reason])
         if books is not None:
-            _write_settings(options, environ, run.starts_at, reached)
+            _write_settings(options, environ, run.starts_at, end.reached)
+        write_decisions(options.out / DECISIONS, run.participants)
         standings = make_standings(run.reports(), run.equity_hours())
-        value = _value(options, settings, source, run, reached, digest, standings)
+        value = _value(options, settings, source, run, chosen, end, digest, standings)
         (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
-        season = Season(f"Backtest of {options.data.name}", standings, [], run.outcomes())
+        season = Season(f"Backtest of {options.data.name}", _labelled(standings, run), [], run.outcomes())
         (options.out / REPORT).write_text(page(season), encoding="utf-8")
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
-    code = EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
+    code = EXIT_FAILED if end.cause else EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
     return print_result(Result(value, _lines(value, standings, options), code), as_json=options.json)
 
 
@@ -133,6 +114,22 @@ async def _open_database(out: Path, source: ReplaySource, stack: AsyncExitStack)
     stack.push_async_callback(database.close)
     await apply_schema(database)
     return database
+
+
+def _intervals(chosen: Chosen) -> set[Interval]:
+    """Return the intervals of candles that the models may look at: AI models at any."""
+    if any(isinstance(source, AiSource) for _, source in chosen.models):
+        return set(INTERVALS)
+    return {VARIANTS[model.variant].intervals[0] for model, _ in chosen.models}
+
+
+def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
+    """Return the standings with what is said about the past of each AI model in its name."""
+    models = {one.model.id: one.model for one in run.participants}
+    return [
+        one._replace(account=one.account._replace(name=labelled_name(models[one.account.model_id], run.starts_at)))
+        for one in standings
+    ]
 
 
 def _write_settings(
@@ -152,79 +149,33 @@ def _write_settings(
     (options.out / DEFAULT_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _environ(options: argparse.Namespace) -> dict[str, str]:
-    """Return the settings that the options ask for."""
-    environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
-    markets = PRESET_MARKETS[options.preset or "default"]
-    symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
-    return environ | {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(symbols)}
+class End(NamedTuple):
+    """Where a backtest ended: the time reached, and why no model was asked any more (no cause: it is not so)."""
+
+    reached: datetime
+    cause: Literal["budget", "provider", "missing"] | None = None
+    reason: str = ""
 
 
-def _source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
-    """Return the settings and the source that the options ask for. Raise `SettingsError` or `StartError`."""
-    try:
-        settings = Settings.load(environ, None, demo=True)
-    except SettingsError as error:
-        named = {name: f"--{_flag(option)}" for option, name in _OPTIONS.items()}
-        raise SettingsError([_renamed(problem, named) for problem in error.problems]) from None
-    rate, folder = _funding(options.funding)
-    source = ReplaySource(
-        options.data,
-        settings.market_symbols,
-        markets=PRESET_MARKETS[options.preset or "default"],
-        seed=settings.seed,
-        start=settings.replay_start,
-        end=settings.replay_end,
-        funding_place=folder,
-        plain_rate=PLAIN_FUNDING_RATE if rate is None else rate,
-    )
-    return settings, source
+async def _go(run: Backtest, books: DatabaseJournal | None) -> End:
+    """Run until no model can be asked, until Ctrl+C, or to the end, with a progress bar on a terminal.
 
-
-def _flag(option: str) -> str:
-    return {"start": "from", "end": "to"}.get(option, option.replace("_", "-"))
-
-
-def _renamed(problem: str, named: Mapping[str, str]) -> str:
-    for name, flag in named.items():
-        problem = problem.replace(name, flag)
-    return problem
-
-
-def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
-    """Return the hourly rate, or the folder of the files. Raise `SettingsError` for what is neither."""
-    if text is None:
-        return None, None
-    if Path(text).is_dir():
-        return None, Path(text)
-    try:
-        rate = Decimal(text)
-    except ArithmeticError:
-        rate = Decimal("NaN")
-    if not abs(rate) <= Decimal("0.1"):
-        raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
-    return rate, None
-
-
-def _every(cadence: str | None) -> str | None:
-    """Return the cadence. Raise `SettingsError` for one that no model could have."""
-    try:
-        return msgspec.convert({"every": cadence}, ModelConfiguration).every
-    except msgspec.ValidationError:
-        raise SettingsError([f"--cadence is {cadence!r}; it must be like 5m or 1h, at most 24h"]) from None
-
-
-async def _go(run: Backtest, books: DatabaseJournal | None) -> datetime:
-    """Run to the end, or until Ctrl+C, with a progress bar on a terminal. Return the time reached."""
+    It ends when all accounts have reached the same time.
+    """
     gc.collect()
     gc.freeze()  # candles and indicators would be walked again by every full collection
     reached, began_s, shown_s = run.starts_at, time.monotonic(), 0.0
+    ended: AskingEnded | None = None
     with _noticing_interrupts() as interrupted:
         for reached in run.run():
-            if books is not None and books.is_full:
+            if books is not None and books.is_full and not run.is_ahead:
                 await books.write(reached, run.marks())
-            if interrupted:
-                break
+            if interrupted or ended is not None:
+                run.skip()
+                if not run.is_ahead:
+                    break
+            elif run.is_due:
+                ended = await _invoke(run, interrupted)
             now_s = time.monotonic()
             if sys.stderr.isatty() and now_s - shown_s >= 0.2:
                 shown_s = now_s
@@ -234,7 +185,22 @@ async def _go(run: Backtest, books: DatabaseJournal | None) -> datetime:
             await books.write(reached, run.marks())
     if sys.stderr.isatty():
         print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
-    return reached
+    return End(reached) if ended is None else End(reached, ended.cause, str(ended))
+
+
+async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | None:
+    """Carry out the invocations that are due; Ctrl+C cancels them. Return why no model can be asked, or None."""
+    interrupted.task = asyncio.ensure_future(run.invoke())
+    try:
+        await interrupted.task
+    except AskingEnded as ended:
+        return ended
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+    finally:
+        interrupted.task = None
+    return None
 
 
 def _bar(part: float, seconds: float, reached: datetime) -> str:
@@ -242,13 +208,21 @@ def _bar(part: float, seconds: float, reached: datetime) -> str:
     return f"{'█' * round(30 * part):·<30} {100 * part:3.0f} %  {reached:%Y-%m-%d %H:%M}  {left}"
 
 
+class Interrupts(list[int]):
+    """The signals that came; `task` is cancelled by one."""
+
+    task: asyncio.Task[None] | None = None
+
+
 @contextmanager
-def _noticing_interrupts() -> Iterator[list[int]]:
+def _noticing_interrupts() -> Iterator[Interrupts]:
     """Note Ctrl+C instead of raising it anywhere: the ledger must not end within a change."""
-    noticed: list[int] = []
+    noticed, loop = Interrupts(), asyncio.get_running_loop()
 
     def note(number: int, _: FrameType | None) -> None:
         noticed.append(number)
+        if noticed.task is not None:
+            loop.call_soon_threadsafe(noticed.task.cancel)
 
     before = signal.signal(signal.SIGINT, note)
     try:
@@ -262,20 +236,23 @@ def _value(
     settings: Settings,
     source: ReplaySource,
     run: Backtest,
-    reached: datetime,
+    chosen: Chosen,
+    end: End,
     digest: str,
     standings: Sequence[Standing],
 ) -> dict[str, Any]:
     """Return the result as it is written and printed."""
     by_files = sorted(source.funded_by_files)
     plain = sorted(set(source.markets) - set(by_files))
+    models = {model.id: model for model, _ in chosen.models}
     return {
         "program": program_version(),
         "data": str(options.data),
         "markets": list(source.markets),
         "from": iso(run.starts_at),
-        "to": iso(reached),
-        "complete": reached == run.ends_at,
+        "to": iso(end.reached),
+        "complete": end.reached == run.ends_at and end.cause is None,
+        "ended": end.reason or None,
         "seed": settings.seed,
         "preset": settings.venue_preset,
         "capital": settings.initial_capital,
@@ -284,11 +261,13 @@ def _value(
         "latencyMs": settings.latency_ms,
         "cadence": options.cadence or "1m",
         "funding": {"fromFiles": by_files, "constant": plain, "hourlyRate": source.plain_rate if plain else None},
+        "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
         "accounts": [
             {
                 "id": one.account.model_id,
                 "variant": one.account.variant,
+                **model_value(models[one.account.model_id], run.starts_at),
                 "equity": one.account.equity,
                 "returnPercent": one.return_percent,
                 "maxDrawdownPercent": one.drawdown,
@@ -297,6 +276,7 @@ def _value(
                 "gross": one.account.gross,
                 "fees": one.account.fees + one.account.liquidation_fees,
                 "funding": one.account.funding,
+                "modelCostUsd": one.account.model_cost,
             }
             for one in standings
         ],
@@ -324,9 +304,10 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
     named = [f"{', '.join(funding['fromFiles'])} from files"] if funding["fromFiles"] else []
     named += [f"{', '.join(funding['constant'])} {funding['hourlyRate']} an hour"] if funding["constant"] else []
     yield f"{', '.join(value['markets'])}, {value['from']} to {value['to']}; funding: {'; '.join(named)}"
-    if not value["complete"]:
+    yield from model_lines(value)
+    if not value["complete"] and value["ended"] is None:
         yield "Interrupted: this is a part of the period that was asked for."
     yield f"ledger SHA-256 {value['ledgerSha256']}"
-    yield f"{options.out}: {LEDGER}, {RESULT}, {REPORT}"
+    yield f"{options.out}: {LEDGER}, {DECISIONS}, {RESULT}, {REPORT}"
     if not options.no_database:
         yield f"The page on it: cd {shlex.quote(str(options.out))} && trader serve --demo"

@@ -66,6 +66,11 @@ class InvokingEngine(Engine):
         self._due: list[tuple[Participant, datetime]] = []
         self._answers: dict[str, OrderAnswer] = {}
 
+    @property
+    def is_due(self) -> bool:
+        """Whether an invocation is due."""
+        return bool(self._due)
+
     def is_ahead(self, second: int) -> bool:
         """Whether an account has gone further than this second, in an invocation."""
         return any(one.seen > second for one in self.followers)
@@ -123,7 +128,11 @@ class InvokingEngine(Engine):
         """Return the view that a service shows an AI model."""
         view = self._view(one, epoch_second(now), now)
         positions = observe_positions(one.account, self.marks_at(now), self.markets)
-        return replace(view, positions=positions, stats=stats, reasons=tuple(reasons))
+        markets = {  # rule agents look at few of them, an AI model is shown all
+            symbol: replace(market, candles=dict(market.candles), indicators=dict(market.indicators))
+            for symbol, market in view.markets.items()
+        }
+        return replace(view, positions=positions, markets=markets, stats=stats, reasons=tuple(reasons))
 
     def candles_of(self, symbol: str, interval: Interval, now: datetime) -> tuple[list[Candle], Indicators]:
         """Return the latest closed candles of a market, ascending, and their indicators. Both may be empty."""

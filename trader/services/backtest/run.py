@@ -17,6 +17,7 @@ from trader.services.backtest.invocations import InvokingEngine
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.participant import DecisionSource, Participant, RuleAgentSource, open_participant
 from trader.services.backtest.passage import Journal, run_together
+from trader.services.backtest.sources import AiSource
 from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
 from trader.store.portfolio.season import AccountReport, TradeOutcome
@@ -114,6 +115,11 @@ class Backtest:
         """Carry out the invocations that are due at the time reached. Raise what the first that failed has raised."""
         await self._engine.invoke()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether an invocation is due at the time reached."""
+        return self._engine.is_due
+
     def skip(self) -> None:
         """Leave out the invocations that are due at the time reached."""
         self._engine.skip()
@@ -148,7 +154,7 @@ class Backtest:
             liquidation_fees=sums.liquidation_fees,
             funding=account.funding,
             insurance=account.insurance,
-            model_cost=None,
+            model_cost=one.source.cost_usd if isinstance(one.source, AiSource) else None,
             invocations=one.decisions,
             trades=len(sums.trades),
         )

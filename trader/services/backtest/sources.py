@@ -3,9 +3,10 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ from trader.services.agents.observer import REASON_CHARACTERS, REASONS_SHOWN
 from trader.services.agents.record import InvocationRecord
 from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.backtest.invocations import Access, InvokedSource
-from trader.services.backtest.participant import DecisionSource, Glance, Invocation
+from trader.services.backtest.participant import DecisionSource, Glance, Invocation, Participant
 from trader.services.events import EventBus
 from trader.settings import Settings
 
@@ -50,7 +51,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
-    """The calls of one answer, and when they began to be executed. `viewed_at` is the time of the view they are about."""
+    """The calls of one answer, and when their execution began. `viewed_at` is the time of the view they are about."""
 
     at: datetime
     viewed_at: datetime
@@ -126,12 +127,13 @@ class NotedSource:
 
 
 class RecordedSource(InvokedSource):
-    """Recorded decisions, executed at their times: the calls of one answer one after another, each as soon as it can."""
+    """Recorded decisions, executed at their times; the calls of an answer follow each other, each as soon as it can."""
 
     def __init__(self, model: Model, recorded: Sequence[RecordedInvocation]) -> None:
         self._model = model
+        self.recorded = recorded
         self._seconds = [epoch_second(one.started_at) for one in recorded]
-        self._recorded = dict(zip(self._seconds, recorded, strict=True))
+        self._by_second = dict(zip(self._seconds, recorded, strict=True))
 
     def next_after(self, second: int) -> int | None:
         place = bisect_right(self._seconds, second)
@@ -140,7 +142,7 @@ class RecordedSource(InvokedSource):
     async def invoke(self, access: Access) -> None:
         """Execute the decisions of an invocation; those of the one before have been executed."""
         one = access.one
-        found = self._recorded[epoch_second(access.now())]
+        found = self._by_second[epoch_second(access.now())]
         access.advance_to(max(found.started_at, moment_of(one.seen)))
         one.decisions += 1
         for step in found.steps:
@@ -169,6 +171,25 @@ class RecordedSource(InvokedSource):
                     return  # as it was when it was recorded
             case Refusal():
                 pass
+
+
+def write_decisions(file: Path, participants: Iterable[Participant]) -> None:
+    """Write a line for each invocation that decided something, by model and time. Raises `OSError`."""
+    with file.open("wb") as lines:
+        for one in participants:
+            if isinstance(one.source, AiSource | NotedSource | RecordedSource):
+                for recorded in one.source.recorded:
+                    lines.write(msgspec.json.encode(recorded) + b"\n")
+
+
+def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
+    """Return the invocations that decided something, by model. Raises `OSError` and `MsgspecError`."""
+    found: dict[str, list[RecordedInvocation]] = {}
+    with file.open("rb") as lines:
+        for line in lines:
+            recorded = msgspec.json.decode(line, type=RecordedInvocation)
+            found.setdefault(recorded.model_id, []).append(recorded)
+    return found
 
 
 def recorded_invocation(done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall]) -> RecordedInvocation:

@@ -356,3 +356,19 @@ async def select_fills(conn: Connection, account_id: str, sequences: Sequence[in
     """Return the fills of an account with these sequence numbers."""
     rows = [dict(row) for row in await conn.fetch(SELECT_FILLS, account_id, sequences)]
     return [Fill(**{**row, "side": OrderSide(row["side"]), "cause": Cause(row["cause"])}) for row in rows]
+
+
+SELECT_INVOCATIONS_WITHIN = """
+SELECT id, model_id, status, failure_reason, response, step_count, input_tokens, output_tokens, cost_usd, started_at,
+       finished_at, entrant, unmetered_attempts, unpriced_steps
+FROM invocations
+WHERE model_id = $1 AND started_at >= $2 AND started_at <= $3 AND status <> 'running'
+ORDER BY started_at
+"""
+
+
+async def select_invocations_within(
+    conn: Connection, model_id: str, start: datetime, end: datetime
+) -> list[Invocation]:
+    """Return the finished invocations of a model that started in [start, end], the earliest first."""
+    return [Invocation(**row) for row in await conn.fetch(SELECT_INVOCATIONS_WITHIN, model_id, start, end)]

@@ -1,0 +1,151 @@
+"""The command backtest with AI models: they are asked within a budget, once; what they answered is executed again."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.candles import write_walk
+from support.trading_provider import COST_USD, TradingProvider, trading_provider
+
+from trader.__main__ import main
+
+START = datetime(2025, 3, 1, tzinfo=UTC)
+KEY = "sk-test-000000000000000001"
+MODELS = """
+[[models]]
+id = "one"
+variant = "Apex"
+provider = "openai"
+router_model = "lab/one"
+every = "5m"
+training_cutoff = 2025-06-30
+price = {input = 1.0, output = 2.0}
+"""
+PERIOD = ("--from", "2025-03-01T12:00:00Z", "--to", "2025-03-01T12:30:00Z")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_walk(folder / "BTCUSDT-1m-2025-03.csv", START, 780, price=90_000, seed=1)
+    write_walk(folder / "ETHUSDT-1m-2025-03.csv", START, 780, price=2_200, seed=2)
+    return folder
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    file = tmp_path / "models.toml"
+    file.write_text(MODELS)
+    return file
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TradingProvider]:
+    with trading_provider() as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        yield provider
+
+
+def backtest(data: Path, out: Path, *options: str) -> int:
+    return main(["backtest", "--data", str(data), "--out", str(out), "--no-database", *PERIOD, *options])
+
+
+def result(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads((out / "result.json").read_bytes())
+    return found
+
+
+def answers(cassette: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (cassette / "answers.jsonl").read_bytes().splitlines()]
+
+
+def test_a_cassette_gives_the_same_ledger_without_a_provider(
+    data: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with trading_provider() as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        assert backtest(data, tmp_path / "asked", "--models", str(models), "--budget-usd", "1") == 0
+        requests = provider.requests
+    assert provider.keys == {KEY}
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "before cut-off: the period begins before the end" in capsys.readouterr().out
+    cassette = tmp_path / "asked" / "cassette"
+    assert backtest(data, tmp_path / "again", "--models-from", str(cassette)) == 0
+    asked, again = result(tmp_path / "asked"), result(tmp_path / "again")
+    assert (tmp_path / "asked" / "ledger.jsonl").read_bytes() == (tmp_path / "again" / "ledger.jsonl").read_bytes()
+    assert asked["ledgerSha256"] == again["ledgerSha256"]
+    assert requests == len(answers(cassette)) == asked["answers"]["asked"]
+    assert again["answers"]["asked"] == 0
+    (account,) = asked["accounts"]
+    assert account["contamination"] == "before cut-off"
+    assert account["trainingCutoff"] == "2025-06-30"
+    assert account["decisions"] == 7
+    assert account["trades"] > 0
+    assert account["modelCostUsd"] == pytest.approx(requests * COST_USD)
+    assert "before cut-off" in (tmp_path / "asked" / "report.html").read_text()
+    for file in (tmp_path / "asked").rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
+
+
+def test_a_run_that_ended_goes_on_without_asking_twice(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    options = ("--models", str(models), "--cassette", str(kept), "--budget-usd")
+    assert backtest(data, tmp_path / "one", *options, "0.005") == 1
+    assert provider.requests == 3, "a budget is spent when the answers have reached it"
+    assert "The budget of 0.005 USD is spent: 3 answers cost 0.006 USD." in capsys.readouterr().out
+    part = result(tmp_path / "one")
+    assert not part["complete"]
+    assert part["to"] < "2025-03-01T12:30"
+    with (kept / "answers.jsonl").open("ab") as file:
+        file.write(b'{"digest":"torn')
+    assert backtest(data, tmp_path / "two", *options, "1") == 0
+    whole = result(tmp_path / "two")
+    assert whole["complete"]
+    digests = [line["digest"] for line in answers(kept)]
+    assert provider.requests == len(digests) == len(set(digests)) == 3 + whole["answers"]["asked"]
+    assert backtest(data, tmp_path / "three", *options, "1") == 0
+    assert provider.requests == len(digests)
+    assert result(tmp_path / "three")["ledgerSha256"] == whole["ledgerSha256"]
+
+
+def test_what_is_missing_is_named(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    asking = ("--models", str(models))
+    assert backtest(data, out, *asking) == 2
+    said = capsys.readouterr().err
+    assert "--budget-usd is missing" in said
+    assert "one: 7 decisions, 0.0 million tokens, 0.04 USD when the provider caches prompts and 0.04 USD" in said
+    assert backtest(data, out, *asking, "--budget-usd", "0") == 2
+    assert "--budget-usd is '0'; it must be an amount above 0" in capsys.readouterr().err
+    assert backtest(data, out, "--models-from", str(tmp_path)) == 2
+    assert "it must be a cassette" in capsys.readouterr().err
+    assert backtest(data, out, *asking, "--budget-usd", "1", "--cassette", str(tmp_path / "kept")) == 0
+    assert backtest(data, tmp_path / "other", "--models-from", str(tmp_path / "kept"), "--taker-fee", "9") == 2
+    said = capsys.readouterr().err
+    assert "has no answer of one at 2025-03-01T12:00:00.001Z, step 1, to what has the digest" in said
+    assert not (tmp_path / "other").exists()
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert backtest(data, tmp_path / "other", *asking, "--budget-usd", "1") == 2
+    assert "openai has no key. Set OPENAI_API_KEY" in capsys.readouterr().err
+
+
+def test_a_cost_that_nobody_knows_ends_the_asking(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models.write_text(MODELS.replace("price", "#"))
+    provider.usage = {}
+    assert backtest(data, tmp_path / "run", "--models", str(models), "--budget-usd", "1") == 1
+    assert "give the model a `price`" in capsys.readouterr().out
+    assert provider.requests == 1

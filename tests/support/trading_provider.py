@@ -1,0 +1,91 @@
+"""A provider of the chat-completions protocol in a thread of its own, for commands with an event loop of theirs."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+COST_USD = 0.002
+
+
+def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": orjson.dumps(arguments).decode()}
+    return {"id": f"call_{number}", "type": "function", "function": function}
+
+
+def opening(symbol: str, quantity: float) -> dict[str, Any]:
+    return {
+        "symbol": symbol, "side": "LONG", "quantity": quantity, "leverage": 2, "stop": 1, "target": None,
+        "invalidation": "never", "invalidationPrice": None, "timeExit": None, "confidence": 50,
+    }  # fmt: skip
+
+
+class TradingProvider:
+    """Opens, changes and closes positions by the minute of the view, and holds in the second step of a cycle."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests = 0
+        self.keys: set[str] = set()
+        self.usage: dict[str, Any] = {"prompt_tokens": 5_000, "completion_tokens": 100, "cost": COST_USD}
+        self.on_request = threading.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        asked = orjson.loads(await request.read())
+        self.requests += 1
+        self.on_request.set()
+        self.keys.add(request.headers["Authorization"].removeprefix("Bearer "))
+        message = {"role": "assistant", "content": None, "tool_calls": self.calls(asked["messages"])}
+        return web.json_response({"model": "lab/one-2025", "choices": [{"message": message}], "usage": self.usage})
+
+    def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if any(message["role"] == "tool" for message in messages):
+            return [call(1, "holding", reason="done")]
+        found = re.search(r'"minute":(\d+),', messages[1]["content"])
+        assert found is not None
+        match int(found[1]) // 5 % 3:
+            case 0:
+                two = call(2, "createPosition", **opening("ETH", 0.5))
+                return [call(1, "createPosition", **opening("BTC", 0.02)), two]
+            case 1:
+                return [
+                    call(1, "updateExitPlan", symbol="BTC", stop=2),
+                    call(2, "fetchIndicators", symbol="ETH", interval="1h"),
+                ]
+            case _:
+                return [call(1, "closePosition", symbol="BTC"), call(2, "closePosition", symbol="DOGE")]
+
+
+@contextmanager
+def trading_provider() -> Iterator[TradingProvider]:
+    """Serve it until the end."""
+    provider, loop, started = TradingProvider(), asyncio.new_event_loop(), threading.Event()
+    app = web.Application(client_max_size=16 * 1024 * 1024)
+    app.router.add_post("/v1/chat/completions", provider.answer)
+    runner = web.AppRunner(app)
+
+    async def start() -> None:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        provider.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        started.set()
+
+    def run() -> None:
+        loop.run_until_complete(start())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield provider
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()

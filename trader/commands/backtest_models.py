@@ -1,0 +1,253 @@
+"""Models of a backtest: rule agents, AI models of a models file, and those of a cassette or of a database."""
+
+import argparse
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from trader.clock import iso, moment_of
+from trader.commands.backtest_options import environ_of, every_of
+from trader.commands.models_file import ANSWER_TOKENS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, Entry, read_models
+from trader.domain.models import Model, VariantId
+from trader.dotenv import read_dotenv
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+from trader.errors import SettingsError
+from trader.gateways.agents.cassette import ANSWERS, Cassette
+from trader.gateways.agents.providers import Provider, make_providers
+from trader.gateways.market.replay import ReplaySource
+from trader.services.backtest.answers import KeptAnswers, Spending
+from trader.services.backtest.participant import DecisionSource, RuleAgentSource
+from trader.services.backtest.run import rule_models
+from trader.services.backtest.sources import (
+    AiSource,
+    NotedSource,
+    RecordedInvocation,
+    RecordedSource,
+    recorded_invocation,
+)
+from trader.settings import PROVIDERS, Settings
+from trader.store.agents.invocations import (
+    select_invocations_within,
+    select_models,
+    select_steps,
+    select_tool_calls,
+)
+from trader.store.database.pool import Database
+from trader.store.database.schema import open_database
+
+CASSETTE: Final = "cassette"
+"""The folder of the answers, in that of the backtest."""
+
+_BATCH: Final = 1_000
+"""Invocations whose calls are read at once."""
+
+_FROM_ENVIRONMENT: Final = ("AI_ATTEMPT_TIMEOUT_S", "MAX_PARALLEL_MODELS")
+"""Settings of asking, which do not change a result. Keys and addresses of the providers are read as well."""
+
+
+class Chosen(NamedTuple):
+    """The models with their sources. `cassette` has the answers of AI models; `is_asking`: others are asked for."""
+
+    models: list[tuple[Model, DecisionSource]]
+    cassette: Cassette | None
+    spending: Spending
+    is_asking: bool
+
+    def open_cassette(self, stack: AsyncExitStack) -> None:
+        """Begin to keep answers. Raises `OSError`."""
+        if self.cassette is not None and self.is_asking:
+            self.cassette.open([model for model, source in self.models if isinstance(source, AiSource)])
+            stack.callback(self.cassette.close)
+
+
+async def choose_models(
+    options: argparse.Namespace, settings: Settings, source: ReplaySource, stack: AsyncExitStack
+) -> Chosen:
+    """Return the models that the options ask for. What they need is closed with the stack.
+
+    :raises SettingsError: with every mistake; also without a budget, with what asking would cost
+    """
+    starts_at, ends_at = moment_of(source.span.start), moment_of(source.span.stop - 1)
+    every = every_of(options.cadence)
+    rules: list[tuple[Model, DecisionSource]] = []
+    if options.variant or not (options.models or options.models_from):
+        rules = rule_models([VariantId(one) for one in options.variant or VariantId], every, starts_at)
+    if options.models and options.models_from:
+        raise SettingsError(["--models asks models and --models-from never does; give one of them"])
+    if options.models:
+        chosen = _of_file(options, settings, (starts_at, ends_at), every, stack)
+    elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
+        cassette = Cassette.load(Path(options.models_from))
+        chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
+    elif options.models_from:
+        chosen = Chosen(await _from_database(options.models_from, starts_at, ends_at), None, Spending(None), False)
+    else:
+        chosen = Chosen([], None, Spending(None), is_asking=False)
+    models = [(model, NotedSource(model, each) if isinstance(each, RuleAgentSource) else each) for model, each in rules]
+    models += chosen.models
+    ids = [model.id for model, _ in models]
+    if repeated := sorted({one for one in ids if ids.count(one) > 1}):
+        raise SettingsError(
+            [f"--models: {', '.join(repeated)} is the id of a rule agent that takes part; give another"]
+        )
+    return chosen._replace(models=models)
+
+
+# --- AI models that are asked -----------------------------------------------------------------------------------------
+
+
+def _of_file(
+    options: argparse.Namespace,
+    settings: Settings,
+    period: tuple[datetime, datetime],
+    every: str | None,
+    stack: AsyncExitStack,
+) -> Chosen:
+    models = [_model(entry, every, period[0]) for entry in read_models(options.models) if entry.active]
+    asked = [model for model in models if model.provider != "rules"]
+    if not models:
+        raise SettingsError([f"--models: {options.models} has no active model"])
+    texts = {**read_dotenv(options.env_file).values, **os.environ}
+    environ = environ_of(options) | {name: text for name, text in texts.items() if _is_of_providers(name)}
+    asking = Settings.load(environ, None, demo=True)
+    problems = list(_without_key(asked, asking))
+    budget = _budget(options.budget_usd, problems)
+    if budget is None and asked:
+        problems += _estimate(asked, *period)
+    if problems:
+        raise SettingsError(problems)
+    cassette, spending = Cassette.load(options.cassette or options.out / CASSETTE), Spending(budget)
+    clients = make_providers(asking)
+    stack.push_async_callback(clients.close)
+    providers = {
+        name: KeptAnswers(name, cassette, spending, client, asking.max_parallel_models)
+        for name, client in clients.items()
+        if client.is_remote
+    }
+    return Chosen([_with_source(model, providers, settings, period[1]) for model in models], cassette, spending, True)
+
+
+def _is_of_providers(name: str) -> bool:
+    of_provider = name.startswith(tuple(f"{provider.upper()}_" for provider in PROVIDERS))
+    return name in _FROM_ENVIRONMENT or (of_provider and ("_API_KEY" in name or name.endswith("_BASE_URL")))
+
+
+def _model(entry: Entry, every: str | None, at: datetime) -> Model:
+    configuration = entry.configuration
+    return Model(
+        id=entry.id,
+        name=entry.name or entry.id,
+        variant=entry.variant,
+        provider=entry.provider,
+        router_model_name=entry.router_model,
+        logo=entry.logo,
+        created_at=at,
+        configuration=replace(configuration, every=configuration.every or every),
+    )
+
+
+def _with_source(
+    model: Model, providers: Mapping[str, Provider], settings: Settings, ends_at: datetime
+) -> tuple[Model, DecisionSource]:
+    if model.provider == "rules":
+        return model, NotedSource(model, RuleAgentSource(model))
+    return model, AiSource(model, providers[model.provider], settings, ends_at)
+
+
+def _without_key(models: Sequence[Model], settings: Settings) -> Iterator[str]:
+    for provider in dict.fromkeys(model.provider for model in models):
+        if provider not in settings.providers:
+            names = ", ".join(model.id for model in models if model.provider == provider)
+            key = provider.upper()
+            yield (
+                f"--models: {names}: {provider} has no key. Set {key}_API_KEY, or {key}_BASE_URL for a server of your "
+                "own; what was recorded is executed without a key by --models-from"
+            )
+
+
+def _budget(text: str | None, problems: list[str]) -> Decimal | None:
+    """Return the budget. Add a problem for one that is no amount above 0."""
+    if text is None:
+        return None
+    try:
+        budget = Decimal(text)
+    except ArithmeticError:
+        budget = Decimal("NaN")
+    if not 0 < budget <= 1_000_000:
+        problems.append(f"--budget-usd is {text!r}; it must be an amount above 0 and at most 1000000")
+    return budget
+
+
+def _estimate(models: Sequence[Model], starts_at: datetime, ends_at: datetime) -> Iterator[str]:
+    """Yield what asking these models would take, at one answer for each decision."""
+    yield (
+        f"--budget-usd is missing: what asking AI models from {iso(starts_at)} to {iso(ends_at)} may cost. The figures "
+        "below are for one answer to each decision; an answer that asks for more takes another"
+    )
+    for model in models:
+        count = (ends_at - starts_at) // model.configuration.cadence + 1
+        tokens = count * (PROMPT_TOKENS + ANSWER_TOKENS)
+        said = f"{model.id}: {count} decisions, {tokens / 1e6:.1f} million tokens"
+        price = model.configuration.price
+        if price is None:
+            yield f"{said}; without a `price` in the models file the cost is not known beforehand"
+            continue
+        low, high = (count * price.cost(PROMPT_TOKENS, cached, ANSWER_TOKENS) for cached in (PROMPT_TOKENS_CACHED, 0))
+        yield f"{said}, {low:.2f} USD when the provider caches prompts and {high:.2f} USD when it does not"
+
+
+# --- what was recorded ------------------------------------------------------------------------------------------------
+
+
+def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
+    names = {model.provider for model in cassette.models.values()}
+    providers = {name: KeptAnswers(name, cassette, Spending(None), None, 1) for name in names}
+    return [_with_source(model, providers, settings, ends_at) for model in cassette.models.values()]
+
+
+async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
+    """Return the models that decided within the period, with their decisions."""
+    found: list[tuple[Model, DecisionSource]] = []
+    async with _opened(text) as database, database.connection() as conn:
+        for model in await select_models(conn):
+            invocations = await select_invocations_within(conn, model.id, starts_at, ends_at)
+            recorded: list[RecordedInvocation] = []
+            for first in range(0, len(invocations), _BATCH):
+                batch = invocations[first : first + _BATCH]
+                ids = [one.id for one in batch]
+                steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
+                recorded += [recorded_invocation(one, steps.get(one.id, []), calls.get(one.id, [])) for one in batch]
+            if recorded:
+                found.append((model, RecordedSource(model, recorded)))
+    if not found:
+        raise SettingsError([f"--models-from: no model decided between {iso(starts_at)} and {iso(ends_at)} there"])
+    return found
+
+
+@asynccontextmanager
+async def _opened(text: str) -> AsyncIterator[Database]:
+    """Open the database of an address, or the embedded one of a folder."""
+    if "://" in text:
+        async with open_database(text) as database:
+            yield database
+        return
+    folder = Path(text) / EMBEDDED_FOLDER
+    if not folder.exists():
+        raise SettingsError(
+            [
+                f"--models-from is {text!r}; it must be a cassette (a folder with {ANSWERS}), the address of a "
+                "database, or the working folder of a service with an embedded one"
+            ]
+        )
+    async with EmbeddedPostgres(folder).attach() as server:
+        names = await server.databases()
+        if len(names) != 1:
+            raise SettingsError([f"--models-from: {text} has {len(names)} databases; give the address of one"])
+        async with open_database(server.dsn(names[0])) as database:
+            yield database

@@ -1,0 +1,116 @@
+"""Options of the command backtest, and the settings and the market that they ask for."""
+
+import argparse
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+
+from trader.domain.market.markets import PLAIN_FUNDING_RATE
+from trader.domain.market.presets import PRESET_MARKETS
+from trader.domain.models import ModelConfiguration, VariantId
+from trader.dotenv import add_env_file_option
+from trader.errors import SettingsError
+from trader.gateways.market.files import find_files
+from trader.gateways.market.replay import ReplaySource
+from trader.settings import PRESETS, Settings
+
+_OPTIONS: Mapping[str, str] = {
+    "capital": "SIM_INITIAL_CAPITAL",
+    "taker_fee": "SIM_TAKER_FEE_BPS",
+    "maker_fee": "SIM_MAKER_FEE_BPS",
+    "latency": "SIM_LATENCY_MS",
+    "preset": "VENUE_PRESET",
+    "seed": "SIM_SEED",
+    "start": "REPLAY_START",
+    "end": "REPLAY_END",
+}
+"""The setting that each option gives. Nothing else of the environment counts, so that the same call has one result."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", type=Path, required=True, metavar="FOLDER", help="1-minute candles as Binance publishes them")
+    add("--variant", action="append", choices=list(VariantId), help="a rule agent; repeat it for more; default: all")
+    add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
+    add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
+    add("--to", dest="end", metavar="TIME", help="default: the last candle")
+    add("--capital", help="of each account; default: 10000")
+    add("--taker-fee", metavar="BPS", help="default: that of the preset")
+    add("--maker-fee", metavar="BPS", help="default: that of the preset")
+    add("--latency", metavar="MS", help="until an order meets a book; default: that of the preset")
+    add("--funding", metavar="RATE|FOLDER", help="hourly rate, or a folder of funding files; default: files in --data")
+    add("--preset", choices=list(PRESETS), help="the venue whose rules and fees hold")
+    add("--cadence", metavar="EVERY", help="how often agents decide, such as 5m or 1h; default: every minute")
+    add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
+    add("--budget-usd", metavar="USD", help="what asking may cost; without it the command says what it would")
+    add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
+    add("--models-from", metavar="PLACE", help="a cassette, or a database: its models and decisions; nobody is asked")
+    add("--seed", help="of what is drawn within a minute; default: 0")
+    add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
+    add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")
+    add_env_file_option(parser)
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def environ_of(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings that the options ask for."""
+    environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
+    markets = PRESET_MARKETS[options.preset or "default"]
+    symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
+    return environ | {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(symbols)}
+
+
+def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:
+    """Return the settings and the source that the options ask for. Raise `SettingsError` or `StartError`."""
+    try:
+        settings = Settings.load(environ, None, demo=True)
+    except SettingsError as error:
+        named = {name: f"--{_flag(option)}" for option, name in _OPTIONS.items()}
+        raise SettingsError([_renamed(problem, named) for problem in error.problems]) from None
+    rate, folder = _funding(options.funding)
+    source = ReplaySource(
+        options.data,
+        settings.market_symbols,
+        markets=PRESET_MARKETS[options.preset or "default"],
+        seed=settings.seed,
+        start=settings.replay_start,
+        end=settings.replay_end,
+        funding_place=folder,
+        plain_rate=PLAIN_FUNDING_RATE if rate is None else rate,
+    )
+    return settings, source
+
+
+def _flag(option: str) -> str:
+    return {"start": "from", "end": "to"}.get(option, option.replace("_", "-"))
+
+
+def _renamed(problem: str, named: Mapping[str, str]) -> str:
+    for name, flag in named.items():
+        problem = problem.replace(name, flag)
+    return problem
+
+
+def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
+    """Return the hourly rate, or the folder of the files. Raise `SettingsError` for what is neither."""
+    if text is None:
+        return None, None
+    if Path(text).is_dir():
+        return None, Path(text)
+    try:
+        rate = Decimal(text)
+    except ArithmeticError:
+        rate = Decimal("NaN")
+    if not abs(rate) <= Decimal("0.1"):
+        raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
+    return rate, None
+
+
+def every_of(cadence: str | None) -> str | None:
+    """Return the cadence. Raise `SettingsError` for one that no model could have."""
+    try:
+        return msgspec.convert({"every": cadence}, ModelConfiguration).every
+    except msgspec.ValidationError:
+        raise SettingsError([f"--cadence is {cadence!r}; it must be like 5m or 1h, at most 24h"]) from None

@@ -1,0 +1,65 @@
+"""What the result of a backtest says about its models: who they are, what their past is, and what asking them cost."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from trader.commands.backtest_models import Chosen
+from trader.domain.models import Model, contamination
+from trader.gateways.agents.cassette import Cassette
+
+_WORDS: Mapping[str, str] = {
+    "after cut-off": "the period is after the end of what it was trained on, {cutoff}",
+    "before cut-off": "the period begins before the end of what it was trained on, {cutoff}: it may know these prices",
+    "unknown": "the models file does not say until when it was trained: it may know these prices",
+}
+
+
+def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
+    """Return who a model is, and what is said about its past: nothing for a rule agent, which was not trained."""
+    cutoff = model.configuration.training_cutoff
+    is_ai = model.provider != "rules"
+    return {
+        "provider": model.provider,
+        "model": model.router_model_name,
+        "trainingCutoff": None if cutoff is None else cutoff.isoformat(),
+        "contamination": contamination(cutoff, starts_at) if is_ai else None,
+    }
+
+
+def labelled_name(model: Model, starts_at: datetime) -> str:
+    """Return the name of a model with what is said about its past."""
+    if model.provider == "rules":
+        return model.name
+    return f"{model.name} ({_said(contamination(model.configuration.training_cutoff, starts_at))})"
+
+
+def answers_value(chosen: Chosen, cassette: Cassette) -> dict[str, Any]:
+    """Return where the answers are, how many were asked for, and what these cost."""
+    return {
+        "cassette": str(cassette.folder.absolute()),
+        "asked": chosen.spending.asked,
+        "costUsd": chosen.spending.spent_usd,
+        "budgetUsd": chosen.spending.budget_usd,
+    }
+
+
+def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what people read of it."""
+    for account in value["accounts"]:
+        if account["contamination"] is not None:
+            words = _WORDS[account["contamination"]].format(cutoff=account["trainingCutoff"])
+            yield f"{account['id']}: {_said(account['contamination'])}: {words}"
+    answers = value["answers"]
+    if answers is not None:
+        cost = answers["costUsd"]
+        yield f"{answers['asked']} answers were asked for, at {cost} USD; all are in {answers['cassette']}"
+    if value["ended"] is not None:
+        yield (
+            f"Ended at {value['to']}: {value['ended']} With --cassette {answers['cassette']} and another --out "
+            "the same call goes on from there, without asking for anything twice."
+        )
+
+
+def _said(label: str) -> str:
+    return "training cut-off unknown" if label == "unknown" else label
