@@ -1,4 +1,4 @@
-"""The command backtest: the rule agents trade recorded candles, by the rules of the service, in event time."""
+"""The command backtest: rule agents and AI models trade recorded candles, by the rules of the service, in event time."""
 
 import argparse
 import asyncio
@@ -60,7 +60,10 @@ _CLEAR_LINE = "\r\x1b[2K"
 
 @command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=add_arguments)
 def backtest(options: argparse.Namespace) -> int:
-    """Let rule agents trade recorded candles, by the rules of the service and with the ledger of a lockstep replay.
+    """Let agents trade recorded candles, by the rules of the service and with the ledger of a lockstep replay.
+
+    Without --models and --models-from these are the rule agents. AI models are asked within --budget-usd; what they
+    answered is kept, and executed again by --models-from without a key.
 
     Writes a database, the ledger as JSON lines, the result and a report into a new folder, where `trader serve --demo`
     shows it. Ctrl+C ends it early; what it has until then is written, and the result says so.
