@@ -1,4 +1,4 @@
-"""The command backtest: rule agents and AI models trade recorded candles, by the rules of the service, in event time."""
+"""The command backtest: rule agents and AI models trade recorded candles by the rules of the service, in event time."""
 
 import argparse
 import asyncio

@@ -156,7 +156,7 @@ def _with_source(
     model: Model, providers: Mapping[str, Provider], settings: Settings, ends_at: datetime
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
-        return model, NotedSource(model, RuleAgentSource(model))
+        return model, NotedSource(model, RuleAgentSource(model.variant, model.configuration.cadence))
     return model, AiSource(model, providers[model.provider], settings, ends_at)
 
 
