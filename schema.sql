@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (6) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (7) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
@@ -559,6 +559,22 @@ CREATE TABLE IF NOT EXISTS baselines (
     started_at      timestamptz NOT NULL,
     state           jsonb NOT NULL,
     seen_until      timestamptz NOT NULL
+);
+
+-- The latest comparison of an entrant with random traders in a run (figures of `luck` in getEvidence), made when it had
+-- completed so many trades there: it takes seconds, so a restart reads it.
+CREATE TABLE IF NOT EXISTS luck (
+    run_id           uuid NOT NULL REFERENCES runs,
+    entrant          integer NOT NULL CHECK (entrant >= 0),
+    completed        integer NOT NULL CHECK (completed >= trades),
+    trades           integer NOT NULL CHECK (trades > 0),
+    return_percent   double precision NOT NULL,
+    quantile_percent double precision NOT NULL,
+    p_value          double precision NOT NULL,
+    low_percent      double precision NOT NULL,
+    median_percent   double precision NOT NULL,
+    high_percent     double precision NOT NULL,
+    PRIMARY KEY (run_id, entrant)
 );
 
 -- Halts, in force until lifted: no new positions for the account or, without an account, for all.

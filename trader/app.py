@@ -123,6 +123,7 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         if not await _finishes(write_demo_history(settings, external), stop):
             return
         service = await _make_service(settings, external, alarms, stack)
+        freeze_startup_objects()
         if not await _finishes(service.leadership.take_role(), stop):  # lead or stand by
             return
         stack.push_async_callback(service.leadership.resign)
@@ -214,7 +215,7 @@ def _endless_tasks(service: Service, server: EmbeddedPostgres | None) -> list[as
 def freeze_startup_objects() -> None:
     """Freeze the objects made at start out of garbage collection: each full collection would walk them for 30 ms.
 
-    After a long season the collection that comes first takes tenths of a second, so no caller should be waiting yet.
+    Done before models trade, and again before callers come, with what was read of a long season since.
     """
     gc.collect()
     gc.freeze()
@@ -283,7 +284,7 @@ async def _make_service(
     supplier = make_supplier(settings, clock)
     if supplier is not None:
         stack.push_async_callback(supplier.close)
-    runs, luck = CurrentRuns(database), LuckTable(market, settings)
+    runs, luck = CurrentRuns(database), LuckTable(database, market, settings)
     stack.push_async_callback(luck.close)
     context = Context(
         settings=settings,

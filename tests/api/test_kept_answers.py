@@ -84,7 +84,7 @@ class PaperBench:
             portfolio=Portfolio(database, context.exchange, context.clock, context.settings),
             analytics=Analytics(database, context.exchange, context.clock, CurrentRuns(database)),
             evidence=Evidence(
-                database, CurrentRuns(database), LuckTable(context.market, context.settings), context.clock
+                database, CurrentRuns(database), LuckTable(database, context.market, context.settings), context.clock
             ),
             agents=context.agents,
         )
@@ -154,7 +154,7 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
         exchange=exchange,
         portfolio=Portfolio(database, exchange, clock, settings),
         analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-        evidence=Evidence(database, CurrentRuns(database), LuckTable(market, settings), clock),
+        evidence=Evidence(database, CurrentRuns(database), LuckTable(database, market, settings), clock),
         agents=agents,
     )
     app = web.Application()
@@ -181,7 +181,7 @@ class Reader:
             exchange=exchange,
             portfolio=Portfolio(database, exchange, clock, settings, relay),
             analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-            evidence=Evidence(database, CurrentRuns(database), LuckTable(self._market, settings), clock),
+            evidence=Evidence(database, CurrentRuns(database), LuckTable(database, self._market, settings), clock),
             agents=Agents(
                 database, exchange, self._market, clock, events, settings, Providers(RuleProvider()), leader=relay
             ),

@@ -71,7 +71,7 @@ async def house(database: Database) -> AsyncIterator[House]:
             exchange=exchange,
             portfolio=Portfolio(database, exchange, clock, settings),
             analytics=Analytics(database, exchange, clock, CurrentRuns(database)),
-            evidence=Evidence(database, CurrentRuns(database), LuckTable(venue.market, settings), clock),
+            evidence=Evidence(database, CurrentRuns(database), LuckTable(database, venue.market, settings), clock),
             agents=agents,
         )
         yield House(venue, context)

@@ -76,8 +76,8 @@ async def _read_season(name: str, found: FoundDatabase) -> Season:
 class NoLuck:
     """Stands for the comparison with luck, which needs the candles of the service's market."""
 
-    def result(self, _key: str, _request: LuckRequest) -> str:
-        return "a report has no candles to compare with luck"
+    async def results(self, requests: Sequence[LuckRequest]) -> list[str]:
+        return ["a report has no candles to compare with luck"] * len(requests)
 
 
 def _write(file: Path, text: str) -> None:

@@ -73,7 +73,7 @@ async def context(database: Database) -> RecordsContext:
     exchange: Any = FakeExchange(marks={"BTC": "50000"})
     clock, settings = ManualClock(START), make_settings()
     await clock.advance(NOW - START)
-    luck = LuckTable(MarketFeed(SyntheticSource(0, ("BTC",)), clock), settings)
+    luck = LuckTable(database, MarketFeed(SyntheticSource(0, ("BTC",)), clock), settings)
     return RecordsContext(
         settings=settings,
         clock=clock,

@@ -7,7 +7,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 from support.manual_clock import ManualClock
-from support.records import HOUR, MINUTE, START, add_model, add_trade, make_run, make_snapshot
+from support.records import HOUR, MINUTE, START, add_model, add_run, add_trade, make_run, make_snapshot
 from support.scripted import make_settings
 
 from trader.domain.agents.entrants import Entrant
@@ -35,8 +35,13 @@ class Bench:
         self.clock = ManualClock(START)
         self.settings = make_settings()
         self.runs = CurrentRuns(database)
-        self.luck = LuckTable(MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock), self.settings)
-        self.evidence = Evidence(database, self.runs, self.luck, self.clock)
+        self.restart()
+
+    def restart(self) -> None:
+        """Make the comparison with luck as a new process would."""
+        market = MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), self.clock)
+        self.luck = LuckTable(self.database, market, self.settings)
+        self.evidence = Evidence(self.database, self.runs, self.luck, self.clock)
 
     async def curve(self, account_id: str, returns: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
         values = 10_000 * np.exp(np.cumsum(returns))
@@ -131,12 +136,32 @@ async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) ->
     assert 0 <= found.quantile_percent <= 100
     assert found.low_percent < found.median_percent < found.high_percent
     assert (await bench.report())["good#0"].luck is found
-    again = LuckTable(MarketFeed(SyntheticSource(3, ("BTC", "ETH", "SOL")), bench.clock), bench.settings)
-    bench.evidence = Evidence(bench.database, bench.runs, again, bench.clock)
-    await bench.report()
-    await again.settle()
+    bench.restart()
+    assert (await bench.report())["good#0"].luck == found, "a restart reads what was computed"
+    async with bench.database.connection() as conn:
+        await conn.execute("DELETE FROM luck")
+    bench.restart()
+    assert (await bench.report())["good#0"].luck == COMPUTING
+    await bench.luck.settle()
     assert (await bench.report())["good#0"].luck == found, "the same seed, the same result"
-    await again.close()
+
+
+async def test_luck_is_computed_again_after_more_trades_and_in_another_run(bench: Bench) -> None:
+    await bench.report()
+    await bench.luck.settle()
+    async with bench.database.connection() as conn:
+        await add_trade(conn, "good", START + 130 * HOUR, label=12)
+    known = (await bench.report())["good#0"].luck
+    await bench.luck.settle()
+    again = (await bench.report())["good#0"].luck
+    assert isinstance(known, Luck)
+    assert isinstance(again, Luck)
+    assert (known.trades, again.trades) == (12, 13)
+    bench.restart()
+    assert (await bench.report())["good#0"].luck == again
+    async with bench.database.connection() as conn:
+        await add_run(conn, "good", make_run("good", 2, at=START + 150 * HOUR))
+    assert (await bench.report())["good#0"].luck == "0 completed trades; a comparison with luck needs 10"
 
 
 async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
@@ -146,7 +171,7 @@ async def test_parts_of_a_position_are_one_trade(bench: Bench) -> None:
             closed_at = START + (5 + held) * HOUR
             await add_trade(conn, "parts", closed_at, held=held * HOUR, notional="1000", label=number)
     run = (await bench.runs.refresh())["parts"]
-    (trade,) = own_trades(LuckRequest(run, run.trades, START, START + 10 * HOUR, Decimal(10_000)))
+    (trade,) = own_trades(LuckRequest(run, 0, run.trades, START, START + 10 * HOUR, Decimal(10_000)))
     assert trade.held == timedelta(hours=2)
     assert trade.size == pytest.approx(0.2)
 

@@ -75,7 +75,9 @@ class _Judged(NamedTuple):
     def trades_until(self, until: datetime) -> LuckRequest:
         """Return what is compared with luck: all trades, in the period up to a whole hour."""
         stint = self.stint
-        return LuckRequest(stint.run, stint.trades, stint.started_at, stint.ended_at or until, stint.start_value)
+        return LuckRequest(
+            stint.run, self.record.number, stint.trades, stint.started_at, stint.ended_at or until, stint.start_value
+        )
 
 
 class _Part:
@@ -89,9 +91,9 @@ class _Part:
 
 
 class LuckSource(Protocol):
-    """Compares an entrant with luck, or says why it does not (yet)."""
+    """Compares entrants with luck, or says why it does not (yet)."""
 
-    def result(self, key: str, request: LuckRequest, /) -> Luck | str: ...
+    async def results(self, requests: Sequence[LuckRequest], /) -> Sequence[Luck | str]: ...
 
 
 class Evidence:
@@ -124,9 +126,8 @@ class Evidence:
         ]
         baselines = {key: run.returns(until) for key, run in self._runs.baselines.items()}
         best, judged = await asyncio.to_thread(_judge, stints, baselines, since, model_id)
-        shown = []
-        for stint, found in judged:
-            shown.append(found._replace(luck=self._luck.result(stint.key, stint.trades_until(until))))
+        luck = await self._luck.results([stint.trades_until(until) for stint, _ in judged])
+        shown = [found._replace(luck=each) for (_, found), each in zip(judged, luck, strict=True)]
         shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
         return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
 

@@ -1,27 +1,36 @@
 """Luck: compares models with random traders, one model after the other in a thread, and keeps the results."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from trader.clock import ceil_time, floor_time
 from trader.domain.market.markets import INTERVALS, Candle, Interval
 from trader.domain.portfolio.intervals import TRADES_MIN
 from trader.domain.portfolio.luck import Costs, Luck, OwnTrade, Prices, try_luck
-from trader.errors import MarketUnavailable
+from trader.errors import MarketUnavailable, Unavailable
 from trader.logs import log_bug
 from trader.services.exchange.protocol import rules_of
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
+from trader.store.database.pool import Database
 from trader.store.exchange.trades import RunTrade
+from trader.store.portfolio.luck import StoredLuck, select_luck, upsert_luck
+
+log = logging.getLogger("trader.portfolio")
 
 NEW_TRADES_SHARE: Final = 0.05
 """Share of new trades from which a result is made again: of two thousand a few change nothing."""
+
+PRICES_MAX: Final = 32
+"""Markets whose candles are kept for the next entrant: of 90 days each has 0.3 MB."""
 
 COMPUTING: Final = "the random traders are being computed; ask again in a while"
 
@@ -36,36 +45,44 @@ class LuckRequest(NamedTuple):
     """The trades of an entrant, in order of closing, within [start, end), and what its account was worth at `start`."""
 
     run: RunStatistics
+    entrant: int
     trades: Sequence[RunTrade]
     start: datetime
     end: datetime
     start_value: Decimal
 
+    @property
+    def key(self) -> tuple[UUID, int]:
+        return self.run.run.run_id, self.entrant
+
 
 class LuckTable:
-    """The results by entrant. A missing one is computed after it was first asked for."""
+    """The results by run and entrant, kept in the database. A missing one is computed after it was first asked for."""
 
-    def __init__(self, market: MarketFeed, settings: Settings) -> None:
+    def __init__(self, database: Database, market: MarketFeed, settings: Settings) -> None:
+        self._database = database
         self._market = market
         self._seed = settings.seed
+        self._is_saving = settings.role != "reader"
         self._rules = rules_of(settings, market.markets)
-        self._results: dict[str, tuple[int, Luck | str]] = {}
-        self._waiting: dict[str, LuckRequest] = {}
+        self._results: dict[tuple[UUID, int], tuple[int, Luck | str]] = {}
+        self._is_read = False
+        self._waiting: dict[tuple[UUID, int], LuckRequest] = {}
         self._prices: dict[tuple[str, Interval, datetime, datetime], Prices] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def result(self, key: str, request: LuckRequest) -> Luck | str:
-        """Return the comparison of an entrant with luck, or why there is none (yet)."""
-        count = len(request.trades)
-        if count < TRADES_MIN:
-            return f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
-        known = self._results.get(key)
-        if known is None or not known[0] <= count < max(known[0] + 1, (1 + NEW_TRADES_SHARE) * known[0]):
-            self._waiting[key] = request
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._work(), name="comparison with luck")
-                self._task.add_done_callback(log_bug)
-        return COMPUTING if known is None else known[1]
+    async def results(self, requests: Sequence[LuckRequest]) -> list[Luck | str]:
+        """Return the comparison of each entrant with luck, or why there is none (yet).
+
+        :raises Unavailable: the database cannot answer now
+        """
+        if not self._is_read:
+            await self._read()
+        found = [self._result(request) for request in requests]
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._work(), name="comparison with luck")
+            self._task.add_done_callback(log_bug)
+        return found
 
     async def settle(self) -> None:
         """Wait until all that was asked for is computed."""
@@ -78,26 +95,58 @@ class LuckTable:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _work(self) -> None:
-        while self._waiting:
-            key = next(iter(self._waiting))
-            request = self._waiting.pop(key)
-            began_s = time.monotonic()
-            try:
-                found = await self._compute(key, request)
-            except MarketUnavailable as error:
-                found = f"the candles of the period are not available now: {error}"
-            self._results[key] = len(request.trades), found
-            await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
-        self._prices.clear()
+    def _result(self, request: LuckRequest) -> Luck | str:
+        count = len(request.trades)
+        if count < TRADES_MIN:
+            return f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
+        if not self._is_current(request):
+            self._waiting[request.key] = request
+        known = self._results.get(request.key)
+        return COMPUTING if known is None else known[1]
 
-    async def _compute(self, key: str, request: LuckRequest) -> Luck | str:
+    def _is_current(self, request: LuckRequest) -> bool:
+        """Return whether the entrant has a result, made of nearly as many trades."""
+        if request.key not in self._results:
+            return False
+        known = self._results[request.key][0]
+        return known <= len(request.trades) < max(known + 1, (1 + NEW_TRADES_SHARE) * known)
+
+    async def _read(self) -> None:
+        """Read the stored results that are newer than those in memory."""
+        async with self._database.connection() as conn:
+            for stored in await select_luck(conn):
+                key = stored.run_id, stored.entrant
+                if key not in self._results or self._results[key][0] < stored.completed:
+                    self._results[key] = stored.completed, stored.luck
+        self._is_read = True
+
+    async def _work(self) -> None:
+        try:
+            await self._read()  # of another process
+            while self._waiting:
+                request = self._waiting.pop(next(iter(self._waiting)))
+                if not self._is_current(request):
+                    began_s = time.monotonic()
+                    await self._keep(request, await self._compute(request))
+                    await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
+        except Unavailable as error:
+            log.warning("comparisons with luck wait for the database: %s", error)
+
+    async def _keep(self, request: LuckRequest, found: Luck | str) -> None:
+        count = len(request.trades)
+        self._results[request.key] = count, found
+        if self._is_saving and not isinstance(found, str):
+            async with self._database.connection() as conn:
+                await upsert_luck(conn, StoredLuck(*request.key, count, found))
+
+    async def _compute(self, request: LuckRequest) -> Luck | str:
         start, end = floor_time(request.start, _HOUR), floor_time(request.end, _HOUR)
         interval = next((name for span, name in _STEPS if end - start <= span), _LONG_STEP)
-        prices = {
-            symbol: await self._load(symbol, interval, start, end)
-            for symbol in sorted({trade.symbol for trade in request.trades} & self._rules.markets.keys())
-        }
+        symbols = sorted({trade.symbol for trade in request.trades} & self._rules.markets.keys())
+        try:
+            prices = {symbol: await self._load(symbol, interval, start, end) for symbol in symbols}
+        except MarketUnavailable as error:
+            return f"the candles of the period are not available now: {error}"
         costs = {
             symbol: Costs(
                 float(self._rules.taker_rate),
@@ -107,17 +156,21 @@ class LuckTable:
             )
             for symbol in prices
         }
-        digest = blake2b(f"{self._seed}:{key}:{len(request.trades)}".encode(), digest_size=8).digest()
-        seed, step = int.from_bytes(digest), INTERVALS[interval]
+        key = f"{self._seed}:{request.run.run.model_id}#{request.entrant}:{len(request.trades)}"
+        seed, step = int.from_bytes(blake2b(key.encode(), digest_size=8).digest()), INTERVALS[interval]
         return await asyncio.to_thread(lambda: try_luck(own_trades(request), prices, costs, step, seed))
 
     async def _load(self, symbol: str, interval: Interval, start: datetime, end: datetime) -> Prices:
+        """Return the prices of a period, which most entrants of an hour share."""
         key = (symbol, interval, start, end)
         if key not in self._prices:
             candles = await self._market.past_candles(symbol, interval, start, end)
-            hours = (end - start) // _HOUR
+            hours, step = (end - start) // _HOUR, INTERVALS[interval]
             funding = [float(self._market.funding_rate(symbol, start + n * _HOUR)) for n in range(1, hours + 1)]
-            self._prices[key] = Prices(filled(candles, start, end, INTERVALS[interval]), INTERVALS[interval], funding)
+            made = await asyncio.to_thread(lambda: Prices(filled(candles, start, end, step), step, funding))
+            while len(self._prices) >= PRICES_MAX:
+                del self._prices[next(iter(self._prices))]
+            self._prices[key] = made
         return self._prices[key]
 
 

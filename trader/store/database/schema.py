@@ -132,12 +132,16 @@ ALTER TABLE IF EXISTS commands
 """
 """Allows the command `reset`."""
 
+LUCK: Final = "SELECT 1;"
+"""Changes nothing that exists: the table `luck` comes from schema.sql."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
     4: VENUE_ACCOUNTS,
     5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL,
     6: RESET_BY_OPERATOR,
+    7: LUCK,
 }
 """Each step by the version that it leads to."""
 

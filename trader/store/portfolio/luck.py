@@ -1,0 +1,45 @@
+"""SQL of luck: the comparisons of entrants with random traders."""
+
+from typing import NamedTuple
+from uuid import UUID
+
+from trader.domain.portfolio.luck import Luck
+from trader.store.database.pool import Connection
+
+
+class StoredLuck(NamedTuple):
+    """A comparison, made when the entrant had completed so many trades in the run."""
+
+    run_id: UUID
+    entrant: int
+    completed: int
+    luck: Luck
+
+
+SELECT_LUCK = """
+SELECT l.run_id, l.entrant, l.completed, l.trades, l.return_percent, l.quantile_percent, l.p_value, l.low_percent,
+       l.median_percent, l.high_percent
+FROM luck l JOIN runs r ON r.id = l.run_id AND r.ended_at IS NULL
+ORDER BY l.run_id, l.entrant
+"""
+
+
+async def select_luck(conn: Connection) -> list[StoredLuck]:
+    """Return the comparisons of the current runs."""
+    return [StoredLuck(row[0], row[1], row[2], Luck(*row[3:])) for row in await conn.fetch(SELECT_LUCK)]
+
+
+UPSERT_LUCK = """
+INSERT INTO luck (run_id, entrant, completed, trades, return_percent, quantile_percent, p_value, low_percent,
+                  median_percent, high_percent)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+ON CONFLICT (run_id, entrant) DO UPDATE
+SET completed = excluded.completed, trades = excluded.trades, return_percent = excluded.return_percent,
+    quantile_percent = excluded.quantile_percent, p_value = excluded.p_value, low_percent = excluded.low_percent,
+    median_percent = excluded.median_percent, high_percent = excluded.high_percent
+"""
+
+
+async def upsert_luck(conn: Connection, found: StoredLuck) -> None:
+    """Save a comparison in place of the entrant's last one."""
+    await conn.execute(UPSERT_LUCK, *found[:3], *found.luck)
