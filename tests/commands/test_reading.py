@@ -164,7 +164,7 @@ async def test_status_shows_what_the_service_says_of_its_health(
     assert (found.code, found.out.splitlines()[-1]) == (0, "all well"), "the service may be on another machine"
     assert f"no service answers at http://localhost:{elsewhere}: " in found.out
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        monkeypatch.setattr("trader.commands.status._ASK_S", 0.1)
+        monkeypatch.setattr("trader.commands.status.ASK_S", 0.1)
         monkeypatch.setenv("PORT", str(hanging.getsockname()[1]))
         found = await call("status")
         assert (found.code, found.out.count("NOT well    no service answers at")) == (1, 1)

@@ -22,7 +22,7 @@ _SILENT: Final = timedelta(seconds=30)
 """A leader records its schedulers more often."""
 
 
-_ASK_S: Final = 3.0
+ASK_S: Final = 3.0
 """How long the service may take to answer; it waits for its database for a second."""
 
 
@@ -71,14 +71,14 @@ async def _find_health(options: argparse.Namespace) -> Health:
 async def _ask(url: str) -> Health:
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_S)) as http,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as http,
             http.get(f"{url}/api/health", allow_redirects=False) as response,
         ):
             return Health(url, msgspec.json.decode(await response.read(), type=HealthReport))
     except msgspec.DecodeError:
         return Health(url, problem=f"something else than trader answers at {url}")
     except TimeoutError:
-        return Health(url, problem=f"no service answers at {url} within {_ASK_S:g} s", hangs=True)
+        return Health(url, problem=f"no service answers at {url} within {ASK_S:g} s", hangs=True)
     except aiohttp.ClientConnectorError as error:
         return Health(url, problem=f"no service answers at {url}: {error.strerror}")
     except aiohttp.ClientError as error:
