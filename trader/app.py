@@ -1,4 +1,4 @@
-"""Composition root: makes every part of the service once, in order, and ends them in reverse order."""
+"""The running service: starts its parts in order, serves HTTP, and ends everything in reverse order."""
 
 import asyncio
 import gc
@@ -6,61 +6,28 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Final
 
 from aiohttp import web
 
-from trader.api import connections, cors, health, metrics, openapi, rpc, stream_states, streams
-from trader.api.context import Context
+from trader.api import connections, cors, health, metrics, openapi, rpc, streams
 from trader.api.dashboard import page
-from trader.api.schemas.common import ENCODER
-from trader.clock import Clock, JumpWatch, SystemClock, iso
+from trader.clock import JumpWatch, SystemClock
+from trader.composition import Service, make_service
 from trader.domain.operations.alarms import Alarm, Cause
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
-from trader.external import ExternalSystems, open_external
-from trader.gateways.agents.anchor_sinks import make_sink
-from trader.gateways.agents.providers import Provider, find_outages, make_providers
-from trader.gateways.agents.taapi import make_supplier
-from trader.gateways.market.source import MarketSource
+from trader.external import open_external
 from trader.gateways.operations.notifications import Heartbeat, make_sinks
 from trader.gateways.operations.supervisor import ALIVE, READY, STOPPING, Supervisor
-from trader.gateways.sources import make_recorder
 from trader.history import write_demo_history
-from trader.leadership import Leadership, Relay, TradingControls
-from trader.schedulers import Schedulers, describe_error, jobs
-from trader.services.agents.anchors import Anchors
-from trader.services.agents.schedule import Agents
-from trader.services.events import EventBus
-from trader.services.exchange.accounts import Accounts, log_trades
-from trader.services.exchange.halts import Halts
-from trader.services.exchange.ledger_writer import LedgerWriter
-from trader.services.exchange.paper import PaperExchange
-from trader.services.exchange.protocol import Exchange
-from trader.services.exchange.read_only import ReadOnlyExchange
-from trader.services.live.drift import DriftRecorder
-from trader.services.live.exchange import LiveExchange
-from trader.services.market.feed import MarketFeed
-from trader.services.market.followed import FollowedMarket
+from trader.schedulers import describe_error
 from trader.services.operations.alarms import Alarms, send_heartbeats
-from trader.services.operations.loss_limits import LossLimits
-from trader.services.operations.operator_commands import OperatorCommands
-from trader.services.portfolio.analytics import Analytics
-from trader.services.portfolio.baselines import Baselines
-from trader.services.portfolio.evidence import Evidence
-from trader.services.portfolio.luck import LuckTable
-from trader.services.portfolio.run_statistics import CurrentRuns
-from trader.services.portfolio.snapshots import Portfolio
-from trader.services.relay import LeaderView, RelayedQuote, RelayReader, RelayWriter
 from trader.settings import Settings
-from trader.store.database.leadership import SILENCE_S, LeaderLock
-from trader.store.database.partitions import ensure_partitions
-from trader.store.database.pool import Database
-from trader.store.exchange.accounts import select_lived_until
 from trader.store.operations.halts import select_halts
 
 log = logging.getLogger("trader")
@@ -74,23 +41,6 @@ _READY_S: Final = 30.0
 
 
 _CLOCK_EVERY_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """The parts of the running service that its HTTP application and its tasks use."""
-
-    context: Context
-    database: Database
-    accounts: Accounts
-    providers: Mapping[str, Provider]
-    hubs: streams.Hubs
-    schedulers: Schedulers
-    controls: TradingControls
-    leadership: Leadership
-    anchors: Anchors
-    alarms: Alarms
-    started_at: datetime
 
 
 async def serve(settings: Settings, supervisor: Supervisor) -> None:
@@ -122,7 +72,7 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
             stack.callback(one.close)
         if not await _finishes(write_demo_history(settings, external), stop):
             return
-        service = await _make_service(settings, external, alarms, stack)
+        service = await make_service(settings, external, alarms, stack)
         freeze_startup_objects()
         if not await _finishes(service.leadership.take_role(), stop):  # lead or stand by
             return
@@ -254,133 +204,15 @@ async def _read_statistics(service: Service) -> None:
     log.info("the statistics of the current runs were read in %.1f s", time.monotonic() - began_s)
 
 
-async def _make_service(
-    settings: Settings, external: ExternalSystems, alarms: Alarms, stack: AsyncExitStack
-) -> Service:
-    database, events = external.database, EventBus()
-    events.subscribe(log_trades)
-    events.subscribe(alarms.on_event)
-    followed = RelayReader(database, events)
-    leader = followed if settings.role == "reader" else None
-    source = external.source if leader is None else FollowedMarket(external.source, leader)
-    clock = await _make_clock(source, external)
-    recorder = make_recorder(settings, source) if leader is None else None
-    market = MarketFeed(source, clock, recorder=recorder)
-    accounts = Accounts(database, LedgerWriter(database), events)
-    halts = Halts(database, clock, events)
-    exchange: Exchange
-    if leader is not None:
-        exchange = ReadOnlyExchange(market, clock, settings, accounts, leader)
-    elif (venue := external.venue_accounts) is None:
-        exchange = PaperExchange(database, market, clock, settings, accounts, halts)
-    else:
-        drift = DriftRecorder(database)
-        exchange = LiveExchange(database, market, clock, events, settings, venue, accounts, halts, drift)
-    limits = LossLimits(database, exchange, halts, settings)
-    controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
-    providers = make_providers(settings)
-    alarms.providers = lambda: find_outages(providers)
-    stack.push_async_callback(providers.close)
-    supplier = make_supplier(settings, clock)
-    if supplier is not None:
-        stack.push_async_callback(supplier.close)
-    runs, luck = CurrentRuns(database), LuckTable(database, market, settings)
-    stack.push_async_callback(luck.close)
-    context = Context(
-        settings=settings,
-        clock=clock,
-        market=market,
-        exchange=exchange,
-        portfolio=Portfolio(database, exchange, clock, settings, leader),
-        analytics=Analytics(database, exchange, clock, runs),
-        evidence=Evidence(database, runs, luck, clock),
-        agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier, leader=leader),
-    )
-    baselines = Baselines(database, exchange, market, clock, settings)
-    schedulers = _make_schedulers(context, events, baselines)
-    hubs = streams.Hubs(stream_states.state_loaders(context), events, clock)
-    await hubs.start()
-    stack.push_async_callback(hubs.close)
-    # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
-    silence_s = SILENCE_S if external.venue_accounts is None else 0
-    lock = None if leader is not None else LeaderLock(external.dsn, silence_s)
-    relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
-    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines, relay)
-    alarms.is_leader = lambda: leadership.role == "leader"
-    sink = make_sink(settings.anchor_url)
-    if sink is not None:
-        stack.push_async_callback(sink.close)
-    anchors = Anchors(database, sink, lambda: leadership.role == "leader")
-    return Service(
-        context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, alarms, clock.now()
-    )
-
-
-async def _make_clock(source: MarketSource, external: ExternalSystems) -> Clock:
-    """Return the clock of the market, from where the last process left off."""
-    async with external.database.connection() as conn:
-        clock = source.clock(resume_at=await select_lived_until(conn))
-        if external.is_written:
-            await ensure_partitions(conn, clock.now())
-    log.info("the market's time is %s", iso(clock.now()))
-    return clock
-
-
-def leader_view(context: Context) -> LeaderView:
-    """Return what the leader shows to the processes that follow it."""
-    market = context.market
-    troubles = {symbol: trouble for symbol in market.markets if (trouble := market.trouble(symbol)) is not None}
-    return LeaderView(
-        now=context.clock.now(),
-        updated_at=market.last_update_at,
-        quotes=tuple(RelayedQuote(q.symbol, q.at, q.bid, q.ask, q.mark) for q in market.quotes().values()),
-        markets=tuple(market.markets.values()),
-        market_troubles=troubles,
-        account_troubles=dict(context.exchange.troubles),
-        warning=context.agents.warning(),
-        snapshots_created=context.portfolio.created,
-    )
-
-
-def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -> Schedulers:
-    async def start_batch(now: datetime) -> None:
-        await context.agents.start_batch(now)
-        await baselines.decide(now, {model.variant for model in context.agents.models.values() if model.active})
-
-    async def take_snapshots(now: datetime) -> None:
-        await context.portfolio.take_snapshots(now)
-        await baselines.record(now)
-
-    return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)
-
-
 def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
-    context, leadership, halts = service.context, service.leadership, service.controls.halts
+    context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     page.setup(app, context.settings)  # before the procedures, whose last route answers every path that no other has
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
     streams.setup(app, service.hubs)
-    health_sources = health.HealthSources(
-        clock=context.clock,
-        started_at=service.started_at,
-        trading_mode=context.settings.trading_mode,
-        ping=service.database.ping,
-        market=context.market,
-        hubs=service.hubs.all,
-        schedulers=service.schedulers.status,
-        role=lambda: leadership.role,
-        lag_s=lambda: leadership.lag_s,
-        running=leadership.running_schedulers,
-        troubles=lambda: context.exchange.troubles,
-        models_running=context.agents.running,
-        models_waiting=context.agents.waiting,
-        write_trouble=lambda: service.database.write_trouble,
-        halts=lambda: halts.in_force,
-        budgets=lambda: context.agents.budgets.states(context.agents.models),
-        report=service.alarms.watch,
-    )
+    health_sources = _health_sources(service)
     health.setup(app, health_sources)
     if context.settings.metrics == "on":
         metrics.setup(
@@ -405,6 +237,29 @@ def build_app(service: Service) -> web.Application:
     app.on_response_prepare.append(health.lag_header(health_sources))
     cors.setup(app, context.settings)
     return app
+
+
+def _health_sources(service: Service) -> health.HealthSources:
+    context, leadership, halts = service.context, service.leadership, service.controls.halts
+    return health.HealthSources(
+        clock=context.clock,
+        started_at=service.started_at,
+        trading_mode=context.settings.trading_mode,
+        ping=service.database.ping,
+        market=context.market,
+        hubs=service.hubs.all,
+        schedulers=service.schedulers.status,
+        role=lambda: leadership.role,
+        lag_s=lambda: leadership.lag_s,
+        running=leadership.running_schedulers,
+        troubles=lambda: context.exchange.troubles,
+        models_running=context.agents.running,
+        models_waiting=context.agents.waiting,
+        write_trouble=lambda: service.database.write_trouble,
+        halts=lambda: halts.in_force,
+        budgets=lambda: context.agents.budgets.states(context.agents.models),
+        report=service.alarms.watch,
+    )
 
 
 async def _listen(service: Service, settings: Settings, sockets: Sequence[socket.socket], stack: AsyncExitStack) -> int:

@@ -57,7 +57,7 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
 async def _open_venue(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:
     """Return the accounts at a real venue; None on paper, and for a reader.
 
-    Nothing but this and `app.py` knows the mode.
+    Nothing but this and the composition root knows the mode.
 
     :raises StartError: the venue's SDK is missing or cannot sign
     """

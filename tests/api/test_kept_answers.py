@@ -22,7 +22,7 @@ from trader.api import rpc
 from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.response_cache import Answer, ResponseCache
-from trader.app import leader_view
+from trader.composition import leader_view
 from trader.domain.models import VariantId
 from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.leadership import Leadership, Relay

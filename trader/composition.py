@@ -1,0 +1,182 @@
+"""Composition root: makes every part of the service once, in order, and hands to each what it shares with others."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+
+from trader.api import stream_states, streams
+from trader.api.context import Context
+from trader.api.schemas.common import ENCODER
+from trader.clock import Clock, iso
+from trader.external import ExternalSystems
+from trader.gateways.agents.anchor_sinks import make_sink
+from trader.gateways.agents.providers import Provider, find_outages, make_providers
+from trader.gateways.agents.taapi import make_supplier
+from trader.gateways.market.source import MarketSource
+from trader.gateways.sources import make_recorder
+from trader.leadership import Leadership, Relay, TradingControls
+from trader.schedulers import Schedulers, jobs
+from trader.services.agents.anchors import Anchors
+from trader.services.agents.schedule import Agents
+from trader.services.events import EventBus
+from trader.services.exchange.accounts import Accounts, log_trades
+from trader.services.exchange.halts import Halts
+from trader.services.exchange.ledger_writer import LedgerWriter
+from trader.services.exchange.paper import PaperExchange
+from trader.services.exchange.protocol import Exchange
+from trader.services.exchange.read_only import ReadOnlyExchange
+from trader.services.live.drift import DriftRecorder
+from trader.services.live.exchange import LiveExchange
+from trader.services.market.feed import MarketFeed
+from trader.services.market.followed import FollowedMarket
+from trader.services.operations.alarms import Alarms
+from trader.services.operations.loss_limits import LossLimits
+from trader.services.operations.operator_commands import OperatorCommands
+from trader.services.portfolio.analytics import Analytics
+from trader.services.portfolio.baselines import Baselines
+from trader.services.portfolio.evidence import Evidence
+from trader.services.portfolio.luck import LuckTable
+from trader.services.portfolio.run_statistics import CurrentRuns
+from trader.services.portfolio.snapshots import Portfolio
+from trader.services.relay import LeaderView, RelayedQuote, RelayReader, RelayWriter
+from trader.settings import Settings
+from trader.store.database.leadership import SILENCE_S, LeaderLock
+from trader.store.database.partitions import ensure_partitions
+from trader.store.database.pool import Database
+from trader.store.exchange.accounts import select_lived_until
+
+log = logging.getLogger("trader")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts of the running service that its HTTP application and its tasks use."""
+
+    context: Context
+    database: Database
+    accounts: Accounts
+    providers: Mapping[str, Provider]
+    hubs: streams.Hubs
+    schedulers: Schedulers
+    controls: TradingControls
+    leadership: Leadership
+    anchors: Anchors
+    alarms: Alarms
+    started_at: datetime
+
+
+async def make_service(settings: Settings, external: ExternalSystems, alarms: Alarms, stack: AsyncExitStack) -> Service:
+    """Make every part of the service, and let the stack end those that have an end."""
+    database, events = external.database, EventBus()
+    events.subscribe(log_trades)
+    events.subscribe(alarms.on_event)
+    followed = RelayReader(database, events)
+    leader = followed if settings.role == "reader" else None
+    source = external.source if leader is None else FollowedMarket(external.source, leader)
+    clock = await _make_clock(source, external)
+    recorder = make_recorder(settings, source) if leader is None else None
+    market = MarketFeed(source, clock, recorder=recorder)
+    accounts = Accounts(database, LedgerWriter(database), events)
+    halts = Halts(database, clock, events)
+    exchange = _make_exchange(settings, external, market, clock, events, accounts, halts, leader)
+    limits = LossLimits(database, exchange, halts, settings)
+    controls = TradingControls(halts, limits, OperatorCommands(database, exchange, halts, limits))
+    providers = make_providers(settings)
+    alarms.providers = lambda: find_outages(providers)
+    stack.push_async_callback(providers.close)
+    supplier = make_supplier(settings, clock)
+    if supplier is not None:
+        stack.push_async_callback(supplier.close)
+    runs, luck = CurrentRuns(database), LuckTable(database, market, settings)
+    stack.push_async_callback(luck.close)
+    context = Context(
+        settings=settings,
+        clock=clock,
+        market=market,
+        exchange=exchange,
+        portfolio=Portfolio(database, exchange, clock, settings, leader),
+        analytics=Analytics(database, exchange, clock, runs),
+        evidence=Evidence(database, runs, luck, clock),
+        agents=Agents(database, exchange, market, clock, events, settings, providers, supplier=supplier, leader=leader),
+    )
+    baselines = Baselines(database, exchange, market, clock, settings)
+    schedulers = _make_schedulers(context, events, baselines)
+    hubs = streams.Hubs(stream_states.state_loaders(context), events, clock)
+    await hubs.start()
+    stack.push_async_callback(hubs.close)
+    lock = None if leader is not None else _make_lock(external)
+    relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
+    leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines, relay)
+    alarms.is_leader = lambda: leadership.role == "leader"
+    sink = make_sink(settings.anchor_url)
+    if sink is not None:
+        stack.push_async_callback(sink.close)
+    anchors = Anchors(database, sink, alarms.is_leader)
+    return Service(
+        context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, alarms, clock.now()
+    )
+
+
+def _make_exchange(
+    settings: Settings,
+    external: ExternalSystems,
+    market: MarketFeed,
+    clock: Clock,
+    events: EventBus,
+    accounts: Accounts,
+    halts: Halts,
+    leader: RelayReader | None,
+) -> Exchange:
+    """Return the exchange of the settings. Nothing but this and `open_external` knows which it is."""
+    if leader is not None:
+        return ReadOnlyExchange(market, clock, settings, accounts, leader)
+    database, venue = external.database, external.venue_accounts
+    if venue is None:
+        return PaperExchange(database, market, clock, settings, accounts, halts)
+    drift = DriftRecorder(database)
+    return LiveExchange(database, market, clock, events, settings, venue, accounts, halts, drift)
+
+
+def _make_lock(external: ExternalSystems) -> LeaderLock:
+    # A silent leader's lock is freed on paper only: the venue cannot refuse the orders of a leader whose term is over.
+    return LeaderLock(external.dsn, SILENCE_S if external.venue_accounts is None else 0)
+
+
+async def _make_clock(source: MarketSource, external: ExternalSystems) -> Clock:
+    """Return the clock of the market, from where the last process left off."""
+    async with external.database.connection() as conn:
+        clock = source.clock(resume_at=await select_lived_until(conn))
+        if external.is_written:
+            await ensure_partitions(conn, clock.now())
+    log.info("the market's time is %s", iso(clock.now()))
+    return clock
+
+
+def leader_view(context: Context) -> LeaderView:
+    """Return what the leader shows to the processes that follow it."""
+    market = context.market
+    troubles = {symbol: trouble for symbol in market.markets if (trouble := market.trouble(symbol)) is not None}
+    return LeaderView(
+        now=context.clock.now(),
+        updated_at=market.last_update_at,
+        quotes=tuple(RelayedQuote(q.symbol, q.at, q.bid, q.ask, q.mark) for q in market.quotes().values()),
+        markets=tuple(market.markets.values()),
+        market_troubles=troubles,
+        account_troubles=dict(context.exchange.troubles),
+        warning=context.agents.warning(),
+        snapshots_created=context.portfolio.created,
+    )
+
+
+def _make_schedulers(context: Context, events: EventBus, baselines: Baselines) -> Schedulers:
+    async def start_batch(now: datetime) -> None:
+        await context.agents.start_batch(now)
+        await baselines.decide(now, {model.variant for model in context.agents.models.values() if model.active})
+
+    async def take_snapshots(now: datetime) -> None:
+        await context.portfolio.take_snapshots(now)
+        await baselines.record(now)
+
+    return Schedulers(jobs(events, start_batch, take_snapshots), context.clock)
