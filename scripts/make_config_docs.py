@@ -7,7 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from trader.settings import PROVIDERS, VARIABLES
+from trader.provider_settings import PROVIDERS
+from trader.settings import VARIABLES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "configuration.md"

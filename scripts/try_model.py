@@ -43,6 +43,7 @@ from trader.errors import TraderError
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
+from trader.provider_settings import PROVIDERS
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
 from trader.services.agents.payloads import Packer, unpacked
@@ -54,7 +55,7 @@ from trader.services.exchange.halts import Halts
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
-from trader.settings import PROVIDERS, Settings
+from trader.settings import Settings
 from trader.store.agents.invocations import select_payloads, select_steps, select_tool_calls, upsert_model
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Database

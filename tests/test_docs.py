@@ -14,9 +14,10 @@ from trader.api import rpc, streams
 from trader.clock import SystemClock
 from trader.domain.market.markets import MARKETS
 from trader.domain.money import format_decimal
+from trader.provider_settings import PROVIDERS
 from trader.schedulers import jobs
 from trader.services.events import EventBus
-from trader.settings import PRESETS, PROVIDERS, VARIABLES
+from trader.settings import PRESETS, VARIABLES
 from trader.variants import VARIANTS
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,9 @@ from trader.commands.serve import settings_help
 from trader.domain.market.presets import PRESET_MARKETS
 from trader.dotenv import parse_dotenv, quoted, read_dotenv
 from trader.errors import SettingsError
+from trader.provider_settings import PROVIDERS
 from trader.setting_forms import Secret
-from trader.settings import PRESETS, PROVIDERS, VARIABLES, Settings, find_risks, read_database_url
+from trader.settings import PRESETS, VARIABLES, Settings, find_risks, read_database_url
 
 KEY = {"OPENAI_API_KEY": "sk-one"}
 ROOT = Path(__file__).parents[1]

@@ -65,6 +65,16 @@ class Form(NamedTuple, Generic[T]):
         return value
 
 
+def parse_setting(name: str, form: Form[T], text: str, problems: list[str]) -> T | None:
+    """Parse the text of a variable; add a problem and return None when it does not have the form."""
+    try:
+        return form.parse(text) if text else None
+    except ValueError:
+        shown = "" if form.is_secret or "@" in text else f", got {text[:60]!r}"  # before an @ there may be a password
+        problems.append(f"{name}: expected {form.expected}{shown}")
+        return None
+
+
 def one_of(*choices: str) -> Form[str]:
     return Form("one of " + ", ".join(choices), "|".join(choices), str)
 

@@ -4,25 +4,22 @@ Each field of `Settings` carries its `Variable`: name, default, form of the text
 `.env.example` and the table of settings in the documentation are derived from these fields.
 """
 
-import difflib
-import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, get_origin, get_type_hints
 
 import msgspec
 
 from trader import setting_forms as forms
 from trader.dotenv import read_dotenv
 from trader.errors import SettingsError
-from trader.setting_forms import Form, Secret
-
-T = TypeVar("T")
+from trader.provider_settings import KEY_NAME, ProviderSettings, read_providers
+from trader.setting_checks import find_contradictions, find_misspelled
+from trader.setting_forms import Form, Secret, parse_setting
 
 
 class Variable(NamedTuple):
@@ -54,13 +51,6 @@ PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
 """The settings that each VENUE_PRESET gives another default; sources and dates are in docs/exchange.md."""
 
 _BY_PRESET: Final = "that of VENUE_PRESET"
-
-
-class ProviderSettings(msgspec.Struct, frozen=True):
-    """Settings of one AI provider; without `base_url` its own public address is used."""
-
-    base_url: str | None
-    keys: tuple[Secret, ...]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,7 +268,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         file = read_dotenv(dotenv)
         texts = _merged_texts(environ, file.values)
-        problems = [*file.problems, *_misspelled((*file.values, *environ))]
+        problems = [
+            *file.problems,
+            *find_misspelled((*file.values, *environ), (variable.name for variable in VARIABLES.values())),
+        ]
         is_live = texts.get("TRADING_MODE") == "live"
         values: dict[str, Any] = {}
         follows_venue = texts.get("MARKET_SOURCE", "synthetic" if demo else "venue") == "venue"
@@ -287,9 +280,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for field, variable in VARIABLES.items():
             special = variable.demo_default if demo else variable.live_default if is_live else None
             text = texts.get(variable.name, special or figures.get(variable.name, variable.default))
-            values[field] = _parse(variable.name, variable.form, text, problems)
-        values["providers"] = _read_providers(texts, problems)
-        problems += _contradictions(values, problems, demo=demo)
+            values[field] = parse_setting(variable.name, variable.form, text, problems)
+        values["providers"] = read_providers(texts, problems)
+        problems += find_contradictions(values, problems, demo=demo)
         if problems:
             raise SettingsError(problems)
         values["server_url"] = values["server_url"] or local_address(values["host"], values["port"])
@@ -306,15 +299,6 @@ VARIABLES: Final[Mapping[str, Variable]] = {
 }
 """The variable of each field of `Settings`."""
 
-PROVIDERS: Final = ("openrouter", "nim", "mistral", "openai")
-KEY_NAMES: Final = tuple(f"{provider.upper()}_API_KEY" for provider in PROVIDERS)
-BASE_URL_NAMES: Final = tuple(f"{provider.upper()}_BASE_URL" for provider in PROVIDERS)
-_OWN_PREFIXES: Final = ("SIM_", "VENUE_", "REPLAY_", "MARKET_", "TRADING_")
-"""Names that begin so are taken for settings of this service, in the environment too."""
-
-_KEY_NAME: Final = re.compile(rf"({'|'.join(PROVIDERS).upper()})_API_KEY(?:_?([0-9]{{1,3}}))?")
-
-
 TOKEN_CHARACTERS: Final = 16
 """An API_TOKEN below this length can be guessed."""
 
@@ -330,7 +314,7 @@ def find_risks(settings: Settings, dotenv: Path) -> list[str]:
         risks.append(f"HOST={settings.host} without API_TOKEN: whoever reaches port {settings.port} can place orders")
     secrets = {variable.name for variable in VARIABLES.values() if variable.form.is_secret}
     in_file = read_dotenv(dotenv).values
-    has_secrets = any(name in secrets or _KEY_NAME.fullmatch(name) for name in in_file)
+    has_secrets = any(name in secrets or KEY_NAME.fullmatch(name) for name in in_file)
     if has_secrets and dotenv.stat().st_mode & stat.S_IROTH:
         risks.append(f"{dotenv} holds secrets and every user of this machine can read it: chmod 600 {dotenv}")
     return risks
@@ -343,7 +327,7 @@ def read_some(environ: Mapping[str, str], dotenv: Path | None, *fields: str) -> 
     """
     texts, problems = _merged_texts(environ, read_dotenv(dotenv).values), list[str]()
     variables = [VARIABLES[field] for field in fields]
-    values = [_parse(one.name, one.form, texts.get(one.name, one.default), problems) for one in variables]
+    values = [parse_setting(one.name, one.form, texts.get(one.name, one.default), problems) for one in variables]
     if problems:
         raise SettingsError(problems)
     return values
@@ -362,94 +346,6 @@ def _merged_texts(environ: Mapping[str, str], file: Mapping[str, str]) -> dict[s
     """Return the texts that are set; a blank text in the environment does not hide the one in the file."""
     pairs = [*file.items(), *environ.items()]
     return {name: text.strip() for name, text in pairs if text.strip()}
-
-
-def _parse(name: str, form: Form[T], text: str, problems: list[str]) -> T | None:
-    """Parse the text of a variable; add a problem and return None when it does not have the form."""
-    try:
-        return form.parse(text) if text else None
-    except ValueError:
-        shown = "" if form.is_secret or "@" in text else f", got {text[:60]!r}"  # before an @ there may be a password
-        problems.append(f"{name}: expected {form.expected}{shown}")
-        return None
-
-
-def _read_providers(texts: Mapping[str, str], problems: list[str]) -> Mapping[str, ProviderSettings]:
-    keys: dict[str, list[tuple[int, str, Secret]]] = {name: [] for name in PROVIDERS}
-    for name, text in texts.items():
-        if found := _KEY_NAME.fullmatch(name):
-            key = _parse(name, forms.SECRET, text, problems)
-            if key is not None:
-                keys[found.group(1).lower()].append((int(found.group(2) or 0), name, key))
-    providers = {}
-    for provider, name in zip(PROVIDERS, BASE_URL_NAMES, strict=True):
-        # An address may carry a key in its path, so a wrong one is not shown.
-        url = _parse(name, forms.WEB_ADDRESS._replace(is_secret=True), texts.get(name, ""), problems)
-        ordered = dict.fromkeys(key for _, _, key in sorted(keys[provider], key=lambda entry: entry[:2]))
-        if ordered or url is not None:
-            providers[provider] = ProviderSettings(url, tuple(ordered))
-    return MappingProxyType(providers)
-
-
-def _contradictions(values: Mapping[str, Any], problems: list[str], *, demo: bool) -> list[str]:
-    """Return the mistakes of settings that are valid each by itself."""
-    found = []
-    has_provider_problem = any(problem.startswith((*KEY_NAMES, *BASE_URL_NAMES)) for problem in problems)
-    is_reader = values["role"] == "reader"
-    if is_reader and values["database_url"] is None and not any(each.startswith("DATABASE_URL:") for each in problems):
-        found.append("DATABASE_URL: ROLE=reader needs the address of a leader's database or of a replica of it")
-    if not demo and not is_reader and not values["providers"] and not has_provider_problem:
-        found.append(
-            f"At least one AI provider is needed: set one of {', '.join(KEY_NAMES)}, or for a server of your own "
-            f"one of {', '.join(BASE_URL_NAMES)} (or start with --demo, which needs none)"
-        )
-    if values["trading_mode"] == "live":
-        found += _live_contradictions(values, problems, demo=demo, is_reader=is_reader)
-    kind, _, place = (values["market_source"] or "").partition(":")
-    if kind == "replay" and not Path(place).expanduser().exists():
-        found.append(f"MARKET_SOURCE: expected an existing folder or file of candles, got {place!r}")
-    if kind == "replay" and values["record"] == Path(place).expanduser():
-        found.append("RECORD: expected another folder than the one that is replayed")
-    start, end = values["replay_start"], values["replay_end"]
-    if start and end and start >= end:
-        found.append("REPLAY_END: expected a time after REPLAY_START")
-    return found
-
-
-def _live_contradictions(values: Mapping[str, Any], problems: list[str], *, demo: bool, is_reader: bool) -> list[str]:
-    if demo:
-        return ["TRADING_MODE: expected simulated with --demo, got 'live'"]
-    if is_reader:  # it trades nothing
-        return []
-    found = [
-        f"{name}: expected a value, which TRADING_MODE=live needs"
-        for name in ("VENUE_ACCOUNT_INDEX", "VENUE_API_KEY")
-        if values[name.lower()] is None and not any(problem.startswith(f"{name}:") for problem in problems)
-    ]
-    account = values["venue_account_index"]
-    if account is not None and values["live_confirm"] != account:
-        found.append(
-            "LIVE_CONFIRM: TRADING_MODE=live trades real money; to confirm it, expected the account that is traded: "
-            f"LIVE_CONFIRM={account}"
-        )
-    if values["market_source"] not in ("venue", None):
-        found.append("MARKET_SOURCE: expected venue, which TRADING_MODE=live needs")
-    return found
-
-
-def _misspelled(names: Iterable[str]) -> list[str]:
-    """Report names that nearly are a setting's, or begin like one. All others may belong to other programs."""
-    known = (*(variable.name for variable in VARIABLES.values()), *KEY_NAMES, *BASE_URL_NAMES)
-    found = []
-    for name in dict.fromkeys(names):
-        if name in known or _KEY_NAME.fullmatch(name):
-            continue
-        cutoff = 0.7 if name.upper().startswith(_OWN_PREFIXES) else 0.9
-        if close := difflib.get_close_matches(name.upper(), known, n=1, cutoff=cutoff):
-            found.append(f"{name}: expected the name of a setting; did you mean {close[0]}?")
-        elif cutoff < 0.9:
-            found.append(f"{name}: expected the name of a setting; --help lists them")
-    return found
 
 
 def local_address(host: str, port: int) -> str:

@@ -21,6 +21,7 @@ from trader.errors import SettingsError
 from trader.gateways.agents.cassette import ANSWERS, Cassette
 from trader.gateways.agents.providers import Provider, make_providers
 from trader.gateways.market.replay import ReplaySource
+from trader.provider_settings import PROVIDERS
 from trader.services.backtest.answers import KeptAnswers, Spending
 from trader.services.backtest.participant import DecisionSource, RuleAgentSource
 from trader.services.backtest.run import rule_models
@@ -31,7 +32,7 @@ from trader.services.backtest.sources import (
     RecordedSource,
     recorded_invocation,
 )
-from trader.settings import PROVIDERS, Settings
+from trader.settings import Settings
 from trader.store.agents.invocations import (
     select_invocations_within,
     select_models,

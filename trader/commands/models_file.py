@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trader.api.inputs import find_issues
 from trader.domain.models import CYCLE, RESERVED_REQUEST_FIELDS, Model, ModelConfiguration, ModelId, VariantId
 from trader.errors import Issue, SettingsError
-from trader.settings import PROVIDERS
+from trader.provider_settings import PROVIDERS
 
 ROOT_NAMES = ("models",)
 """The only name at the top of a file."""

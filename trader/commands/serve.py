@@ -14,7 +14,8 @@ from trader.commands.command import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Re
 from trader.dotenv import add_env_file_option
 from trader.errors import TraderError
 from trader.logs import configure_logs
-from trader.settings import BASE_URL_NAMES, KEY_NAMES, VARIABLES, Settings, find_risks
+from trader.provider_settings import BASE_URL_NAMES, KEY_NAMES
+from trader.settings import VARIABLES, Settings, find_risks
 
 log = logging.getLogger("trader")
 

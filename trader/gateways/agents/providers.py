@@ -9,7 +9,7 @@ from trader.domain.agents.conversation import ModelAnswer, ToolRequest, Turn
 from trader.domain.agents.tools import TOOL_NAMES, Decision
 from trader.domain.models import Model
 from trader.gateways.agents.chat import ChatClient, ProviderRow
-from trader.settings import PROVIDERS as CONFIGURABLE
+from trader.provider_settings import PROVIDERS as CONFIGURABLE
 from trader.settings import Settings
 from trader.variants import VARIANTS
 
