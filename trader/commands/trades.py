@@ -12,7 +12,7 @@ from trader.commands.database import FoundDatabase, database_command
 from trader.domain.money import format_decimal
 from trader.domain.portfolio.histories import WINDOWS, minute_end
 from trader.domain.portfolio.snapshots import value_account
-from trader.services.portfolio.leaderboard import Contestant, SortKey, make_board
+from trader.services.portfolio.leaderboard import Contestant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.invocations import select_models
 from trader.store.database.paging import Page
@@ -82,7 +82,8 @@ async def board(options: argparse.Namespace, found: FoundDatabase) -> Result:
         if variant in (None, model.variant) and model.id in runs and now is not None
         if (value := value_account(accounts[model.id], marks, now)) is not None
     ]
-    entries = [] if now is None else make_board(contestants, options.window, options.sort_by, minute_end(now))
+    window, at = options.window, None if now is None else minute_end(now)
+    entries = [] if at is None else make_board(make_entries(contestants, window, at), window, options.sort_by, at)
     heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
     listed = [LeaderboardRow.of(each, has_verdict=options.sort_by != "maxDrawdown") for each in entries]
     rows = [

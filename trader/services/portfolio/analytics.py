@@ -20,7 +20,7 @@ from trader.domain.portfolio.snapshots import value_account
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.figures import Figures
-from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board
+from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, Stint, make_figures
 from trader.store.agents import invocations as agents_store
 from trader.store.database.paging import Page
@@ -190,7 +190,8 @@ class Analytics:
             for model in models.values()
             if (equity := self._equity(model)) is not None
         ]
-        return make_board(contestants, window, sort_by, minute_end(self._clock.now()))
+        now = minute_end(self._clock.now())
+        return await asyncio.to_thread(make_board, make_entries(contestants, window, now), window, sort_by, now)
 
     async def failures(self, page: Page, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""

@@ -23,7 +23,7 @@ from trader.domain.portfolio.evidence import (
     judge_neighbours,
     mean_series,
     missing_trades,
-    state_return,
+    state_returns,
 )
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
@@ -68,9 +68,9 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     the entrant decided too few of its cycles. `since` is where the entry begins; `series` are all hours of the entrant,
     and `trades` all its trades, of replicates the mean. `attempt` is the number of its run, and `entrants` how many the
     run has had; of replicates the highest.
-    `evidence` is of the whole hours of the window. `tie`: a neighbour in the order has the same figure. `above` and
-    `below` are the verdicts on this model against those neighbours, over all hours of both; None where there is no
-    neighbour, and in an order that is not one of returns.
+    `evidence` is of the whole hours of the window, `trades_stated` their trades. `tie`: a neighbour in the order has
+    the same figure. `above` and `below` are the verdicts on this model against those neighbours, over all hours of
+    both; None where there is no neighbour, and in an order that is not one of returns.
     """
 
     model: Model
@@ -81,10 +81,11 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     start_value: Decimal
     end_value: Decimal
     trades_count: int
-    evidence: Statement
+    evidence: Statement = Statement(0, None)
     since: datetime
     series: ReturnSeries | None
     trades: int
+    trades_stated: int
     attempt: int = 1
     entrants: int = 1
     replicates: Replicates | None = None
@@ -94,13 +95,27 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     below: NeighbourVerdict | None = None
 
 
-def make_board(
-    contestants: Iterable[Contestant], window: RunWindow, sort_by: SortKey, now: datetime
-) -> list[LeaderboardEntry]:
-    """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one."""
+def make_entries(contestants: Iterable[Contestant], window: RunWindow, now: datetime) -> list[LeaderboardEntry]:
+    """Return an entry of each contestant, in no order and without evidence: all that is read of the runs."""
     hour = floor_to_bucket(now, _HOUR)
-    single = [_entry(contestant, window_start(window, now), hour, window) for contestant in contestants]
-    entries = [_merged(group, window, hour) for group in _groups(single)]
+    return [_entry(contestant, window_start(window, now), hour, window) for contestant in contestants]
+
+
+def make_board(
+    single: Sequence[LeaderboardEntry], window: RunWindow, sort_by: SortKey, now: datetime
+) -> list[LeaderboardEntry]:
+    """Return the entries best first: highest pnl, smallest drawdown; those without a rank after those with one.
+
+    Of a hundred models it takes some 30 ms, and may do so in a thread.
+    """
+    start = window_start(window, hour := floor_to_bucket(now, _HOUR))
+    entries = [_merged(group) for group in _groups(single)]
+    statements = state_returns(
+        (each.series and each.series.within(start, hour), each.trades_stated) for each in entries
+    )
+    entries = [
+        msgspec.structs.replace(entry, evidence=statement) for entry, statement in zip(entries, statements, strict=True)
+    ]
     entries.sort(key=lambda entry: (not entry.record.is_ranked, *_sort_key(entry, sort_by)))
     ranked = [
         msgspec.structs.replace(entry, rank=place if entry.record.is_ranked else None)
@@ -124,7 +139,7 @@ def _entry(contestant: Contestant, since: datetime, hour: datetime, window: RunW
         start_value=start,
         end_value=equity,
         trades_count=trades,
-        evidence=_window_evidence(series, window, hour, run.trades_after(max(window_start(window, hour), since))),
+        trades_stated=run.trades_after(max(window_start(window, hour), since)),
         since=since,
         series=series,
         trades=run.trades_after(run.entrant_since),
@@ -141,11 +156,6 @@ def _entrant_returns(run: RunStatistics, hour: datetime) -> ReturnSeries | None:
     return series.within(ceil_time(began_at, _HOUR), hour)
 
 
-def _window_evidence(series: ReturnSeries | None, window: RunWindow, hour: datetime, trades: int) -> Statement:
-    """Return what the whole hours of a window up to this one say about the return."""
-    return state_return(None if series is None else series.within(window_start(window, hour), hour), trades)
-
-
 # Replicates
 
 
@@ -159,7 +169,7 @@ def _groups(entries: Sequence[LeaderboardEntry]) -> list[list[LeaderboardEntry]]
     return list(groups.values())
 
 
-def _merged(group: list[LeaderboardEntry], window: RunWindow, hour: datetime) -> LeaderboardEntry:
+def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
     if len(group) == 1:
         return group[0]
     series = {entry.model.id: entry.series for entry in group if entry.series is not None}
@@ -183,7 +193,7 @@ def _merged(group: list[LeaderboardEntry], window: RunWindow, hour: datetime) ->
         start_value=_mean(group, lambda entry: entry.start_value),
         end_value=_mean(group, lambda entry: entry.end_value),
         trades_count=trades_count,
-        evidence=_window_evidence(joint, window, hour, trades_count // len(group)),
+        trades_stated=trades_count // len(group),
         since=min(entry.since for entry in group),
         series=joint,
         trades=sum(entry.trades for entry in group) // len(group),

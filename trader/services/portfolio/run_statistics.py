@@ -40,9 +40,6 @@ from trader.store.portfolio.analytics import CurrentRun, RunEntrant
 from trader.store.portfolio.baselines import select_baselines
 from trader.store.portfolio.snapshots import HourlyValue
 
-NEW_RUNS_AT_ONCE: Final = 2
-"""Runs that are read from their beginning in one statement: of a long season one has two thousand hours and trades."""
-
 _TURN_S: Final = 0.005
 """After how long the making of figures lets other tasks run."""
 
@@ -277,16 +274,14 @@ class CurrentRuns:
 
 
 def _batches(runs: Sequence[RunStatistics]) -> Iterator[Sequence[RunStatistics]]:
-    """Yield the runs that were read before all at once, since each has little that is new; the others a few at a time.
+    """Yield the runs that were read before all at once, since each has little that is new; the others one by one.
 
-    So even the first reading of a long season stays within the time of a statement.
+    Of a long season each has two thousand hours and trades, so that its reading alone takes a few milliseconds.
     """
     known = [run for run in runs if run.hours]
     if known:
         yield known
-    new = [run for run in runs if not run.hours]
-    for start in range(0, len(new), NEW_RUNS_AT_ONCE):
-        yield new[start : start + NEW_RUNS_AT_ONCE]
+    yield from ([run] for run in runs if not run.hours)
 
 
 async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
