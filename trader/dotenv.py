@@ -25,7 +25,11 @@ def add_env_file_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _existing_file(text: str) -> Path:
-    if not Path(text).is_file():
+    try:
+        is_file = Path(text).is_file()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be read ({error.strerror})") from None
+    if not is_file:
         raise argparse.ArgumentTypeError(f"expected a file, got {text!r}")
     return Path(text)
 

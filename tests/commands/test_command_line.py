@@ -78,3 +78,10 @@ def test_tables_align_text_to_the_left_and_figures_to_the_right() -> None:
 def test_values_for_programs_have_the_names_of_the_interface() -> None:
     value = {"the-id": Outcome(note="n")}
     assert to_wire(value) == {"the-id": {"cancelled": [], "closed": [], "left": [], "note": "n"}}
+
+
+def test_a_file_of_settings_that_cannot_be_looked_at_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--env-file", "x" * 300])
+    assert ended.value.code == 2
+    assert "cannot be read (File name too long)" in capsys.readouterr().err

@@ -389,18 +389,38 @@ async def test_stopping_twice_is_stopping_once(open_folder: Path) -> None:
         assert await ask(again, "SELECT 1") == 1
 
 
-async def test_a_tool_finds_the_server_of_a_service_that_others_cannot_reach(open_folder: Path) -> None:
+async def test_a_tool_finds_the_server_of_a_service_that_others_cannot_reach(
+    open_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As root finds that of a service which runs as a user of its own, with a home that is closed."""
     async with EmbeddedPostgres(open_folder / "pg", durable=False) as service:
         await service.ensure_database("trader_one")
         open_folder.chmod(0o700)
         try:
+            caplog.clear()
             async with EmbeddedPostgres(open_folder / "pg").attach() as tool:
+                assert not caplog.messages, "it says nothing of a place that it does not use"
                 assert not tool.is_own
                 assert service.is_own
                 assert await tool.databases() == ["trader_one"]
         finally:
             open_folder.chmod(0o755)
+
+
+@as_root
+async def test_root_makes_no_second_database_beside_that_of_another_user(open_folder: Path) -> None:
+    """As of a systemd unit with a user of its own, whose folder `nobody` cannot reach."""
+    data = open_folder / "pg" / "data"
+    data.mkdir(parents=True)
+    os.chown(data, 61_000, 61_000)
+    open_folder.chmod(0o700)
+    try:
+        for opened in (EmbeddedPostgres(open_folder / "pg").attach(), EmbeddedPostgres(open_folder / "pg")):
+            with pytest.raises(StartError, match=r"belongs to another user \(61000\)"):
+                async with opened:
+                    pass
+    finally:
+        open_folder.chmod(0o755)
 
 
 async def test_a_tool_of_another_user_is_refused(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

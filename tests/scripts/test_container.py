@@ -1,4 +1,4 @@
-"""The container: built by buildah from the Containerfile, and run as its documents say, on a read-only root."""
+"""The container, built by buildah and run as its documents say, on a read-only root; units of systemd and podman."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import tomllib
 import urllib.error
@@ -181,3 +182,30 @@ def test_the_unit_for_podman_and_the_compose_file_say_the_same() -> None:
     assert "-p 127.0.0.1:8081:8081" in containerfile
     assert "requirements.lock" in containerfile
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"] == ["version"]
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    unit = (ROOT / "scripts" / "packaging" / "trader.service").read_text(encoding="utf-8")
+    program = "/opt/trader/.venv/bin/python"
+    assert program in unit
+    (tmp_path / "trader.service").write_text(unit.replace(program, sys.executable), encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", tmp_path / "trader.service"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if "trader.service" in line], "it only warns of unknown names"
+
+
+def test_quadlet_makes_a_service_of_the_container() -> None:
+    quadlet = Path("/usr/libexec/podman/quadlet")
+    if not quadlet.exists():
+        pytest.skip("needs the quadlet of podman 4.4 or later")
+    done = subprocess.run(
+        [quadlet, "-dryrun"], env={"QUADLET_UNIT_DIRS": str(CONTAINER)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--sdnotify=container" in done.stdout
+    assert "-v /etc/trader.env:/run/settings:ro,Z,U" in done.stdout

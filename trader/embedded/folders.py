@@ -78,11 +78,20 @@ def server_account() -> ServerAccount | None:
 
 
 def data_place(folder: Path, account: ServerAccount | None) -> Path:
-    """Return the folder itself, or a shared place instead of it when `account` cannot reach the folder."""
+    """Return the folder itself, or a shared place instead of it when `account` cannot reach the folder.
+
+    :raises StartError: the folder cannot be made, or has the data of another user
+    """
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
         raise StartError(f"The database folder {folder} cannot be made: {error.strerror}.") from error
+    data = folder / "data"
+    if account is not None and data.exists() and (owner := data.stat().st_uid) not in (0, account.uid):
+        raise StartError(
+            f"The embedded database in {folder} belongs to another user ({owner}), and only that user may "
+            "start it. Run this command as that user or, other than `check`, while its service runs."
+        )
     if account is None or is_open_to_all(folder):
         return folder
     place = shared_place(folder.resolve())

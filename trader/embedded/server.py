@@ -155,7 +155,7 @@ class EmbeddedPostgres:
         folder = self._asked_folder
         # A service that is not root has its data in the folder itself, also where root would put its own elsewhere.
         try:
-            is_running = any(self._find_running(place) for place in (folder, data_place(folder, self._account)))
+            is_running = self._find_running(folder) or self._find_running(data_place(folder, self._account))
             has_data = self.data.exists()
         except PermissionError:
             raise StartError(
