@@ -208,7 +208,7 @@ def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
     context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    page.setup(app, context.settings)  # before the procedures, whose last route answers every path that no other has
+    page.setup(app, context)  # before the procedures, whose last route answers every path that no other has
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
     streams.setup(app, service.hubs)

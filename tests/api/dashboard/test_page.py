@@ -22,6 +22,8 @@ async def test_the_page_is_small_compressed_and_kept(tmp_path: Path, dsn: str) -
             etag = response.headers["ETag"]
         html = gzip.decompress(body).decode()
         assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", html), "nothing inline"
+        info = await service.call("analytics.getRunInfo")
+        assert f'data-models="{info["models"]}" data-run="{info["runStartTime"]}"' in html, "what its curves depend on"
         paths = set(re.findall(r'(?:href|src)="(/assets/[^"]+)"', html))
         total = len(body)
         for path in paths | {f"{assets.FOLDER}/vendor/inter.woff2"}:

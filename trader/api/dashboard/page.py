@@ -1,6 +1,8 @@
 """The page at `/`: the dashboard, or, with `DASHBOARD=off`, a short JSON list of where things are."""
 
 from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache, partial
 from html import escape
 from typing import Final
 
@@ -8,8 +10,10 @@ import msgspec
 from aiohttp import web
 
 from trader import __version__
+from trader.api.context import Context
 from trader.api.dashboard import assets
 from trader.api.routes import JSON, Route
+from trader.clock import iso
 from trader.settings import Settings
 
 INDEX: Final = Route("/", head=True)
@@ -23,25 +27,35 @@ PLACES: Final[Mapping[str, str]] = {
 }
 
 
-def setup(app: web.Application, settings: Settings) -> None:
+def setup(app: web.Application, context: Context) -> None:
     """Serve `/` and the files of the pages."""
     assets.setup(app)
-    if settings.dashboard == "on":
-        content = assets.Content.of(render(settings).encode(), "text/html; charset=utf-8")
-        headers = assets.PAGE_HEADERS
-    else:
-        content = assets.Content.of(msgspec.json.encode({"service": f"trader {__version__}", **PLACES}), JSON)
-        headers = {}
+    places = assets.Content.of(msgspec.json.encode({"service": f"trader {__version__}", **PLACES}), JSON)
+    page = lru_cache(maxsize=1)(partial(_page, context.settings))
 
     async def answer(request: web.Request) -> web.Response:
-        return content.respond(request, headers)
+        if context.settings.dashboard == "off":
+            return places.respond(request, {})
+        accounts = context.exchange.accounts
+        starts = [accounts[one].run.started_at for one in context.agents.models if one in accounts]
+        return page(len(context.agents.models), min(starts, default=None)).respond(request, assets.PAGE_HEADERS)
 
     INDEX.add_to(app, answer)
 
 
-def render(settings: Settings) -> str:
-    """Return the HTML of the dashboard. What it shows of the settings is in the data attributes of its body."""
+def _page(settings: Settings, model_count: int, run_start: datetime | None) -> assets.Content:
+    return assets.Content.of(render(settings, model_count, run_start).encode(), "text/html; charset=utf-8")
+
+
+def render(settings: Settings, model_count: int = 0, run_start: datetime | None = None) -> str:
+    """Return the HTML of the dashboard.
+
+    The data attributes of its body say what it shows of the settings, and what its curves depend on, so that they need
+    not wait for another answer: the number of models, and since when they run.
+    """
     data = {
+        "models": str(model_count),
+        "run": "" if run_start is None else iso(run_start),
         "version": __version__,
         "mode": settings.trading_mode,
         "market": settings.market_source.partition(":")[0],

@@ -58,7 +58,8 @@ function useKept(key, load, everyMs) {
     entry.readers.add(render)
     // Several parts of a page begin with the same answer; what one has just asked for serves the others.
     if (!entry.loading && performance.now() - entry.readAt > FRESH_MS) refresh(entry)
-    const timer = everyMs && setInterval(() => { if (!document.hidden) refresh(entry) }, everyMs)
+    const isDue = () => !document.hidden && !entry.loading && performance.now() - entry.readAt > everyMs / 2
+    const timer = everyMs && setInterval(() => { if (isDue()) refresh(entry) }, everyMs) // once for all parts of the page
     return () => { entry.readers.delete(render); clearInterval(timer) }
   }, [key])
   return entry
@@ -71,10 +72,14 @@ export const useAnswer = (procedure, input = {}, everyMs = SHOWN_MS) => useKept(
 /** The same of anything else that is read: `load` returns a promise of it. */
 export const useReport = (key, everyMs, load = () => get(key)) => useKept(key, load, everyMs)
 
-/** Return a promise of an answer that is kept, or read now, also before a part of the page shows it. */
-export async function answerOf(procedure, input = {}) {
-  const entry = entryOf(`${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
-  if (entry.data === null) await (entry.loading ?? refresh(entry))
-  if (entry.data === null) throw new Error(entry.error)
-  return entry.data
+/** Read an answer before a part of the page shows it; a failure is shown by the parts that need it. */
+export function readAhead(key, load) {
+  const entry = entryOf(key, load)
+  if (entry.data === null && !entry.loading) refresh(entry)
 }
+
+export const readAnswerAhead = (procedure, input = {}) => readAhead(
+  `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
+
+/** The answer of a procedure without an input if it has been read, else null. */
+export const knownAnswer = procedure => kept.get(`${procedure} {}`)?.data ?? null

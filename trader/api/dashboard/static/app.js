@@ -1,10 +1,11 @@
 // The dashboard: its frame, its pages by address, and the state of the connection.
-import { answerOf, useAnswer } from './answers.js'
+import { readAnswerAhead, useAnswer } from './answers.js'
 import { Conversations } from './conversations.js'
 import { isDark } from './colors.js'
+import { readCurvesAhead } from './curves.js'
 import { clock, price, signedPercent, tone } from './format.js'
 import { html, render, useEffect, useState } from './lib.js'
-import { useModels } from './models.js'
+import { useModels, windowOf } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
 import { Positions } from './positions.js'
 import { connect, useLive } from './store.js'
@@ -127,8 +128,9 @@ function shortcut(event) {
   if (event.key === 't') switchScheme()
 }
 
-// What the curves wait for comes first; a failure is shown by the parts that need it.
-answerOf('models.getModels').catch(() => {})
-answerOf('analytics.getRunInfo').catch(() => {})
+const { page, query } = routeOf()
+if (page === '') readCurvesAhead(windowOf(query)) // first: they are what is drawn first
+readAnswerAhead('models.getModels')
+readAnswerAhead('analytics.getRunInfo')
 connect()
 render(html`<${App} />`, document.getElementById('app'))

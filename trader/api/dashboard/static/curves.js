@@ -1,10 +1,10 @@
 // Equity curves with drawdowns: per model or per variant, a window, a legend that isolates, and a crosshair.
-import { answerOf, call, useReport } from './answers.js'
+import { call, readAhead, useReport } from './answers.js'
 import { averageOf, drawdownsOf, returnsOf, timeChart } from './charts.js'
 import { Choice, Failed, Key, Panel, useChart } from './components.js'
 import { day, clock, number, signedPercent, percent } from './format.js'
 import { html, useEffect, useMemo, useState } from './lib.js'
-import { WINDOWS, startOf, useModels } from './models.js'
+import { WINDOWS, modelCount, startOf, useModels } from './models.js'
 import { useLive } from './store.js'
 
 const EQUITY_PX = 320
@@ -16,14 +16,15 @@ const AFTER_EQUITY_MS = 30
 /** `only(model)` chooses the models that are shown, and `variant` those of the query; `main` is drawn thicker. */
 export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn }) {
   const known = useModels()
-  const entry = useReport(`trading.getEquityCurves ${window}`, 60_000, () => readCurves(window))
+  const entry = useReport(keyOf(window), 60_000, () => readCurves(window))
   const state = useLive()
   const [by, setBy] = useState('models')
   const [unit, setUnit] = useState('%')
   const [chosen, setChosen] = useState(() => new Set())
   const [at, setAt] = useState(null)
 
-  const lines = useMemo(() => entry.data && linesOf(entry.data, state.portfolio, known, by, only), [entry.data, state.portfolio, known, by, only])
+  const isReady = Boolean(entry.data && (known.entry.data || known.entry.error)) // without the models a line has no color
+  const lines = useMemo(() => (isReady ? linesOf(entry.data, state.portfolio, known, by, only) : null), [entry.data, isReady, state.portfolio, known, by, only])
   const isMoney = unit !== '%' && by === 'models'
   const drawn = useMemo(() => lines && drawingOf(lines, chosen, isMoney, main), [lines, chosen, isMoney, main])
   const show = value => (isMoney ? number(value, Math.abs(value) >= 1000 ? 0 : 2) : `${number(value, Math.abs(value) < 10 ? 1 : 0)} %`)
@@ -72,12 +73,14 @@ export function Curves({ title = 'Equity', window, onWindow, only, main, onDrawn
 
 let showNow = number
 
+const keyOf = window => `trading.getEquityCurves ${window}`
+
+/** Read the curves of a window before they are shown. */
+export const readCurvesAhead = window => readAhead(keyOf(window), () => readCurves(window))
+
 /** Read the curves of a window: of few models with the finest detail of a week or a month, of many with less. */
-async function readCurves(window) {
-  const { models } = await answerOf('models.getModels')
-  const start = window === 'run' ? (await answerOf('analytics.getRunInfo')).runStartTime : null
-  return call('trading.getEquityCurves', { startDate: startOf(window, start), points: models.length > FEW ? 200 : 750, baselines: true })
-}
+const readCurves = window => call('trading.getEquityCurves', {
+  startDate: startOf(window), points: modelCount() > FEW ? 200 : 750, baselines: true })
 
 function Legend({ lines, place, chosen, toggle, isMoney }) {
   const last = lines.times.length - 1

@@ -1,5 +1,5 @@
 // What is known of models and variants, wherever one is named: colours, and which of them are rule baselines.
-import { useAnswer } from './answers.js'
+import { knownAnswer, useAnswer } from './answers.js'
 import { useMemo } from './lib.js'
 
 const WINDOWS_MS = { '24h': 86_400_000, '7d': 7 * 86_400_000, '30d': 30 * 86_400_000 }
@@ -26,23 +26,27 @@ export function useModels() {
   }, [models.data, models.error, variants.data])
 }
 
-/**
- * The window of the address, and how to choose another. Without one in the address: seven days, or all of a run that is
- * younger than a day; null until its age is known.
- */
+/** How many models there are, and since when they run: as last read, else as the page was served. */
+export const modelCount = () => knownAnswer('models.getModels')?.models.length ?? Number(document.body.dataset.models)
+const runStart = () => Date.parse(knownAnswer('analytics.getRunInfo')?.runStartTime ?? document.body.dataset.run)
+
+/** The window of an address. Without one in it: seven days, or all of a run that is younger than a day. */
+export function windowOf(query) {
+  const asked = WINDOWS.find(([key]) => key === query.get('window'))?.[0]
+  return asked ?? (Date.now() - runStart() < WINDOWS_MS['24h'] ? 'run' : '7d')
+}
+
+/** The window of the address, and how to choose another. */
 export function useWindow(route) {
-  const run = useAnswer('analytics.getRunInfo')
-  const start = Date.parse(run.data?.runStartTime ?? '')
-  const asked = WINDOWS.find(([key]) => key === route.query.get('window'))?.[0]
-  const fitting = Date.now() - start < WINDOWS_MS['24h'] ? 'run' : '7d'
-  return [asked ?? (run.data || run.error ? fitting : null), window => route.set('window', window)]
+  useAnswer('analytics.getRunInfo')
+  return [windowOf(route.query), window => route.set('window', window)]
 }
 
 /**
  * The start of a window, to the minute, so that readers of the same minute share one answer; undefined: the default.
  * It is the next minute, since a range that is longer than its window by a moment would get a coarser resolution.
  */
-export function startOf(window, runStart) {
-  const at = window === 'run' ? runStart && Date.parse(runStart) : Date.now() - WINDOWS_MS[window]
+export function startOf(window) {
+  const at = window === 'run' ? runStart() : Date.now() - WINDOWS_MS[window]
   return at ? new Date(Math.ceil(at / 60_000) * 60_000 + (window === 'run' ? 0 : 60_000)).toISOString() : undefined
 }

@@ -24,8 +24,8 @@ export function Overview({ route }) {
     ${stage > 0 ? html`<${Summary} />` : html`<section class="panel summary"></section>`}
     <div class="split">
       <div class="stack">
-        ${window && html`<${Curves} window=${window} onWindow=${setWindow} onDrawn=${() => setDrawn(true)} />
-        ${stage > 1 && html`<${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}`}
+        <${Curves} window=${window} onWindow=${setWindow} onDrawn=${() => setDrawn(true)} />
+        ${stage > 1 && html`<${Board} window=${window} onWindow=${setWindow} isCompact=${true} />`}
         ${stage > 3 && html`<${Positions} isCompact=${true} />`}
         ${stage > 4 && html`<${Trades} hasFilters=${false} limit=${20} title="Latest trades" />`}
       </div>
@@ -36,7 +36,7 @@ export function Overview({ route }) {
 /** All accounts of models together, from the live streams. */
 function Summary() {
   const state = useLive()
-  const stats = useAnswer('analytics.getModelStats')
+  const stats = useAnswer('analytics.getModelStats', { variant: 'all' }) // as the leaderboard asks
   const run = useAnswer('analytics.getRunInfo')
   const overall = stats.data?.overall ?? []
   const snapshots = state.portfolio?.snapshots ?? []
@@ -101,9 +101,9 @@ export function ModelPage({ route, id }) {
       <${Tile} label="Invocations" value=${whole(model.invocationCount)} note=${model.lastInvokedAt ? `last ${moment(model.lastInvokedAt)}` : ''} />
     </div></section>
     <div class="split"><div class="stack">
-      ${window && html`<${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />`}
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} main=${id} />
       <${Positions} only=${one => one.modelId === id} hasNames=${false} />
-      ${window && html`<${ModelEvidence} id=${id} window=${window} />`}
+      <${ModelEvidence} id=${id} window=${window} />
       <${Panel} title="Statistics"><dl class="facts body">${FIGURES.map(([key, label, write]) => html`<div key=${key}><dt>${label}</dt><dd>${write(figureOf(more?.[key]))}</dd></div>`)}</dl></${Panel}>
       <${Trades} modelId=${id} />
     </div><div class="side"><${Conversations} modelId=${id} isFeed=${true} /></div></div>`
@@ -128,8 +128,8 @@ export function VariantPage({ route, id }) {
       <${Tile} label="Average per trade" value=${signed(figures?.avgPnl)} kind=${tone(figures?.avgPnl)} />
     </div></section>
     <div class="split"><div class="stack">
-      ${window && html`<${Curves} window=${window} onWindow=${setWindow} only=${only} />
-      <${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />`}
+      <${Curves} window=${window} onWindow=${setWindow} only=${only} />
+      <${Board} window=${window} onWindow=${setWindow} variant=${id} isCompact=${true} />
       <${Positions} only=${one => one.modelVariant === id} isCompact=${true} />
       <${Trades} variant=${id} />
     </div><div class="side"><${Conversations} variant=${id} isFeed=${true} /></div></div>`
@@ -151,7 +151,7 @@ export function ModelsPage({ route }) {
   ]
   const quiet = known.models.filter(one => !one.active)
   return html`
-    ${window && html`<${Board} window=${window} onWindow=${setWindow} /><${EvidenceTable} window=${window} />`}
+    <${Board} window=${window} onWindow=${setWindow} /><${EvidenceTable} window=${window} />
     <${Panel} title="Variants"><${Failed} entry=${stats} what="The variants" />
       ${stats.data && html`<${Table} label="Variants" columns=${columns} rows=${stats.data.stats} keyOf=${one => one.variantId} empty="" />`}</${Panel}>
     ${quiet.length > 0 && html`<${Panel} title="Inactive models"><div class="body legend">${quiet.map(one => html`<${ModelName} key=${one.id} id=${one.id} name=${one.name} color=${known.colorOf(one.id)} />`)}</div></${Panel}>`}`

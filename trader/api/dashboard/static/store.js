@@ -36,7 +36,7 @@ export function useLive() {
 let settling = null
 /** A completed trade changes boards and statistics; many together cost one reading. */
 function readAgainSoon() {
-  settling ??= setTimeout(() => { settling = null; invalidate('analytics.', 'variants.', 'models.getModels', 'trading.getTrades') }, SETTLE_MS)
+  settling ??= setTimeout(() => { settling = null; invalidate('analytics.', 'variants.getVariantStats', 'models.getModels', 'trading.getTrades') }, SETTLE_MS)
 }
 
 const heard = {
