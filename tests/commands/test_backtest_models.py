@@ -1,7 +1,9 @@
 """The command backtest with AI models: they are asked within a budget, once; what they answered is executed again."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,49 @@ def test_a_cost_that_nobody_knows_ends_the_asking(
     assert backtest(data, tmp_path / "run", "--models", str(models), "--budget-usd", "1") == 1
     assert "give the model a `price`" in capsys.readouterr().out
     assert provider.requests == 1
+
+
+def test_the_same_decisions_under_other_conditions_split_the_difference_by_cause(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    models.write_text(MODELS + '[[models]]\nid = "rules"\nvariant = "Apex"\nprovider = "rules"\nrouter_model = "r"\n')
+    assert backtest(data, run, "--models", str(models), "--budget-usd", "1") == 0
+    requests = provider.requests
+    capsys.readouterr()
+    conditions = ("--taker-fee", "20", "--latency", "3000", "--guard", "position-notional-max=0")
+    assert main(["backtest", "--run", str(run), *conditions, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_float=Decimal)
+    assert provider.requests == requests, "no model is asked"
+    assert [one["cause"] for one in found["conditions"]] == ["fees", "latency", "guard"]
+    account, idle = found["accounts"]
+    if account["id"] != "one":
+        account, idle = idle, account
+    parts = {part["cause"]: Decimal(part["change"]) for part in account["parts"]}
+    assert sum(parts.values()) == Decimal(account["change"])
+    assert Decimal(account["recorded"]) + sum(parts.values()) == Decimal(account["equity"])
+    assert parts["fees"] < 0
+    assert parts["latency"] != 0
+    assert account["equity"] == 10_000, "the guard refuses every position"
+    assert account["trades"]["guard"] == 0 < account["trades"]["recorded"]
+    assert {part["change"] for part in idle["parts"]} == {0}
+
+
+def test_wrong_conditions_are_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert backtest(data, run, "--variant", "Apex") == 0
+    for options, words in {
+        ("--taker-fee", "9", "--run", "nowhere"): "--run is 'nowhere'; it must be the folder of a backtest",
+        ("--guard", "leverage-max=x", "--run", str(run)): "--guard is 'leverage-max=x'; it must be NAME=NUMBER",
+        ("--guard", "luck=1", "--run", str(run)): "with one of the names leverage-max, position-notional-max",
+        ("--capital", "9", "--run", str(run)): "--capital: not with --run",
+        ("--run", str(run)): "--run needs another condition",
+        ("--guard", "leverage-max=1", "--data", "."): "--guard: only with --run",
+        (): "--data is missing",
+    }.items():
+        assert main(["backtest", *options]) == 2
+        assert words in capsys.readouterr().err
+    lines = (run / "result.json").read_text().replace('"complete": true', '"complete": false')
+    (run / "result.json").write_text(lines)
+    assert main(["backtest", "--run", str(run), "--latency", "0"]) == 2
+    assert "ended early" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from trader.clock import iso
+from trader.commands.backtest_conditions import compare_conditions, kept_options
 from trader.commands.backtest_models import Chosen, choose_models
 from trader.commands.backtest_options import add_arguments, environ_of, open_source
 from trader.commands.backtest_result import answers_value, labelled_name, model_lines, model_value
@@ -65,9 +66,18 @@ def backtest(options: argparse.Namespace) -> int:
     Without --models and --models-from these are the rule agents. AI models are asked within --budget-usd; what they
     answered is kept, and executed again by --models-from without a key.
 
+    --run RUN --taker-fee 8 --latency 900 --guard leverage-max=3 executes the decisions of an earlier backtest under
+    other conditions, writes nothing, and prints how each condition changed the result.
+
     Writes a database, the ledger as JSON lines, the result and a report into a new folder, where `trader serve --demo`
     shows it. Ctrl+C ends it early; what it has until then is written, and the result says so.
     """
+    if options.folder is not None:
+        return print_result(asyncio.run(compare_conditions(options)), as_json=options.json)
+    problems = ["--data is missing: the folder of the candles"] if options.data is None else []
+    problems += ["--guard: only with --run"] if options.guard else []
+    if problems:
+        raise SettingsError(problems)
     if options.out.exists():
         raise StartError(f"{options.out} exists already; --out names a new folder.")
     return asyncio.run(_backtest(options))
@@ -266,6 +276,8 @@ def _value(
         "funding": {"fromFiles": by_files, "constant": plain, "hourlyRate": source.plain_rate if plain else None},
         "answers": None if chosen.cassette is None else answers_value(chosen, chosen.cassette),
         "ledgerSha256": digest,
+        "options": kept_options(options, list(source.markets)),
+        "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
         "accounts": [
             {
                 "id": one.account.model_id,

@@ -31,7 +31,7 @@ _OPTIONS: Mapping[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--data", type=Path, required=True, metavar="FOLDER", help="1-minute candles as Binance publishes them")
+    add("--data", type=Path, metavar="FOLDER", help="1-minute candles as Binance publishes them")
     add("--variant", action="append", choices=list(VariantId), help="a rule agent; repeat it for more; default: all")
     add("--market", action="append", metavar="SYMBOL", help="repeat it for more; default: all that the folder has")
     add("--from", dest="start", metavar="TIME", help="ISO 8601 in UTC; default: a day after the first candle")
@@ -47,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget-usd", metavar="USD", help="what asking may cost; without it the command says what it would")
     add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
     add("--models-from", metavar="PLACE", help="a cassette, or a database: its models and decisions; nobody is asked")
+    add(
+        "--run",
+        dest="folder",
+        type=Path,
+        metavar="RUN",
+        help="folder of a backtest, whose decisions are executed again",
+    )
+    add("--guard", action="append", metavar="NAME=NUMBER", help="with --run: another limit of the guard; repeat it")
     add("--seed", help="of what is drawn within a minute; default: 0")
     add("--out", type=Path, default=Path("backtest"), metavar="FOLDER", help="default: backtest")
     add("--no-database", action="store_true", help="write only the ledger as JSON lines, the result and the report")

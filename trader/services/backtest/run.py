@@ -85,7 +85,7 @@ class Backtest:
 
     def __init__(
         self, market: BacktestMarket, settings: Settings, models: Sequence[tuple[Model, DecisionSource]],
-        journals: Sequence[RunJournal],
+        journals: Sequence[RunJournal], *, has_baselines: bool = True,
     ) -> None:  # fmt: skip
         self.market = market
         self.starts_at, self.ends_at = moment_of(market.span.start), moment_of(market.span.stop - 1)
@@ -97,7 +97,8 @@ class Backtest:
         ]
         for one in self.participants:
             self._observed.open(one)
-        self.baselines = open_baselines(market, settings, {model.variant for model, _ in models})
+        variants = {model.variant for model, _ in models}
+        self.baselines = open_baselines(market, settings, variants) if has_baselines else []
         latency, rules = timedelta(milliseconds=settings.latency_ms), rules_of(settings, market.markets)
         self._engine = InvokingEngine(market, rules, latency, self.participants, self._observed)
         self._passages = (

@@ -1,0 +1,210 @@
+"""The decisions of a backtest under other conditions: other fees, another latency, another guard, one after another."""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trader.commands.backtest_options import environ_of, open_source
+from trader.commands.command import Result, table
+from trader.domain.agents.view import VariantLimits
+from trader.domain.models import Model
+from trader.errors import SettingsError, StartError
+from trader.services.backtest.market import BacktestMarket
+from trader.services.backtest.run import Backtest
+from trader.services.backtest.sources import RecordedInvocation, RecordedSource, read_decisions
+from trader.settings import Settings
+from trader.store.portfolio.season import AccountReport
+
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "fees": ("taker_fee", "maker_fee"),
+    "latency": ("latency",),
+    "guard": ("guard",),
+}
+"""The options of each cause, in the order in which the causes are applied."""
+
+KEPT: Final = (
+    "data", "market", "start", "end", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset", "seed",
+)  # fmt: skip
+"""The options that a result keeps, since they decide under which conditions it came about."""
+
+_OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database")
+"""What may stand beside the conditions, or has a default."""
+
+
+class RecordedAccount(msgspec.Struct):
+    """An account of a result."""
+
+    id: str
+    equity: Decimal
+
+
+class RecordedRun(msgspec.Struct, rename="camel"):
+    """The parts of a result that are needed to execute its decisions again."""
+
+    program: str
+    from_: str = msgspec.field(name="from")
+    to: str
+    complete: bool
+    options: dict[str, Any]
+    models: list[Model]
+    accounts: list[RecordedAccount]
+
+
+class Stage(NamedTuple):
+    """The accounts with the conditions of a cause, and of those before it, by id."""
+
+    cause: str
+    accounts: Mapping[str, AccountReport]
+
+
+def kept_options(options: argparse.Namespace, markets: Sequence[str]) -> dict[str, Any]:
+    """Return the options as a result keeps them: with the markets by name, and places from the root."""
+    kept = {name: getattr(options, name) for name in KEPT}
+    funding = options.funding
+    if funding is not None and Path(funding).is_dir():
+        funding = str(Path(funding).absolute())
+    return kept | {"data": str(options.data.absolute()), "market": list(markets), "funding": funding}
+
+
+async def compare_conditions(options: argparse.Namespace) -> Result:
+    """Execute the decisions of a backtest as they were recorded, then with each of the other conditions as well.
+
+    :raises SettingsError: there is no such backtest, or an option is wrong
+    :raises StartError: what was recorded does not come about again
+    """
+    recorded, decisions = _read(options.folder)
+    guard = _guard(options.guard or ())
+    causes = [cause for cause, names in CAUSES.items() if any(getattr(options, name) is not None for name in names)]
+    if unwanted := sorted(_given(options) - {name for names in CAUSES.values() for name in names}):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in unwanted)
+        raise SettingsError([f"{names}: not with --run, which takes everything but fees, latency and guard from there"])
+    if not causes:
+        raise SettingsError(["--run needs another condition: --taker-fee, --maker-fee, --latency or --guard"])
+    conditions = argparse.Namespace(**{**recorded.options, "data": Path(recorded.options["data"])})
+    settings, source = open_source(conditions, environ_of(conditions))
+    await source.open()
+    market = await BacktestMarket.open(source, ())
+    stages = [Stage("recorded", await _execute(market, settings, recorded.models, decisions, {}))]
+    _require_same(recorded, stages[0])
+    for number in range(len(causes)):
+        applied = causes[: number + 1]
+        for name in (name for cause in applied for name in CAUSES[cause] if name != "guard"):
+            if getattr(options, name) is not None:
+                setattr(conditions, name, getattr(options, name))
+        changed, _ = open_source(conditions, environ_of(conditions))
+        limits = guard if "guard" in applied else {}
+        stages.append(Stage(causes[number], await _execute(market, changed, recorded.models, decisions, limits)))
+    value = _value(options, recorded, stages)
+    return Result(value, _lines(value))
+
+
+def _given(options: argparse.Namespace) -> set[str]:
+    return {name for name, value in vars(options).items() if value is not None and name not in _OTHERS}
+
+
+def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]]]:
+    try:
+        recorded = msgspec.json.decode((folder / "result.json").read_bytes(), type=RecordedRun)
+        decisions = read_decisions(folder / "decisions.jsonl")
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(
+            [f"--run is {str(folder)!r}; it must be the folder of a backtest (result.json, decisions.jsonl): {error}"]
+        ) from None
+    if not recorded.complete:
+        raise SettingsError([f"--run: the backtest in {folder} ended early, at {recorded.to}; run it to its end first"])
+    return recorded, decisions
+
+
+def _guard(texts: Sequence[str]) -> dict[str, int]:
+    """Return the limits of the guard that are set otherwise."""
+    names = [field.name for field in msgspec.structs.fields(VariantLimits)]
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name.replace("-", "_") not in names or not value.isdecimal():
+            allowed = ", ".join(name.replace("_", "-") for name in names)
+            raise SettingsError([f"--guard is {text!r}; it must be NAME=NUMBER with one of the names {allowed}"])
+        found[name.replace("-", "_")] = int(value)
+    return found
+
+
+async def _execute(
+    market: BacktestMarket,
+    settings: Settings,
+    models: Sequence[Model],
+    decisions: Mapping[str, Sequence[RecordedInvocation]],
+    guard: Mapping[str, int],
+) -> dict[str, AccountReport]:
+    sources = [(model, RecordedSource(model, decisions.get(model.id, []))) for model in models]
+    run = Backtest(market, settings, sources, [], has_baselines=False)
+    for one in run.participants:
+        one.limits = msgspec.structs.replace(one.limits, **guard)
+    for _ in run.run():
+        if run.is_due:
+            await run.invoke()
+    return {report.model_id: report for report in run.reports()}
+
+
+def _require_same(recorded: RecordedRun, stage: Stage) -> None:
+    for account in recorded.accounts:
+        equity = stage.accounts[account.id].equity
+        if equity != account.equity:
+            raise StartError(
+                f"The decisions of {account.id} give an equity of {equity:f}, and recorded is {account.equity:f}: the "
+                f"candles have changed since, or the program ({recorded.program} recorded it)."
+            )
+
+
+def _value(options: argparse.Namespace, recorded: RecordedRun, stages: Sequence[Stage]) -> dict[str, Any]:
+    accounts = []
+    for account in recorded.accounts:
+        equities = [stage.accounts[account.id].equity for stage in stages]
+        accounts.append(
+            {
+                "id": account.id,
+                "recorded": equities[0],
+                "parts": [
+                    {"cause": stage.cause, "change": after - before}
+                    for stage, before, after in zip(stages[1:], equities, equities[1:], strict=False)
+                ],
+                "equity": equities[-1],
+                "change": equities[-1] - equities[0],
+                "trades": {stage.cause: stage.accounts[account.id].trades for stage in stages},
+            }
+        )
+    changed = {cause: {name: getattr(options, name) for name in names} for cause, names in CAUSES.items()}
+    return {
+        "run": str(options.folder),
+        "from": recorded.from_,
+        "to": recorded.to,
+        "conditions": [{"cause": stage.cause, **changed[stage.cause]} for stage in stages[1:]],
+        "accounts": accounts,
+    }
+
+
+def _lines(value: Mapping[str, Any]) -> Iterator[str]:
+    causes = [one["cause"] for one in value["conditions"]]
+    yield f"The same decisions under other conditions: {value['run']}, {value['from']} to {value['to']}"
+    heads = ("account", "as recorded", *(f"other {cause}" for cause in causes), "equity now", "change")
+    yield from table(
+        heads,
+        (
+            (
+                one["id"],
+                f"{one['recorded']:,.2f}",
+                *(f"{part['change']:+,.2f}" for part in one["parts"]),
+                f"{one['equity']:,.2f}",
+                f"{one['change']:+,.2f}",
+            )
+            for one in value["accounts"]
+        ),
+    )
+    yield (
+        f"The conditions were applied one after another: {', then '.join(causes)}. Each column is what its own adds to "
+        "those before it; in another order the parts would be others, and their sum the same."
+    )
+    yield "An agent that had traded under these conditions would have decided otherwise."
