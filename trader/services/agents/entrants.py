@@ -24,14 +24,7 @@ class Entrants:
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        self._service = ServiceConditions(
-            invocation_tokens_max=settings.run_tokens_max,
-            answer_tokens_max=settings.answer_tokens_max,
-            taker_fee_bps=settings.taker_fee_bps,
-            maker_fee_bps=settings.maker_fee_bps,
-            latency_ms=settings.latency_ms,
-            version=__version__,
-        )
+        self._settings = settings
         self._present: dict[str, Entrant] = {}
         self._configurations: dict[str, tuple[Model, str]] = {}
 
@@ -92,8 +85,33 @@ class Entrants:
     def _configuration(self, model: Model) -> str:
         found = self._configurations.get(model.id)
         if found is None or found[0] != model:
-            variant = VARIANTS[model.variant]
-            prompt = model.configuration.prompt or variant.prompt
-            made = configuration_of(model, prompt, variant.limits, variant.temperature, self._service)
-            found = self._configurations[model.id] = (model, made)
+            found = self._configurations[model.id] = (model, configuration_in(model, self._settings))
         return found[1]
+
+
+def configuration_in(model: Model, settings: Settings) -> str:
+    """Return everything that decides how a model trades in a service with these settings, as canonical JSON."""
+    variant = VARIANTS[model.variant]
+    conditions = ServiceConditions(
+        invocation_tokens_max=settings.run_tokens_max,
+        answer_tokens_max=settings.answer_tokens_max,
+        taker_fee_bps=settings.taker_fee_bps,
+        maker_fee_bps=settings.maker_fee_bps,
+        latency_ms=settings.latency_ms,
+        version=__version__,
+    )
+    prompt = model.configuration.prompt or variant.prompt
+    return configuration_of(model, prompt, variant.limits, variant.temperature, conditions)
+
+
+def first_entrant(model: Model, settings: Settings, answered_by: str, at: datetime) -> Entrant:
+    """Return the entrant that a model is from its beginning on, when this is the name of the model that answers."""
+    configuration = configuration_in(model, settings)
+    return Entrant(
+        model_id=model.id,
+        number=FIRST,
+        fingerprint=fingerprint(configuration, answered_by),
+        configuration=configuration,
+        answered_by=answered_by,
+        began_at=at,
+    )

@@ -222,7 +222,7 @@ class Access:
 
     def _stats(self) -> ObservedStats:
         capital = float(self.one.account.run.initial_capital)
-        series = [EquityPoint(hour, float(equity)) for hour, equity in self.one.curve.hours]
+        series = [EquityPoint(value.hour, float(value.last)) for value in self.one.curve.hours]
         drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
         return replace(
             self.one.stats,

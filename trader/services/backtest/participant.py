@@ -25,8 +25,7 @@ from trader.domain.money import ZERO
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.services.agents.observer import TRADES_SHOWN
-from trader.store.agents.agent_view import HourlyEquity
-from trader.store.portfolio.snapshots import LastSnapshot
+from trader.store.portfolio.snapshots import HourlyValue, LastSnapshot
 from trader.variants import VARIANTS
 
 _MINUTE_S = 60
@@ -123,7 +122,7 @@ class EquityCurve:
     """The equity recorded of one run: the last value of each hour, the peak, and the lowest of the day."""
 
     def __init__(self) -> None:
-        self.hours: list[HourlyEquity] = []
+        self.hours: list[HourlyValue] = []
         self.last: LastSnapshot | None = None
         self._peak_before: Decimal | None = None  # of the hours before the last one
         self._day: datetime | None = None
@@ -136,9 +135,9 @@ class EquityCurve:
         if self.hours and self.hours[-1].hour == hour:
             self.hours.pop()
         elif self.hours:
-            before = self.hours[-1].equity
+            before = self.hours[-1].last
             self._peak_before = before if self._peak_before is None else max(self._peak_before, before)
-        self.hours.append(HourlyEquity(hour, equity))
+        self.hours.append(HourlyValue(snapshot.account_id, hour, equity, at))
         day = hour.replace(hour=0)
         self._lowest = min(self._lowest, equity) if self._day == day else equity
         self._day = day
@@ -149,7 +148,7 @@ class EquityCurve:
         """The highest of the hours' last values; None before the first."""
         if not self.hours:
             return None
-        last = self.hours[-1].equity
+        last = self.hours[-1].last
         return last if self._peak_before is None else max(self._peak_before, last)
 
     def lowest_since(self, midnight: datetime) -> Decimal | None:
@@ -158,7 +157,7 @@ class EquityCurve:
 
     def last_before(self, moment: datetime) -> Decimal | None:
         """Return the last value of the hours before a full hour; None when there is none."""
-        return next((hour.equity for hour in reversed(self.hours) if hour.hour < moment), None)
+        return next((value.last for value in reversed(self.hours) if value.hour < moment), None)
 
 
 class KnownPast(NamedTuple):

@@ -163,7 +163,7 @@ class Backtest:
     def equity_hours(self) -> dict[str, list[tuple[datetime, float]]]:
         """Return the last equity of each hour of each account."""
         return {
-            one.account.id: [(hour, float(equity)) for hour, equity in one.curve.hours] for one in self.participants
+            one.account.id: [(value.hour, float(value.last)) for value in one.curve.hours] for one in self.participants
         }
 
     def outcomes(self) -> list[TradeOutcome]:

@@ -14,7 +14,7 @@ from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, m
 from trader.domain.portfolio.luck import Luck
 from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
-from trader.services.portfolio.run_statistics import CurrentRuns, Stint
+from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, Stint
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 
@@ -116,20 +116,34 @@ class Evidence:
         runs = await self._runs.refresh()
         async with self._database.connection() as conn:  # after the runs, so that each has its model
             models = {model.id: model for model in await agents_store.select_models(conn)}
-        until = floor_time(minute_end(self._clock.now()), _HOUR)
+        family = {key: run for key, run in runs.items() if variant in {None, models[key].variant}}
+        until = last_whole_hour(self._clock.now())
         since = None if window == "run" else until - WINDOWS[window]
-        stints = [
-            _judged(models[model_id], stint, until)
-            for model_id, run in runs.items()
-            if variant in {None, models[model_id].variant}
-            for stint in run.stints
-        ]
-        baselines = {key: run.returns(until) for key, run in self._runs.baselines.items()}
-        best, judged = await asyncio.to_thread(_judge, stints, baselines, since, model_id)
-        luck = await self._luck.results([stint.trades_until(until) for stint, _ in judged])
-        shown = [found._replace(luck=each) for (_, found), each in zip(judged, luck, strict=True)]
-        shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
-        return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
+        return await make_report(models, family, self._runs.baselines, self._luck, until, since, model_id)
+
+
+def last_whole_hour(now: datetime) -> datetime:
+    """Return until when there is evidence at a moment: the end of the last whole hour."""
+    return floor_time(minute_end(now), _HOUR)
+
+
+async def make_report(
+    models: Mapping[str, Model],
+    runs: Mapping[str, RunStatistics],
+    baselines: Mapping[str, RunStatistics],
+    luck: LuckSource,
+    until: datetime,
+    since: datetime | None = None,
+    model_id: str | None = None,
+) -> EvidenceReport:
+    """Return the evidence of all runs, corrected together, or of one model among them; the window begins at `since`."""
+    stints = [_judged(models[key], stint, until) for key, run in runs.items() for stint in run.stints]
+    returns = {key: run.returns(until) for key, run in baselines.items()}
+    best, judged = await asyncio.to_thread(_judge, stints, returns, since, model_id)
+    tried = await luck.results([stint.trades_until(until) for stint, _ in judged])
+    shown = [found._replace(luck=each) for (_, found), each in zip(judged, tried, strict=True)]
+    shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
+    return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
 
 
 def _judged(model: Model, stint: Stint, until: datetime) -> _Judged:
