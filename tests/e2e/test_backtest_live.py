@@ -240,14 +240,21 @@ async def state_of(run: Path) -> Recorded:
             await conn.close()
 
 
-async def leaderboard(run: Path) -> list[dict[str, Any]]:
-    """The leaderboard that a service in the folder of a backtest shows."""
+async def shown_of(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The leaderboard and the evidence that a service in the folder of a backtest shows."""
     async with serving(run) as service:
         board = await service.call("analytics.getLeaderboard", window="run")
+        evidence = await service.call("analytics.getEvidence", window="run")
         assert await service.stop() == 0
         assert not service.traceback()
-    entries: list[dict[str, Any]] = board["entries"]
-    return entries
+    return board["entries"], evidence
+
+
+def without_luck(evidence: dict[str, Any]) -> dict[str, Any]:
+    """Evidence without the comparisons with luck, which a service makes later."""
+    left_out = ("luck", "luckReason")
+    rows = [{key: value for key, value in row.items() if key not in left_out} for row in evidence["entrants"]]
+    return {**evidence, "entrants": rows}
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
@@ -277,7 +284,10 @@ def test_the_database_of_a_backtest_is_whole_and_a_service_shows_it(
     monkeypatch.chdir(run)
     assert [main([name]) for name in ("audit", "verify", "board", "report")] == [0, 0, 0, 0]
 
-    shown = asyncio.run(leaderboard(run))
+    shown, evidence = asyncio.run(shown_of(run))
+    assert without_luck(evidence) == without_luck(result["evidence"])
+    assert [len(row["fingerprint"]) for row in result["evidence"]["entrants"]] == 4 * [64]
+    assert len(result["baselines"]) == 6
     assert sorted((entry["modelId"], Decimal(str(entry["endValue"]))) for entry in shown) == equity
     assert [entry["rank"] for entry in shown] == [1, 2, 3, 4]
     after = asyncio.run(state_of(run))

@@ -21,7 +21,14 @@ from trader.clock import iso
 from trader.commands.backtest_conditions import compare_conditions, kept_options
 from trader.commands.backtest_models import Chosen, choose_models
 from trader.commands.backtest_options import add_arguments, environ_of, open_source
-from trader.commands.backtest_result import answers_value, labelled_name, model_lines, model_value
+from trader.commands.backtest_result import (
+    answers_value,
+    baselines_value,
+    evidence_value,
+    labelled_name,
+    model_lines,
+    model_value,
+)
 from trader.commands.command import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -46,6 +53,7 @@ from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest
 from trader.services.backtest.sources import AiSource, write_decisions
+from trader.services.backtest.statistics import judge
 from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
@@ -109,9 +117,11 @@ async def _backtest(options: argparse.Namespace) -> int:
             _write_settings(options, environ, run.starts_at, end.reached)
         write_decisions(options.out / DECISIONS, run.participants)
         standings = make_standings(run.reports(), run.equity_hours())
+        evidence = await judge(run, source, settings, end.reached)
         value = _value(options, settings, source, run, chosen, end, digest, standings)
+        value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
         (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
-        season = Season(f"Backtest of {options.data.name}", _labelled(standings, run), [], run.outcomes())
+        season = Season(f"Backtest of {options.data.name}", _labelled(standings, run), [], run.outcomes(), evidence)
         (options.out / REPORT).write_text(page(season), encoding="utf-8")
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
@@ -315,6 +325,8 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
             for one in standings
         ),
     )
+    for one in value["baselines"]:
+        yield f"{one['name']}: {one['equity']:,.2f}, {one['returnPercent']:+.2f} %"
     funding = value["funding"]
     named = [f"{', '.join(funding['fromFiles'])} from files"] if funding["fromFiles"] else []
     named += [f"{', '.join(funding['constant'])} {funding['hourlyRate']} an hour"] if funding["constant"] else []

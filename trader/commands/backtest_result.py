@@ -4,9 +4,14 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.commands.backtest_models import Chosen
+from trader.domain.exchange.account import equity
 from trader.domain.models import Model, contamination
+from trader.domain.portfolio.statistics import max_drawdown
 from trader.gateways.agents.cassette import Cassette
+from trader.services.backtest.run import Backtest
+from trader.services.portfolio.evidence import EvidenceReport
 
 _WORDS: Mapping[str, str] = {
     "after cut-off": "the period is after the end of what it was trained on, {cutoff}",
@@ -25,6 +30,29 @@ def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
         "trainingCutoff": None if cutoff is None else cutoff.isoformat(),
         "contamination": contamination(cutoff, starts_at) if is_ai else None,
     }
+
+
+def baselines_value(run: Backtest) -> list[dict[str, Any]]:
+    """Return what the accounts beside the models are worth."""
+    found, marks = [], run.marks()
+    for one in run.baselines:
+        capital, worth = one.account.run.initial_capital, equity(one.account, marks)
+        fall = max_drawdown([float(capital), *(float(value.last) for value in one.curve.hours)])
+        found.append(
+            {
+                "id": one.baseline.id,
+                "name": one.baseline.name,
+                "equity": worth,
+                "returnPercent": float(100 * (worth - capital) / capital),
+                "maxDrawdownPercent": 0.0 if fall is None else fall.percent,
+            }
+        )
+    return found
+
+
+def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:
+    """Return the evidence as `analytics.getEvidence` answers it."""
+    return GetEvidenceOutput.of("run", report)
 
 
 def labelled_name(model: Model, starts_at: datetime) -> str:

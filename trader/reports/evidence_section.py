@@ -68,6 +68,8 @@ def _standing(one: EntrantEvidence) -> str:
         words.append(f"coverage {one.record.coverage_percent:.1f} %" + ("" if one.record.is_ranked else ": not ranked"))
     if one.replicates is not None:
         words.append(f"{len(one.replicates.model_ids)} replicates, spread {one.replicates.spread_percent:.2f} %")
+    if one.model.provider == "rules":
+        return "; ".join(words)
     period = contamination(one.model.configuration.training_cutoff, one.started_at)
     words.append("training cut-off unknown" if period == "unknown" else f"the period is {period} of its training")
     return "; ".join(words)

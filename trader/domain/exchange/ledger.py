@@ -60,6 +60,11 @@ class ClosedTrade(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     closed_at: datetime
     insurance: Decimal = ZERO
 
+    @property
+    def net_pnl(self) -> Decimal:
+        """The gross pnl after the fees of entry and exit and the funding."""
+        return self.gross_pnl - self.part.fees + self.part.funding
+
 
 class RestingChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A resting order as it is after the posting: RESTING, FILLED or CANCELLED (then with the reason)."""

@@ -136,7 +136,7 @@ def _observed(trade: ClosedTrade) -> ObservedTrade:
         quantity=part.quantity,
         entry_price=part.entry_price,
         exit_price=divide(trade.exit_notional, part.quantity),
-        net_pnl=trade.gross_pnl - part.fees + part.funding,
+        net_pnl=trade.net_pnl,
         fees=part.fees,
         funding=part.funding,
         close_reason=trade.close_reason.value,

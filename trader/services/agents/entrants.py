@@ -104,7 +104,7 @@ def configuration_in(model: Model, settings: Settings) -> str:
     return configuration_of(model, prompt, variant.limits, variant.temperature, conditions)
 
 
-def first_entrant(model: Model, settings: Settings, answered_by: str, at: datetime) -> Entrant:
+def first_entrant(model: Model, settings: Settings, answered_by: str | None, at: datetime) -> Entrant:
     """Return the entrant that a model is from its beginning on, when this is the name of the model that answers."""
     configuration = configuration_in(model, settings)
     return Entrant(

@@ -166,19 +166,22 @@ class Backtest:
             one.account.id: [(value.hour, float(value.last)) for value in one.curve.hours] for one in self.participants
         }
 
+    def trades(self, one: Participant) -> Sequence[ClosedTrade]:
+        """Return the completed trades of an account, in order of closing."""
+        return self._observed.sums[one.account.id].trades
+
     def outcomes(self) -> list[TradeOutcome]:
         """Return the completed trades of all accounts."""
         found = []
         for one in self.participants:
-            for trade in self._observed.sums[one.account.id].trades:
+            for trade in self.trades(one):
                 part = trade.part
-                net = trade.gross_pnl - part.fees + part.funding
                 found.append(
                     TradeOutcome(
                         variant=one.model.variant.value,
                         symbol=part.symbol,
                         close_reason=trade.close_reason.value,
-                        net_percent=float(100 * net / part.entry_notional),
+                        net_percent=float(100 * trade.net_pnl / part.entry_notional),
                         held=trade.closed_at - part.opened_at,
                     )
                 )

@@ -82,6 +82,9 @@ class AiSource(InvokedSource):
         self._reasons: deque[Reason] = deque(maxlen=REASONS_SHOWN)
         self.finished: list[InvocationRecord] = []
         self.cost_usd: Decimal = ZERO
+        self.answered_by: str | None = None
+        """The name of the model that the provider says answered last."""
+
         self.recorded: list[RecordedInvocation] = []
 
     def next_after(self, second: int) -> int:
@@ -102,6 +105,7 @@ class AiSource(InvokedSource):
         if done.response is not None:
             self._reasons.appendleft(Reason(at=now, text=done.response[:REASON_CHARACTERS]))
         self.cost_usd += done.cost_usd or ZERO
+        self.answered_by = record.answered_by or self.answered_by
         self.recorded.append(recorded_invocation(done, record.steps, record.calls))
         self.finished.append(record)
 

@@ -56,19 +56,21 @@ class LuckRequest(NamedTuple):
         return self.run.run.run_id, self.entrant
 
 
+def missing_trades(count: int) -> str | None:
+    """Return why so few completed trades are not compared with luck; None for enough."""
+    return None if count >= TRADES_MIN else f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
+
+
 class LuckTable:
     """The results by run and entrant, kept in the database. A missing one is computed after it was first asked for."""
 
     def __init__(self, database: Database, market: MarketFeed, settings: Settings) -> None:
         self._database = database
-        self._market = market
-        self._seed = settings.seed
+        self._traders = RandomTraders(market, settings)
         self._is_saving = settings.role != "reader"
-        self._rules = rules_of(settings, market.markets)
         self._results: dict[tuple[UUID, int], tuple[int, Luck | str]] = {}
         self._is_read = False
         self._waiting: dict[tuple[UUID, int], LuckRequest] = {}
-        self._prices: dict[tuple[str, Interval, datetime, datetime], Prices] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def results(self, requests: Sequence[LuckRequest]) -> list[Luck | str]:
@@ -96,9 +98,9 @@ class LuckTable:
             await asyncio.wait([self._task])
 
     def _result(self, request: LuckRequest) -> Luck | str:
-        count = len(request.trades)
-        if count < TRADES_MIN:
-            return f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
+        why = missing_trades(len(request.trades))
+        if why is not None:
+            return why
         if not self._is_current(request):
             self._waiting[request.key] = request
         known = self._results.get(request.key)
@@ -127,7 +129,7 @@ class LuckTable:
                 request = self._waiting.pop(next(iter(self._waiting)))
                 if not self._is_current(request):
                     began_s = time.monotonic()
-                    await self._keep(request, await self._compute(request))
+                    await self._keep(request, await self._traders.compare(request))
                     await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
         except Unavailable as error:
             log.warning("comparisons with luck wait for the database: %s", error)
@@ -139,7 +141,18 @@ class LuckTable:
             async with self._database.connection() as conn:
                 await upsert_luck(conn, StoredLuck(*request.key, count, found))
 
-    async def _compute(self, request: LuckRequest) -> Luck | str:
+
+class RandomTraders:
+    """Compares entrants with random traders, on the candles of the market."""
+
+    def __init__(self, market: MarketFeed, settings: Settings) -> None:
+        self._market = market
+        self._seed = settings.seed
+        self._rules = rules_of(settings, market.markets)
+        self._prices: dict[tuple[str, Interval, datetime, datetime], Prices] = {}
+
+    async def compare(self, request: LuckRequest) -> Luck | str:
+        """Return the comparison of an entrant with luck, or why there is none."""
         start, end = floor_time(request.start, _HOUR), floor_time(request.end, _HOUR)
         interval = next((name for span, name in _STEPS if end - start <= span), _LONG_STEP)
         symbols = sorted({trade.symbol for trade in request.trades} & self._rules.markets.keys())

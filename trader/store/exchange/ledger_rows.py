@@ -77,8 +77,7 @@ def open_row(posting: Posting, position: Position) -> Row:
 def closed_row(posting: Posting, trade: ClosedTrade) -> Row:
     part, closing = trade.part, asdict(trade)
     del closing["part"]
-    net_pnl = trade.gross_pnl - part.fees + part.funding
-    return open_row(posting, part) | closing | {"status": "CLOSED", "net_pnl": net_pnl, "closing": None}
+    return open_row(posting, part) | closing | {"status": "CLOSED", "net_pnl": trade.net_pnl, "closing": None}
 
 
 def limit_order_row(posting: Posting, change: RestingChange) -> Row:
