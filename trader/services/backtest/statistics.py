@@ -54,7 +54,7 @@ def _statistics(run: Backtest, one: Participant, settings: Settings) -> RunStati
     found.set_hours(one.curve.hours)
     trades = [
         RunTrade(
-            id=trade.part.id,
+            id=trade.part.id.int,
             net_pnl=trade.net_pnl,
             entry_notional=trade.part.entry_notional,
             is_long=trade.part.side.direction > 0,
