@@ -22,6 +22,7 @@ from trader.api.schemas.common import (
 from trader.domain.models import Model
 from trader.services.agents.budgets import Budget
 from trader.services.portfolio.analytics import EntrantStats, ModelStats, RunInfo
+from trader.services.portfolio.figures import TradeFigures
 from trader.services.portfolio.run_statistics import Stint
 
 Figure = float | Literal["N/A", "Infinity"]
@@ -68,31 +69,6 @@ class OverallFigures(Wire, kw_only=True):
     cost_usd: Figure
     cost_is_partial: bool | UnsetType = UNSET
     net_after_cost: Figure
-
-
-def _overall(stats: ModelStats) -> dict[str, Any]:
-    (trades, equity), totals = stats.figures, stats.totals
-    return {
-        "model_id": stats.model.id,
-        "model_name": stats.model.name,
-        "variant": stats.model.variant,
-        "account_value": figure(stats.account_value),
-        "return_percent": figure(stats.return_percent),
-        "total_pnl": float(trades.total_net),
-        "win_rate": figure(trades.win_rate),
-        "biggest_win": figure(trades.biggest_win),
-        "biggest_loss": figure(trades.biggest_loss),
-        "trades_count": trades.trades,
-        "sharpe_ratio": figure(equity.sharpe),
-        "max_drawdown": figure(None if equity.drawdown is None else equity.drawdown.percent),
-        "trade_signal_to_noise": figure(trades.signal_to_noise),
-        "input_tokens": totals.input_tokens,
-        "output_tokens": totals.output_tokens,
-        "unmetered_attempts": totals.unmetered_attempts or UNSET,
-        "cost_usd": figure(stats.cost_usd),
-        "cost_is_partial": stats.is_cost_partial or UNSET,
-        "net_after_cost": figure(stats.net_after_cost),
-    }
 
 
 class AdvancedFigures(Wire, kw_only=True):
@@ -142,13 +118,44 @@ class AdvancedFigures(Wire, kw_only=True):
     net_after_cost: Figure
 
 
-def _advanced(stats: ModelStats) -> dict[str, Any]:
+def _figures(stats: ModelStats, shown: type[OverallFigures | AdvancedFigures]) -> dict[str, Any]:
+    """Return the figures that a struct shows, by its fields."""
     (trades, equity), totals, failures = stats.figures, stats.totals, stats.failures
-    return {
+    figures = {
+        **_trade_figures(trades),
         "model_id": stats.model.id,
         "model_name": stats.model.name,
         "variant": stats.model.variant,
         "account_value": figure(stats.account_value),
+        "return_percent": figure(stats.return_percent),
+        "sharpe_ratio": figure(equity.sharpe),
+        "max_drawdown": figure(None if equity.drawdown is None else equity.drawdown.percent),
+        "input_tokens": totals.input_tokens,
+        "output_tokens": totals.output_tokens,
+        "unmetered_attempts": totals.unmetered_attempts or UNSET,
+        "cost_usd": figure(stats.cost_usd),
+        "cost_is_partial": stats.is_cost_partial or UNSET,
+        "net_after_cost": figure(stats.net_after_cost),
+        "recovery_factor": figure(stats.figures.recovery_factor),
+        "failed_workflow_count": failures.workflows,
+        "failed_tool_call_count": failures.tool_calls,
+        "failed_count": failures.failed,
+        "invocation_count": failures.invocations,
+        "failure_rate": figure(failures.rate_percent),
+        "sortino_ratio": figure(equity.sortino),
+        "calmar_ratio": figure(equity.calmar),
+    }
+    return {name: figures[name] for name in shown.__struct_fields__}
+
+
+def _trade_figures(trades: TradeFigures) -> dict[str, Any]:
+    return {
+        "total_pnl": float(trades.total_net),
+        "win_rate": figure(trades.win_rate),
+        "biggest_win": figure(trades.biggest_win),
+        "biggest_loss": figure(trades.biggest_loss),
+        "trades_count": trades.trades,
+        "trade_signal_to_noise": figure(trades.signal_to_noise),
         "avg_trade_size": figure(trades.sizes.average),
         "median_trade_size": figure(trades.sizes.median),
         "max_trade_size": figure(trades.sizes.maximum),
@@ -157,33 +164,18 @@ def _advanced(stats: ModelStats) -> dict[str, Any]:
         "max_hold_time_minutes": figure(trades.holds.maximum),
         "long_percent": figure(trades.long_percent),
         "expectancy": figure(trades.expectancy),
-        "recovery_factor": figure(stats.figures.recovery_factor),
         "avg_confidence": figure(trades.confidences.average),
         "median_confidence": figure(trades.confidences.median),
         "max_confidence": figure(trades.confidences.maximum),
-        "failed_workflow_count": failures.workflows,
-        "failed_tool_call_count": failures.tool_calls,
-        "failed_count": failures.failed,
-        "invocation_count": failures.invocations,
-        "failure_rate": figure(failures.rate_percent),
         "profit_factor": figure(trades.profit_factor),
         "avg_r_multiple": figure(trades.average_r_multiple),
         "decision_quality_score": figure(trades.decision_quality),
-        "sharpe_ratio": figure(equity.sharpe),
-        "sortino_ratio": figure(equity.sortino),
-        "calmar_ratio": figure(equity.calmar),
         "longest_win_streak": trades.streaks.longest_win,
         "longest_loss_streak": trades.streaks.longest_loss,
         "current_streak_count": trades.streaks.current_count,
         "current_streak_type": trades.streaks.current_type,
         "avg_win_duration_minutes": figure(trades.average_win_minutes),
         "avg_loss_duration_minutes": figure(trades.average_loss_minutes),
-        "input_tokens": totals.input_tokens,
-        "output_tokens": totals.output_tokens,
-        "unmetered_attempts": totals.unmetered_attempts or UNSET,
-        "cost_usd": figure(stats.cost_usd),
-        "cost_is_partial": stats.is_cost_partial or UNSET,
-        "net_after_cost": figure(stats.net_after_cost),
     }
 
 
@@ -204,7 +196,7 @@ class EntrantOverall(OverallFigures, kw_only=True):
 
     @classmethod
     def of(cls, found: EntrantStats) -> "EntrantOverall":
-        return cls(**_overall(found.stats), **_entrant(found))
+        return cls(**_figures(found.stats, OverallFigures), **_entrant(found))
 
 
 class EntrantAdvanced(AdvancedFigures, kw_only=True):
@@ -219,7 +211,7 @@ class EntrantAdvanced(AdvancedFigures, kw_only=True):
 
     @classmethod
     def of(cls, found: EntrantStats) -> "EntrantAdvanced":
-        return cls(**_advanced(found.stats), **_entrant(found))
+        return cls(**_figures(found.stats, AdvancedFigures), **_entrant(found))
 
 
 def _entrant(found: EntrantStats) -> dict[str, Any]:
@@ -242,7 +234,7 @@ class OverallStats(OverallFigures, kw_only=True):
     @classmethod
     def of(cls, stats: ModelStats, budget: Budget | None) -> "OverallStats":
         entrants = [EntrantOverall.of(each) for each in stats.entrants]
-        return cls(**_overall(stats), budget=_budget(budget), entrants=entrants)
+        return cls(**_figures(stats, OverallFigures), budget=_budget(budget), entrants=entrants)
 
 
 class AdvancedStats(AdvancedFigures, kw_only=True):
@@ -254,7 +246,7 @@ class AdvancedStats(AdvancedFigures, kw_only=True):
     @classmethod
     def of(cls, stats: ModelStats, budget: Budget | None) -> "AdvancedStats":
         entrants = [EntrantAdvanced.of(each) for each in stats.entrants]
-        return cls(**_advanced(stats), budget=_budget(budget), entrants=entrants)
+        return cls(**_figures(stats, AdvancedFigures), budget=_budget(budget), entrants=entrants)
 
 
 def _budget(budget: Budget | None) -> BudgetUse | UnsetType:

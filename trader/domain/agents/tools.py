@@ -20,6 +20,9 @@ from trader.domain.market.markets import Interval
 
 Symbol = Annotated[str, Meta(min_length=1, max_length=32, description="A market you see in the data, e.g. BTC.")]
 Price = Annotated[float, Meta(gt=0, le=1e12)]
+InvalidationPrice = Annotated[
+    Price | None, Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position.")
+]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -64,10 +67,7 @@ class CreatePosition(Tool, frozen=True, kw_only=True):
     invalidation: Annotated[
         str, Meta(min_length=1, max_length=1000, description="In words: what would prove this trade wrong.")
     ]
-    invalidation_price: Annotated[
-        Price | None,
-        Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position."),
-    ] = None
+    invalidation_price: InvalidationPrice = None
     time_exit: Annotated[
         Annotated[datetime, Meta(tz=True)] | None,
         Meta(description="ISO 8601 UTC time at which the position is closed whatever its price; null for none."),
@@ -95,10 +95,7 @@ class UpdateExitPlan(Tool, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1, max_length=1000)] | None,
         Meta(description="In words: what would prove this trade wrong."),
     ] = None
-    invalidation_price: Annotated[
-        Price | None,
-        Meta(description="Mark price at which the idea is wrong, on the stop's side; closes the position."),
-    ] = None
+    invalidation_price: InvalidationPrice = None
     time_exit: Annotated[
         Annotated[datetime, Meta(tz=True)] | None,
         Meta(description="ISO 8601 UTC time at which the position is closed whatever its price."),

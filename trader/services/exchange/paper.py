@@ -13,9 +13,9 @@ from trader.clock import Clock, iso
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.halts import may_open
-from trader.domain.exchange.ledger import Posting, Rules, unopened_account
+from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
-from trader.domain.market.markets import Market, Tick
+from trader.domain.market.markets import Tick
 from trader.errors import InvalidInput, Issue, MarketUnavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
@@ -27,7 +27,7 @@ from trader.services.exchange.idempotent_orders import (
     refusal_of_age,
     refusal_of_price,
 )
-from trader.services.exchange.protocol import not_trading, rules_of
+from trader.services.exchange.protocol import ExchangeBase, not_trading, rules_of
 from trader.services.exchange.tick_processor import CHECKPOINT_EVERY, TickProcessor
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
@@ -37,7 +37,7 @@ from trader.store.exchange import accounts as store
 log = logging.getLogger("trader.exchange")
 
 
-class PaperExchange:
+class PaperExchange(ExchangeBase):
     """The `Exchange` whose fills are simulated."""
 
     def __init__(
@@ -52,14 +52,11 @@ class PaperExchange:
         checkpoint_every: timedelta = CHECKPOINT_EVERY,
     ) -> None:
         """Where every tick of the market comes again, a service may record more seldom how far it has followed them."""
+        super().__init__(market, settings, accounts, rules_of(settings, market.markets))
         self._database = database
-        self._market = market
         self._clock = clock
-        self._settings = settings
-        self._accounts = accounts
         accounts.shares_depth = settings.shared_depth == "on"
         self._halts = halts
-        self._rules = rules_of(settings, market.markets)
         self._ticks = TickProcessor(accounts, market, clock, self._rules, checkpoint_every)
         self._identity = store.DatabaseIdentity(market.identity, "simulated")
         self._orders = IdempotentOrders(database)
@@ -109,25 +106,6 @@ class PaperExchange:
     # --- what others read ---------------------------------------------------------------------------------------------
 
     @property
-    def markets(self) -> Mapping[str, Market]:
-        return self._rules.markets
-
-    @property
-    def rules(self) -> Rules:
-        """The rules by which orders are judged."""
-        return self._rules
-
-    @property
-    def accounts(self) -> Mapping[str, Account]:
-        """Every account, as of its last commit."""
-        return self._accounts.by_id
-
-    @property
-    def version(self) -> int:
-        """A number that grows with every change of an account or of its rows."""
-        return self._accounts.version
-
-    @property
     def troubles(self) -> Mapping[str, str]:
         """None: what is simulated cannot differ from the accounts."""
         return {}
@@ -135,10 +113,6 @@ class PaperExchange:
     def undecided(self, account_id: str) -> Collection[str]:
         """None: an order is filled and posted in one step, under the halts of that moment."""
         return ()
-
-    def marks(self) -> Mapping[str, Decimal]:
-        """Return the latest mark of each market; of one without a quote yet, the last recorded one."""
-        return self._market.marks
 
     def account(self, account_id: str) -> Account:
         """Return the account or, when there is none yet, the account as it would open (`sequence` 0; not stored)."""

@@ -1,7 +1,8 @@
 """Protocol of the exchanges: `PaperExchange` simulates fills, `LiveExchange` trades at a real venue, and
 `ReadOnlyExchange` shows what another process trades.
 
-Only the composition root knows which of them it made. All begin with the rules of the settings.
+Only the composition root knows which of them it made. All begin with the rules of the settings, and have in common what
+others read: `ExchangeBase`.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,6 +15,8 @@ from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Market, Tick
 from trader.errors import Unavailable
+from trader.services.exchange.accounts import Accounts
+from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 
 _BASIS_POINT: Final = Decimal("0.0001")
@@ -133,3 +136,32 @@ class Exchange(Protocol):
     async def reset_account(self, account_id: str) -> Account:
         """End the account's run and start the next. Raise `Precondition` where the money is real."""
         ...
+
+
+class ExchangeBase:
+    """What all exchanges have in common: their rules, their accounts as of the last commit, and the market's marks."""
+
+    def __init__(self, market: MarketFeed, settings: Settings, accounts: Accounts, rules: Rules) -> None:
+        self._market = market
+        self._settings = settings
+        self._accounts = accounts
+        self._rules = rules
+
+    @property
+    def markets(self) -> Mapping[str, Market]:
+        return self._rules.markets
+
+    @property
+    def rules(self) -> Rules:
+        return self._rules
+
+    @property
+    def accounts(self) -> Mapping[str, Account]:
+        return self._accounts.by_id
+
+    @property
+    def version(self) -> int:
+        return self._accounts.version
+
+    def marks(self) -> Mapping[str, Decimal]:
+        return self._market.marks

@@ -8,32 +8,31 @@ import msgspec
 
 from trader.clock import Clock
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Rules, unopened_account
+from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
-from trader.domain.market.markets import Market, Tick
+from trader.domain.market.markets import Tick
 from trader.domain.money import ZERO
 from trader.services.exchange.accounts import Accounts
-from trader.services.exchange.protocol import not_trading, rules_of
+from trader.services.exchange.protocol import ExchangeBase, not_trading, rules_of
 from trader.services.market.feed import MarketFeed
 from trader.services.relay import RelayReader
 from trader.settings import Settings
 from trader.store.exchange.accounts import DatabaseIdentity
 
 
-class ReadOnlyExchange:
+class ReadOnlyExchange(ExchangeBase):
     """Shows what the leader trades, valued at the leader's marks. Every change raises `Unavailable`."""
 
     def __init__(
         self, market: MarketFeed, clock: Clock, settings: Settings, accounts: Accounts, relay: RelayReader
     ) -> None:
-        self._market = market
-        self._clock = clock
-        self._settings = settings
-        self._accounts = accounts
-        self._relay = relay
         self._is_live = settings.trading_mode == "live"
         rules = rules_of(settings, market.markets)
-        self._rules = msgspec.structs.replace(rules, liquidation_rate=ZERO) if self._is_live else rules
+        if self._is_live:
+            rules = msgspec.structs.replace(rules, liquidation_rate=ZERO)
+        super().__init__(market, settings, accounts, rules)
+        self._clock = clock
+        self._relay = relay
         self._identity = DatabaseIdentity(market.identity, settings.trading_mode)
 
     async def lead(self) -> None:
@@ -62,31 +61,12 @@ class ReadOnlyExchange:
         return None
 
     @property
-    def markets(self) -> Mapping[str, Market]:
-        return self._rules.markets
-
-    @property
-    def rules(self) -> Rules:
-        return self._rules
-
-    @property
-    def accounts(self) -> Mapping[str, Account]:
-        return self._accounts.by_id
-
-    @property
-    def version(self) -> int:
-        return self._accounts.version
-
-    @property
     def troubles(self) -> Mapping[str, str]:
         """Those that the leader reports."""
         return {} if self._relay.view is None else self._relay.view.account_troubles
 
     def undecided(self, account_id: str) -> Collection[str]:
         return ()
-
-    def marks(self) -> Mapping[str, Decimal]:
-        return self._market.marks
 
     def account(self, account_id: str) -> Account:
         """Return the account or, when there is none yet, the account as it would open."""

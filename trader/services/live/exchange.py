@@ -16,9 +16,8 @@ import msgspec
 
 from trader.clock import Clock, interval_elapsed
 from trader.domain.exchange.account import Account
-from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
-from trader.domain.market.markets import Market, Tick
+from trader.domain.market.markets import Tick
 from trader.domain.money import ZERO, format_decimal
 from trader.errors import MarketDataError, Precondition, StartError, Unavailable
 from trader.gateways.lighter.account import LighterAccounts
@@ -26,7 +25,7 @@ from trader.services.events import Event, EventBus, MarketChecked
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import IdempotentOrders, checked, order_id_of, present_answer
-from trader.services.exchange.protocol import not_trading, rules_of
+from trader.services.exchange.protocol import ExchangeBase, not_trading, rules_of
 from trader.services.live.account import LiveAccount
 from trader.services.live.bindings import Binding, Bindings, refuse_shared
 from trader.services.live.drift import DriftRecorder
@@ -47,7 +46,7 @@ _FIRST_SYNCHRONIZATION_S: Final = 30.0
 _CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
 
-class LiveExchange:
+class LiveExchange(ExchangeBase):
     """The exchange of live trading: every account at the venue."""
 
     def __init__(
@@ -62,17 +61,15 @@ class LiveExchange:
         halts: Halts,
         drift: DriftRecorder,
     ) -> None:
-        self._database = database
-        self._market = market
-        self._settings = settings
-        self._venue = venue
-        self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
         # The rates estimate what an order may cost; what is booked is what the venue charged.
-        self._rules = msgspec.structs.replace(
+        rules = msgspec.structs.replace(
             rules_of(settings, market.markets), liquidation_rate=ZERO, book_recovery=timedelta(0)
         )
-        self._accounts = accounts
-        self._context = LiveContext(database, market, clock, accounts, self._rules, events, venue, halts, drift)
+        super().__init__(market, settings, accounts, rules)
+        self._database = database
+        self._venue = venue
+        self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
+        self._context = LiveContext(database, market, clock, accounts, rules, events, venue, halts, drift)
         self._bindings = Bindings(self._context, settings.quote_currency)
         self._idempotent = IdempotentOrders(database)
         self._live_accounts: dict[str, LiveAccount] = {}
@@ -161,32 +158,12 @@ class LiveExchange:
     # --- reads --------------------------------------------------------------------------------------------------------
 
     @property
-    def markets(self) -> Mapping[str, Market]:
-        return self._rules.markets
-
-    @property
-    def rules(self) -> Rules:
-        """The rules by which orders are judged beforehand."""
-        return self._rules
-
-    @property
-    def accounts(self) -> Mapping[str, Account]:
-        return self._accounts.by_id
-
-    @property
-    def version(self) -> int:
-        return self._accounts.version
-
-    @property
     def troubles(self) -> Mapping[str, str]:
         return {one: account.trouble for one, account in self._live_accounts.items() if account.trouble is not None}
 
     def undecided(self, account_id: str) -> Collection[str]:
         account = self._live_accounts.get(account_id)
         return frozenset() if account is None else account.undecided
-
-    def marks(self) -> Mapping[str, Decimal]:
-        return self._market.marks
 
     def account(self, account_id: str) -> Account:
         """Return the account; one that was never opened has the run that it would have, without any capital."""
