@@ -198,7 +198,7 @@ def test_figures_of_trades_are_their_formulas(trades: list[float]) -> None:
 def test_without_trades_nothing_has_a_value() -> None:
     assert ours.win_rate([]) is ours.expectancy([]) is ours.profit_factor([]) is ours.average_r_multiple([]) is None
     assert ours.trade_signal_to_noise([]) is ours.decision_quality([]) is None
-    assert ours.recovery_factor([], ours.Drawdown(1.0, 1.0)) is None
+    assert ours.recovery_factor(ours.total([]), ours.Drawdown(1.0, 1.0)) is None
     assert ours.streaks([]) == (0, 0, 0, "none")
     assert ours.average_minutes([], won=True) is None
 
@@ -214,10 +214,10 @@ def test_only_wins_are_unbounded_and_only_losses_are_not() -> None:
 
 
 def test_recovery_is_profit_over_the_worst_fall_in_money() -> None:
-    assert ours.recovery_factor([30.0, -10.0], ours.Drawdown(5.0, 8.0)) == 2.5
-    assert ours.recovery_factor([30.0, -10.0], ours.Drawdown(0.0, 0.0)) == math.inf
-    assert ours.recovery_factor([-10.0], ours.Drawdown(0.0, 0.0)) is None
-    assert ours.recovery_factor([30.0], None) is None
+    assert ours.recovery_factor(ours.total([30.0, -10.0]), ours.Drawdown(5.0, 8.0)) == 2.5
+    assert ours.recovery_factor(ours.total([30.0, -10.0]), ours.Drawdown(0.0, 0.0)) == math.inf
+    assert ours.recovery_factor(-10.0, ours.Drawdown(0.0, 0.0)) is None
+    assert ours.recovery_factor(30.0, None) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-1e5, 1e5)), min_size=3, max_size=40))

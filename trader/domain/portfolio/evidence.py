@@ -66,6 +66,8 @@ class ReturnSeries(NamedTuple):
 
     def within(self, start: datetime, end: datetime) -> "ReturnSeries":
         """Return the part in the hours [start, end)."""
+        if start <= self.start and end >= self.end:
+            return self
         first = min(max(0, (start - self.start) // _HOUR), len(self.values))
         after = max(first, (end - self.start) // _HOUR)
         observed = None if self.observed is None else self.observed[first:after]

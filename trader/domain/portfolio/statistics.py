@@ -212,9 +212,14 @@ def average_r_multiple(pnls: Sequence[float]) -> float | None:
     return None if won is None or lost is None else _over(won, lost)
 
 
-def recovery_factor(pnls: Sequence[float], drawdown: Drawdown | None) -> float | None:
+def total(pnls: Sequence[float]) -> float | None:
+    """Return the sum of the net pnl."""
+    return math.fsum(pnls) if pnls else None
+
+
+def recovery_factor(total_pnl: float | None, drawdown: Drawdown | None) -> float | None:
     """Return total net pnl / max drawdown in money."""
-    return None if drawdown is None or not pnls else _over(math.fsum(pnls), drawdown.money)
+    return None if drawdown is None or total_pnl is None else _over(total_pnl, drawdown.money)
 
 
 def trade_signal_to_noise(pnls: Sequence[float]) -> float | None:

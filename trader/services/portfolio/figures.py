@@ -12,9 +12,12 @@ from trader.store.exchange.trades import RunTrade
 
 
 class TradeFigures(NamedTuple):
-    """Statistics of completed trades. Percentages are percent, times minutes, None is without a value."""
+    """Statistics of completed trades. Percentages are percent, times minutes, None is without a value.
 
-    pnls: Sequence[float]
+    `total` is the sum of the net pnl as a float, `total_net` the exact one.
+    """
+
+    total: float | None
     trades: int
     wins: int
     total_net: Decimal
@@ -52,7 +55,7 @@ class Figures(NamedTuple):
 
     @property
     def recovery_factor(self) -> float | None:
-        return statistics.recovery_factor(self.trades.pnls, self.equity.drawdown)
+        return statistics.recovery_factor(self.trades.total, self.equity.drawdown)
 
 
 class DailyFigures(NamedTuple):
@@ -88,7 +91,7 @@ def figures_of_trades(trades: Sequence[RunTrade]) -> TradeFigures:
     held = list(zip(pnls, holds, strict=True))
     best, worst = max(exact, default=Decimal(0)), min(exact, default=Decimal(0))
     return TradeFigures(
-        pnls=pnls,
+        total=statistics.total(pnls),
         trades=len(trades),
         wins=sum(pnl > 0 for pnl in exact),
         total_net=sum(exact, Decimal(0)),
