@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trader.api import connections, cors, health, metrics, openapi, rpc, streams
+from trader.api import connections, health, metrics, openapi, routes, rpc, streams
 from trader.api.dashboard import page
 from trader.clock import JumpWatch, SystemClock
 from trader.composition import Service, make_service
@@ -208,7 +208,7 @@ def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
     context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    page.setup(app, context)  # before the procedures, whose last route answers every path that no other has
+from trader.api import connections, health, metrics, openapi, routes, rpc, streams
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
     streams.setup(app, service.hubs)
@@ -234,8 +234,6 @@ def build_app(service: Service) -> web.Application:
                 alarms=service.alarms,
             ),
         )
-    app.on_response_prepare.append(health.lag_header(health_sources))
-    cors.setup(app, context.settings)
     return app
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from trader.api import cors, rpc
+from trader.api import routes, rpc
 from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.routes import Route
 from trader.api.rpc import Registry
@@ -96,6 +96,7 @@ async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
     settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
     app = web.Application()
     untyped: Any = Context(settings)
+    routes.setup(app, settings)
     rpc.setup(app, untyped, registry)
 
     async def health(_: web.Request) -> web.Response:
@@ -106,7 +107,6 @@ async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
 
     Route("/health").add_to(app, health)
     Route("/broken").add_to(app, broken)
-    cors.setup(app, settings)
     server = HttpServer(app, limits, shutdown_timeout_s=0.1)
     sockets = bind("127.0.0.1", 0)
     await server.start(sockets)

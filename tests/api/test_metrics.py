@@ -14,8 +14,7 @@ from support.health_sources import START, House
 
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster
-from trader.api.requests import REQUESTS, RequestLog
-from trader.api.routes import Route
+from trader.api.routes import EDGE, Edge, Route
 from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
@@ -79,6 +78,7 @@ async def parts() -> AsyncIterator[Parts]:
 async def client(parts: Parts) -> AsyncIterator[Client]:
     app = web.Application()
     untyped: Any = parts.context
+    app[EDGE] = Edge()
     dispatcher = rpc.setup(app, untyped, registry)
     metrics.setup(
         app,
@@ -245,7 +245,7 @@ async def test_requests_that_are_no_calls_are_one_line_each_too(
 
 async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
     app = web.Application()
-    app[REQUESTS] = RequestLog()
+    edge = app[EDGE] = Edge()
 
     async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("bug")
@@ -253,8 +253,8 @@ async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
     Route("/health").add_to(app, broken)
     async with TestClient(TestServer(app)) as client, client.get("/health") as response:
         assert response.status == 500
-    assert list(app[REQUESTS].latencies) == [("health", 500)]
-    assert json.dumps(app[REQUESTS].latencies["health", 500].counts)
+    assert list(edge.requests.latencies) == [("health", 500)]
+    assert json.dumps(edge.requests.latencies["health", 500].counts)
 
 
 async def test_the_condition_of_the_service_has_gauges(client: Client, parts: Parts) -> None:

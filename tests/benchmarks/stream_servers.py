@@ -15,7 +15,8 @@ from benchmarks.stream_readers import STREAMS, Readers
 
 from trader.api import streams
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
-from trader.api.requests import REQUESTS, RequestLog
+from trader.api.requests import RequestLog
+from trader.api.routes import EDGE, Edge
 from trader.api.stream_messages import frame
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
@@ -45,7 +46,7 @@ class Service:
     async def start(self) -> int:
         """Listen. Return the port."""
         app = web.Application()
-        app[REQUESTS] = self.requests
+        app[EDGE] = Edge(self.requests)
         streams.setup(app, self.hubs, self._timing)
         self._server = HttpServer(app, ConnectionLimits())
         sockets = bind("127.0.0.1", 0)

@@ -206,6 +206,8 @@ async def test_only_listed_origins_and_this_server_may_call(tmp_path: Path, dsn:
             assert (status, body["code"]) == (403, "FORBIDDEN"), origin
             assert "Access-Control-Allow-Origin" not in headers
             assert (await post(origin, Host=host))[0] == 421
+        async with service.http.get(service.url, headers={"Host": host}) as page:  # by DNS rebinding, say
+            assert page.status == 421
         after = (await service.call("simulator.getAccount"))["account"]["positions"][0]["quantity"]
         assert before == after
         await check_preflights(service)

@@ -17,6 +17,7 @@ from multidict import istr
 
 from trader.api import envelope
 from trader.api.compression import GZIP, StreamPacker, accepts_gzip
+from trader.api.routes import finish_head
 from trader.errors import InvalidInput, Issue, PayloadTooLarge
 
 HEADER: Final = istr("x-orpc-batch")
@@ -126,6 +127,7 @@ async def _stream(
     request: web.Request, response: web.StreamResponse, calls: list[asyncio.Task[Reply]], packer: StreamPacker
 ) -> None:
     async with asyncio.timeout(WRITE_WAIT_S):
+        await finish_head(request, response)
         await response.prepare(request)
         await response.write(await packer.pack(_COMMENT))
     waiting = set(calls)

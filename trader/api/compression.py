@@ -64,17 +64,14 @@ class StreamPacker:
         return piece if self._packer is None else self._packer.compress(piece) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-async def compress_response(request: web.Request, response: web.StreamResponse) -> None:
+async def compress_response(request: web.Request, response: web.Response, body: bytes) -> None:
     """Compress a whole response that its handler has left as it is, before its head is sent."""
-    if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
-        return
-    if len(response.body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
+    if hdrs.CONTENT_ENCODING in response.headers:
         return
     if not response.content_type.startswith(("text/", "application/")):  # fonts and pictures are compressed already
         return
     if hdrs.VARY not in response.headers:
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
     if accepts_gzip(request):
-        response.body = await compressed(response.body)
+        response.body = await compressed(body)
         response.headers[hdrs.CONTENT_ENCODING] = GZIP
-        response.headers[hdrs.CONTENT_LENGTH] = str(len(response.body))

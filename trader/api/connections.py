@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from trader.api.requests import REQUESTS, RequestLog
+from trader.api.routes import EDGE, Edge
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 from trader.errors import StartError
@@ -42,9 +42,9 @@ _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """Errors for an address of a host name that this machine does not have: `localhost` without IPv6."""
 
 _TOO_SLOW: Final = "The head of the request took too long"
-_REFUSED: Final = b"HTTP/1.0 400 "
+_HEAD: Final = b"HTTP/1."
 _ID: Final = b"\r\nX-Request-Id: "
-"""aiohttp's own answer to bytes that are no request begins so and has no id, unlike every answer of a handler."""
+"""In the head of every answer of a handler, unlike aiohttp's own, to bytes that are no request or name no path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,9 @@ class Connection(asyncio.Protocol):
 
 
 class _HttpTransport:
-    """The transport that aiohttp writes to: the connection's own, but refusals of bytes that are no request are JSON.
+    """The transport that aiohttp writes to: the connection's own, but refusals without a handler are JSON.
 
-    aiohttp answers such bytes itself, as text and without any handler.
+    aiohttp answers bytes that are no request, and requests without a path (`OPTIONS *`, CONNECT), itself, as text.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection, server: "HttpServer") -> None:
@@ -179,22 +179,30 @@ class _HttpTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes | bytearray) -> None:
-        self._transport.write(self._refusal(data) if data.startswith(_REFUSED) and _ID not in data else data)
+        if data.startswith(_HEAD) and _ID not in data:
+            self._write_refusal(data)
+        else:
+            self._transport.write(data)
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
         first, *others = pieces
-        if first.startswith(_REFUSED):
+        if first.startswith(_HEAD) and _ID not in first:
             self.write(b"".join((first, *others)))
         else:
             self._transport.writelines((first, *others))
 
-    def _refusal(self, data: bytes | bytearray) -> bytes:
+    def _write_refusal(self, data: bytes | bytearray) -> None:
+        status = HTTPStatus(int(data[9:12]))
+        if status == HTTPStatus.CONTINUE:
+            self._transport.write(data)
+            return
         text = data.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
-        reason = " ".join(text.split())[:_REASON_CHARACTERS]
+        reason = " ".join(text.split())[:_REASON_CHARACTERS] if status == HTTPStatus.BAD_REQUEST else status.phrase
         request_id = self._server.requests.new_id()
         peer = self.get_extra_info("peername")
         log.info("request %s: refused a connection of %s: %s", request_id, peer and peer[0], ascii(reason))
-        return _closing_answer(HTTPStatus.BAD_REQUEST, reason, request_id)
+        self._transport.write(_closing_answer(status, reason, request_id))
+        self._transport.close()
 
 
 def _closing_answer(status: HTTPStatus, error: str, request_id: str) -> bytes:
@@ -228,7 +236,7 @@ class HttpServer:
         self._listening: list[asyncio.Server] = []
         self._connections: dict[Connection, None] = {}
         self.limits = limits
-        self.requests = app.get(REQUESTS) or RequestLog()
+        self.requests = (app.get(EDGE) or Edge()).requests
 
     def __len__(self) -> int:
         """How many connections aiohttp has, or still has tasks of."""

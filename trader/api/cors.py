@@ -26,7 +26,6 @@ from aiohttp_cors import CorsConfig, ResourceOptions
 from aiohttp_cors.abc import AbstractRouterAdapter
 
 from trader.api.requests import Handler
-from trader.errors import Forbidden
 from trader.settings import Settings
 
 PATHS: Final = ("/api/", "/health")
@@ -90,17 +89,9 @@ class OriginRule:
         self._refused.log(ascii(shown))
         return f"the origin {shown} is not allowed; CORS_ORIGINS lists those that are"
 
-    def check(self, request: web.Request) -> None:
-        """Raise `Forbidden` for an origin that is not allowed."""
-        if (why := self.refusal(request)) is not None:
-            raise Forbidden(why)
-
     def allows(self, origins: Iterable[str], port: int) -> bool:
         here = {origin_of(f"http://{host}:{port}") for host in ("localhost", "127.0.0.1")}
         return all(origin in self._listed or origin in here for origin in origins)
-
-
-ORIGINS: Final = web.AppKey("origins", OriginRule)
 
 
 class HostRule:
@@ -137,9 +128,6 @@ def _host_name(text: str) -> str:
         return ""
 
 
-HOSTS: Final = web.AppKey("hosts", HostRule)
-
-
 def _is_loopback(name: str) -> bool:
     try:
         return ip_address(name).is_loopback
@@ -159,8 +147,7 @@ def _listen_port(request: web.Request) -> int:
 
 
 class _Prefixes(AbstractRouterAdapter):
-    """Let aiohttp-cors decide by the prefix of a path, so that responses of no route (404, 405) are covered too, and
-    only about requests with an origin.
+    """Let aiohttp-cors decide by the prefix of a path, so that responses of no route (404, 405) are covered too.
 
     Its own adapter works on resources, and accepts none whose routes take every method, as ours do.
     """
@@ -180,7 +167,7 @@ class _Prefixes(AbstractRouterAdapter):
         return request.method == METH_OPTIONS
 
     def is_cors_enabled_on_request(self, request: web.Request) -> bool:
-        return ORIGIN in request.headers and request.rel_url.raw_path.startswith(self._prefixes)
+        return request.rel_url.raw_path.startswith(self._prefixes)
 
     async def get_preflight_request_config(
         self, preflight_request: web.Request, origin: str, requested_method: str
@@ -195,46 +182,54 @@ class _Prefixes(AbstractRouterAdapter):
         return self._options
 
 
-_ADAPTER: Final = web.AppKey("cors", _Prefixes)
-
-
 async def answer_plain_options(_: web.Request) -> web.Response:
     """Answer an OPTIONS request that is no preflight."""
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
 
-async def answer_options(request: web.Request) -> web.StreamResponse:
-    """Answer OPTIONS. aiohttp-cors decides on a preflight; the response then lists everything that is allowed.
+class CrossOrigin:
+    """Cross-origin headers on every response below `PATHS` (streams, errors and preflights included), by aiohttp-cors.
 
-    aiohttp-cors names only the requested method and headers, and a browser would ask again for the next.
+    aiohttp-cors has an application of its own here: its hook on the service's would be called for every response.
     """
-    adapter = request.app.get(_ADAPTER)
-    is_preflight = ORIGIN in request.headers and ACCESS_CONTROL_REQUEST_METHOD in request.headers
-    if adapter is None or not is_preflight or not adapter.is_cors_enabled_on_request(request):
-        return await answer_plain_options(request)
-    try:
-        response = await adapter.preflight(request)
-    except web.HTTPForbidden:  # without the headers the browser refuses, and tells its user
-        return await answer_plain_options(request)
-    response.set_status(HTTPStatus.NO_CONTENT)
-    response.headers[ACCESS_CONTROL_ALLOW_METHODS] = ", ".join(METHODS)
-    response.headers[ACCESS_CONTROL_ALLOW_HEADERS] = ", ".join(ALLOWED_HEADERS)
-    return response
 
+    def __init__(self, origins: Iterable[str]) -> None:
+        options = ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
+            allow_credentials=True,
+            expose_headers=EXPOSED_HEADERS,
+            allow_headers=ALLOWED_HEADERS,
+            allow_methods=METHODS,
+            max_age=PREFLIGHT_AGE_S,
+        )
+        self._adapter = _Prefixes(dict.fromkeys(origins, options))
+        app = web.Application()
+        config = CorsConfig(app, router_adapter=self._adapter)
+        for prefix in PATHS:
+            config.add(prefix)
+        self._on_response = app.on_response_prepare
+        self._on_response.freeze()
 
-def setup(app: web.Application, settings: Settings) -> None:
-    """Put cross-origin headers on every response below `PATHS`: streams, errors and preflights included."""
-    if not settings.cors_origins:
-        return
-    options = ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
-        allow_credentials=True,
-        expose_headers=EXPOSED_HEADERS,
-        allow_headers=ALLOWED_HEADERS,
-        allow_methods=METHODS,
-        max_age=PREFLIGHT_AGE_S,
-    )
-    adapter = _Prefixes(dict.fromkeys(settings.cors_origins, options))
-    config = CorsConfig(app, router_adapter=adapter)
-    for prefix in PATHS:
-        config.add(prefix)
-    app[_ADAPTER] = adapter
+    @classmethod
+    def of(cls, settings: Settings) -> "CrossOrigin | None":
+        return cls(settings.cors_origins) if settings.cors_origins else None
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Add the headers to the response to a request that has an origin."""
+        await self._on_response.send(request, response)
+
+    async def answer_preflight(self, request: web.Request) -> web.StreamResponse:
+        """Answer OPTIONS. aiohttp-cors decides on a preflight; the response then lists everything that is allowed.
+
+        aiohttp-cors names only the requested method and headers, and a browser would ask again for the next.
+        """
+        is_preflight = ORIGIN in request.headers and ACCESS_CONTROL_REQUEST_METHOD in request.headers
+        if not is_preflight or not self._adapter.is_cors_enabled_on_request(request):
+            return await answer_plain_options(request)
+        try:
+            response = await self._adapter.preflight(request)
+        except web.HTTPForbidden:  # without the headers the browser refuses, and tells its user
+            return await answer_plain_options(request)
+        response.set_status(HTTPStatus.NO_CONTENT)
+        response.headers[ACCESS_CONTROL_ALLOW_METHODS] = ", ".join(METHODS)
+        response.headers[ACCESS_CONTROL_ALLOW_HEADERS] = ", ".join(ALLOWED_HEADERS)
+        return response

@@ -14,7 +14,6 @@ from typing import Final, Literal, Protocol
 
 from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
-from multidict import istr
 
 from trader.api.broadcast import Broadcaster
 from trader.api.routes import Documented, Route, json_answer
@@ -53,8 +52,6 @@ FAILURES_MAX: Final = 2
 WATCH_EVERY_S: Final = 5.0
 LOG_EVERY_S: Final = 60.0
 """How often the reasons are logged while the service is unhealthy."""
-
-LAG_HEADER: Final = istr("X-Lag-Seconds")
 
 NOT_STORED: dict[str, str] = {hdrs.CACHE_CONTROL: "no-store"}
 
@@ -313,16 +310,6 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
 def _lag(sources: HealthSources) -> float | UnsetType:
     lag_s = sources.lag_s()
     return UNSET if lag_s is None else round(lag_s, 3)
-
-
-def lag_header(sources: HealthSources) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """Return a hook that says in each response of a follower how old its data is at most."""
-
-    async def add(_: web.Request, response: web.StreamResponse) -> None:
-        if (lag_s := sources.lag_s()) is not None:
-            response.headers[LAG_HEADER] = f"{lag_s:.3f}"
-
-    return add
 
 
 def _scheduler(status: SchedulerStatus) -> SchedulerHealth:

@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 
 from trader.api.broadcast import Broadcaster
 from trader.api.health import HealthSources, SchedulerStatus
-from trader.api.requests import BUCKETS_S, REQUESTS, Latencies, RequestLog
+from trader.api.requests import BUCKETS_S, Latencies, RequestLog
 from trader.api.response_cache import ResponseCache
-from trader.api.routes import Documented, Route
+from trader.api.routes import EDGE, Documented, Route
 from trader.api.rpc import LargeAnswers
 from trader.api.state_broadcast import StateBroadcaster
 from trader.gateways.agents.chat import ChatClient
@@ -264,7 +264,7 @@ def setup(app: web.Application, sources: MetricsSources) -> None:
     """Add the endpoint, and measure the loop's lag while the application runs."""
     lag = LoopLag()
     registry = CollectorRegistry()
-    registry.register(_Figures(sources, app[REQUESTS], lag))
+    registry.register(_Figures(sources, app[EDGE].requests, lag))
     ProcessCollector(registry=registry)
 
     async def metrics(request: web.Request) -> web.Response:

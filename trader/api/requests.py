@@ -55,37 +55,46 @@ class RequestLog:
     """Issues request ids, and records how each request ended.
 
     Requests that change something, fail or are slow are logged at level info, all others at level debug: dashboards
-    send thousands of reads for each order, and their lines would hide it. `changing` are names of the first kind.
+    send thousands of reads for each order, and their lines would hide it.
     """
 
-    def __init__(self, changing: frozenset[str] = frozenset()) -> None:
-        self._changing = changing
+    def __init__(self) -> None:
         self._boot = secrets.token_hex(4)
         self._count = count(1)
         self.latencies: defaultdict[tuple[str, int], Latencies] = defaultdict(Latencies)
 
     def new_id(self) -> str:
         """Return an id that is unique across restarts and processes."""
-        return f"{self._boot}-{next(self._count):06x}"
+        return f"{self._boot}-{next(self._count)}"
 
-    def finished(self, name: str, status: int, started_s: float, request_id: str) -> None:
+    def finished(self, name: str, status: int, started_s: float, request_id: str, *, changes: bool) -> None:
         """Record the end of a request. `name` is one of a few; `started_s` is of `time.perf_counter`."""
         duration_s = time.perf_counter() - started_s
         latencies = self.latencies[name, status]
         latencies.counts[bisect_left(BUCKETS_S, duration_s)] += 1
         latencies.sum_s += duration_s
-        level = logging.INFO if status >= 400 or duration_s > SLOW_S or name in self._changing else logging.DEBUG
+        level = logging.INFO if status >= 400 or duration_s > SLOW_S or changes else logging.DEBUG
         if log.isEnabledFor(level):
             duration_ms = round(duration_s * 1000, 1)
             fields = {"procedure": name, "status": status, "duration_ms": duration_ms, "request_id": request_id}
             log.log(level, "answered", extra=fields)
 
 
-REQUESTS: Final = web.AppKey("requests", RequestLog)
-
-
 class BodyTimeout(RequestError):
     """The body did not arrive in time."""
+
+
+def arrived_body(request: web.Request) -> bytes | None:
+    """Return the request's body when all of it has come with the head, as short ones do; else None.
+
+    :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
+    """
+    content = request.content
+    if not content.is_eof() or content.exception() is not None:
+        return None
+    body = content.read_nowait()
+    _check_size(len(body))
+    return body
 
 
 async def read_body(request: web.Request, wait_s: float) -> bytes:
@@ -97,17 +106,14 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
     :raises InvalidInput: its compression is broken, or it ends early
     :raises BodyTimeout: it did not arrive in time
     """
-    content = request.content
-    if content.is_eof() and content.exception() is None:  # it came with the head
-        whole = content.read_nowait()
-        _check_size(len(whole))
-        return whole
+    if (arrived := arrived_body(request)) is not None:
+        return arrived
     if request.content_length is not None:
         _check_size(request.content_length)
     body = bytearray()
     try:
         async with asyncio.timeout(wait_s):
-            while chunk := await content.readany():
+            while chunk := await request.content.readany():
                 body += chunk
                 _check_size(len(body))
     except TimeoutError:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
@@ -11,15 +11,17 @@ import msgspec
 from aiohttp import HttpVersion11, StreamReader, hdrs, web
 from multidict import istr
 
-from trader.api.compression import compress_response
-from trader.api.cors import HOSTS, ORIGINS, answer_options
-from trader.api.requests import GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
+from trader.api.compression import BYTES_MIN, compress_response
+from trader.api.cors import CrossOrigin, HostRule, OriginRule, answer_plain_options
+from trader.api.requests import GIVEN_UP, NAME, REQUEST_ID, UNKNOWN, Handler, RequestLog
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
+from trader.settings import Settings
 
 JSON: Final = "application/json"
 
 _ID_HEADER: Final = istr("X-Request-Id")
+_LAG_HEADER: Final = istr("X-Lag-Seconds")
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +40,54 @@ def connection_of(request: web.Request) -> MarkedConnection | None:
     return connection
 
 
-def served(app: web.Application, name: str, handler: Handler) -> Handler:
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What every request passes: the log, the rules for hosts and origins, and the headers of each response.
+
+    `lag_s` is how old the data of a follower is at most, in seconds; None on the leader.
+    """
+
+    requests: RequestLog = field(default_factory=RequestLog)
+    hosts: HostRule | None = None
+    origins: OriginRule | None = None
+    cors: CrossOrigin | None = None
+    lag_s: Callable[[], float | None] = lambda: None
+
+    async def finish_head(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Complete the headers of a response before it is sent, and compress it.
+
+        aiohttp-cors omits `Vary`: no cache may serve one origin's response to another.
+        """
+        if isinstance(response, web.Response) and isinstance(body := response.body, bytes) and len(body) >= BYTES_MIN:
+            await compress_response(request, response, body)
+        headers = response.headers
+        vary = headers.get(hdrs.VARY)
+        headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
+        headers[_ID_HEADER] = request[REQUEST_ID]
+        headers[hdrs.SERVER] = "trader"  # without versions
+        if (lag_s := self.lag_s()) is not None:
+            headers[_LAG_HEADER] = f"{lag_s:.3f}"
+        if self.cors is not None and hdrs.ORIGIN in request.headers:
+            await self.cors.add_headers(request, response)
+
+
+EDGE: Final = web.AppKey("edge", Edge)
+
+
+def setup(app: web.Application, settings: Settings, lag_s: Callable[[], float | None] = lambda: None) -> None:
+    """Set up what every request passes. Routes that are added later take part in it."""
+    app[EDGE] = Edge(hosts=HostRule(settings), origins=OriginRule(settings), cors=CrossOrigin.of(settings), lag_s=lag_s)
+
+
+def served(app: web.Application, name: str, handler: Handler, *, changes: bool = False) -> Handler:
     """Wrap a handler: its requests have ids and end in the log, its connections know of them, its bugs answer 500.
 
-    The log of requests and the rule for hosts are those that the application has now. Not a middleware: with one,
-    aiohttp adds a wrapper of its own to every request.
+    Neither a middleware nor a hook of the application: with one, aiohttp adds wrappers of its own to every request.
+    A handler that prepares its response itself calls `finish_head` before. `changes` marks requests that change
+    something.
     """
-    requests, hosts = app.get(REQUESTS) or RequestLog(), app.get(HOSTS)
+    edge = app.get(EDGE) or Edge()
+    requests, hosts = edge.requests, edge.hosts
 
     async def handle(request: web.Request) -> web.StreamResponse:
         started_s = time.perf_counter()
@@ -55,20 +98,19 @@ def served(app: web.Application, name: str, handler: Handler) -> Handler:
             connection.begin(request.content)
         status = 500
         try:
-            foreign = None if hosts is None else hosts.refusal(request)
-            response = refusal(421, foreign) if foreign else await handler(request)
+            try:
+                foreign = None if hosts is None else hosts.refusal(request)
+                response = refusal(421, foreign) if foreign else await handler(request)
+            except Exception:
+                log.exception("request %s: %s %s failed", request_id, request.method, request.path)
+                response = _answer_bug(request)
             status = response.status
-            if status >= 400 and GIVEN_UP in request:
-                await _answer_and_close(request, response)
-        except Exception:
-            status = 500
-            log.exception("request %s: %s %s failed", request_id, request.method, request.path)
-            if request.writer.output_size and request.transport is not None:  # a response has begun
-                request.transport.abort()
-            response = refusal(status, "Internal server error")
-            response.force_close()
+            if not response.prepared:
+                await edge.finish_head(request, response)
+                if status >= 400 and GIVEN_UP in request:
+                    await _answer_and_close(request, response)
         finally:
-            requests.finished(request[NAME], status, started_s, request_id)
+            requests.finished(request[NAME], status, started_s, request_id, changes=changes)
             if connection is not None:
                 connection.end()
         return response
@@ -77,35 +119,17 @@ def served(app: web.Application, name: str, handler: Handler) -> Handler:
 
 
 async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
-    """Give a response the id of its request, compress it, and add the header that aiohttp-cors omits: no cache may
-    serve one origin's response to another. A hook of the application, called before each head is sent.
-
-    aiohttp's router refuses a request without a path (`OPTIONS *`, CONNECT) as text and without any handler; that
-    response becomes JSON here.
-    """
-    await compress_response(request, response)
-    headers = response.headers
-    vary = headers.get(hdrs.VARY)
-    headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
-    request_id = request.get(REQUEST_ID)
-    if request_id is None:
-        request_id = _answer_without_handler(request, response)
-    headers[_ID_HEADER] = request_id
-    headers[hdrs.SERVER] = "trader"  # without versions
+    """Complete the headers of a response that its handler is about to prepare."""
+    await (request.app.get(EDGE) or Edge()).finish_head(request, response)
 
 
-def _answer_without_handler(request: web.Request, response: web.StreamResponse) -> str:
-    """Make the refusal of aiohttp's router JSON, and return an id for its request."""
-    request_id = (request.app.get(REQUESTS) or RequestLog()).new_id()
-    if isinstance(response, web.HTTPException):
-        connection = connection_of(request)
-        if connection is not None:
-            connection.begin(request.content)
-            connection.end()
-        log.info("request %s: %s without a path", request_id, request.method)
-        response.body = ENCODER.encode(Refusal(error=response.reason))
-        response.headers.update({hdrs.CONTENT_TYPE: JSON, hdrs.CONTENT_LENGTH: str(len(response.body))})
-    return request_id
+def _answer_bug(request: web.Request) -> web.Response:
+    """Answer instead of a handler that has raised an exception, without the cause."""
+    if request.writer.output_size and request.transport is not None:  # a response has begun
+        request.transport.abort()
+    response = refusal(500, "Internal server error")
+    response.force_close()
+    return response
 
 
 async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
@@ -131,6 +155,12 @@ async def _refuse_expectation(request: web.Request) -> web.Response:
     response = refusal(417, f"Expect: {expected} is not supported here; use 100-continue, or leave it out")
     response.force_close()  # the body may or may not follow
     return response
+
+
+async def answer_options(request: web.Request) -> web.StreamResponse:
+    """Answer OPTIONS: a browser's preflight, or any other."""
+    cors = (request.app.get(EDGE) or Edge()).cors
+    return await (answer_plain_options(request) if cors is None else cors.answer_preflight(request))
 
 
 async def answer_expect(request: web.Request) -> web.StreamResponse | None:
@@ -184,9 +214,10 @@ class Route:
         """Serve GET (and HEAD); every other method is a 405, except the OPTIONS of a browser's preflight."""
         allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if self.head else (hdrs.METH_GET,)
 
+        origins = (app.get(EDGE) or Edge()).origins
+
         async def handle(request: web.Request) -> web.StreamResponse:
             if request.method in allowed:
-                origins = request.app.get(ORIGINS)
                 foreign = None if origins is None else origins.refusal(request)
                 return await handler(request) if foreign is None else refusal(403, foreign)
             if request.method == hdrs.METH_OPTIONS:

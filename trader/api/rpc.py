@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get
 
 import msgspec
 from aiohttp import hdrs, web
-from multidict import CIMultiDict
 
 from trader.api import batch, envelope
 from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
-from trader.api.cors import HOSTS, ORIGINS, PATHS, HostRule, OriginRule, answer_options
+from trader.api.cors import PATHS
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
-from trader.api.requests import NAME, REQUEST_ID, REQUESTS, UNKNOWN, BodyTimeout, RequestLog, read_body
+from trader.api.requests import NAME, REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
-from trader.api.routes import JSON, answer_expect, finish_head, served
+from trader.api.routes import EDGE, JSON, Edge, answer_expect, answer_options, served
 from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
     Conflict,
@@ -77,7 +76,6 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
-_HEADERS: Final = CIMultiDict({hdrs.CONTENT_TYPE: JSON})
 _NOT_FOUND: Final = Answer(HTTPStatus.NOT_FOUND, b'{"error":"Not Found"}')
 
 
@@ -187,9 +185,10 @@ class LargeAnswers:
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
-    def __init__(self, registry: Registry, context: "Context", requests: RequestLog | None = None) -> None:
+    def __init__(self, registry: Registry, context: "Context", edge: Edge | None = None) -> None:
         self._context = context
-        self.origins = OriginRule(context.settings)
+        edge = edge or Edge()
+        self._origins = edge.origins
         api_token = context.settings.api_token
         self._api_token = None if api_token is None else api_token.reveal().encode()
         self._is_public = context.settings.public == "on"
@@ -201,14 +200,16 @@ class Dispatcher:
             for path, style in ((name, Style.PLAIN), (name.replace(".", "/"), Style.ORPC)):
                 self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
             self._enveloped[name] = self._targets[PREFIX + path]
-        self._requests = requests or RequestLog()
+        self._requests = edge.requests
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
 
     def add_to(self, app: web.Application) -> None:
         """Mount a route for each path of a procedure, found without a pattern, and one for all other paths."""
         for path, target in self._targets.items():
-            handler = served(app, target.procedure.name, partial(self._handle, target))
+            handler = served(
+                app, target.procedure.name, partial(self._handle, target), changes=target.procedure.changes
+            )
             app.router.add_route(hdrs.METH_ANY, path, handler, expect_handler=answer_expect)
         handler = served(app, UNKNOWN, partial(self._handle, None))
         app.router.add_route(hdrs.METH_ANY, PREFIX + "{path:.*}", handler, expect_handler=answer_expect)
@@ -228,14 +229,36 @@ class Dispatcher:
         if target is None:
             return _response(_NOT_FOUND)
         try:
-            self.origins.check(request)
-            body = await read_body(request, self._body_wait_s)
+            self._check_origin(request)
+            body = arrived_body(request)
+            if body is None:
+                body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _response(_error_answer(error, target.style))
-        authorization = request.headers.get(hdrs.AUTHORIZATION)
-        answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
+        answer = self._kept(target, body)
+        if answer is None:
+            authorization = request.headers.get(hdrs.AUTHORIZATION)
+            answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
+        return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
+
+    async def _long_response(self, request: web.Request, target: Target, answer: Answer) -> web.Response:
+        """Return a response with the answer as gzip, made once, for a caller that accepts it."""
         self.large_answers.note(target.procedure.name, len(answer.body))
-        return _response(answer) if len(answer.body) < BYTES_MIN else await _compressible(request, answer)
+        response = _response(answer)
+        response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
+        if accepts_gzip(request):
+            response.body = await answer.compressed()
+            response.headers[hdrs.CONTENT_ENCODING] = GZIP
+        return response
+
+    def _check_origin(self, request: web.Request) -> None:
+        if self._origins is not None and (why := self._origins.refusal(request)) is not None:
+            raise Forbidden(why)
+
+    def _kept(self, target: Target, body: bytes) -> Answer | None:
+        """Return the answer that was kept for the same input, while its data has not changed."""
+        token_of = target.procedure.token
+        return None if token_of is None else self.cache.find((target, body), token_of(self._context))
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
@@ -290,7 +313,7 @@ class Dispatcher:
 
     async def _handle_batch(self, request: web.Request, mode: str) -> web.StreamResponse:
         try:
-            self.origins.check(request)
+            self._check_origin(request)
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
             return _response(_error_answer(error, Style.ORPC))
@@ -314,7 +337,8 @@ class Dispatcher:
             enveloped = self._enveloped[target.procedure.name]
             answer = await self.kept_or_called(enveloped, item.body, item.authorization or authorization, request_id)
             self.large_answers.note(target.procedure.name, len(answer.body))
-        self._requests.finished(target.procedure.name if target else UNKNOWN, answer.status, started_s, request_id)
+        name, changes = (target.procedure.name, target.procedure.changes) if target else (UNKNOWN, False)
+        self._requests.finished(name, answer.status, started_s, request_id, changes=changes)
         return answer
 
 
@@ -344,21 +368,11 @@ def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
     return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), INTERNAL)
 
 
-async def _compressible(request: web.Request, answer: Answer) -> web.Response:
-    """Return a response with the answer as gzip, made once, for a caller that accepts it."""
-    response = _response(answer)
-    response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
-    if accepts_gzip(request):
-        response.body = await answer.compressed()
-        response.headers[hdrs.CONTENT_ENCODING] = GZIP
-    return response
-
-
 def _response(answer: Answer) -> web.Response:
-    headers = _HEADERS.copy()
+    response = web.Response(status=answer.status, body=answer.body, content_type=JSON)
     if answer.headers:
-        headers.update(answer.headers)
-    return web.Response(status=answer.status, body=answer.body, headers=headers)
+        response.headers.update(answer.headers)
+    return response
 
 
 def _sentence(issue: Issue) -> str:
@@ -390,11 +404,7 @@ def setup(app: web.Application, context: "Context", registry: Registry | None = 
     if registry is None:
         load_procedures()
         registry = REGISTRY
-    changing = frozenset(name for name, declared in registry.procedures.items() if declared.changes)
-    requests = app[REQUESTS] = RequestLog(changing)
-    dispatcher = Dispatcher(registry, context, requests)
-    app[ORIGINS], app[HOSTS] = dispatcher.origins, HostRule(context.settings)
+    dispatcher = Dispatcher(registry, context, app.get(EDGE))
     dispatcher.add_to(app)
-    app.on_response_prepare.append(finish_head)
     app.router.add_route("*", _ANYWHERE, served(app, UNKNOWN, _elsewhere), expect_handler=answer_expect)
     return dispatcher

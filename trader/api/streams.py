@@ -18,7 +18,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
 from trader.api.requests import REQUEST_ID, Handler
-from trader.api.routes import Documented, Route, refusal
+from trader.api.routes import Documented, Route, finish_head, refusal
 from trader.api.schemas.common import ENCODER, iso
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.models import InvocationView
@@ -300,6 +300,7 @@ async def _serve(
         response.enable_chunked_encoding()
     loop = asyncio.get_running_loop()
     with suppress(ConnectionError):
+        await finish_head(request, response)
         payload = await response.prepare(request)
         assert payload is not None
         tune(request)

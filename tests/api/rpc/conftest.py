@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 from support.served import Client, served
 
-from trader.api import cors, rpc
+from trader.api import routes, rpc
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
 from trader.errors import (
@@ -167,8 +167,8 @@ def load_settings(**environment: str) -> Settings:
 def build_app(context: DemoContext) -> web.Application:
     app = web.Application()
     untyped: Any = context
+    routes.setup(app, context.settings)
     rpc.setup(app, untyped, registry)
-    cors.setup(app, context.settings)
 
     async def plain(_: web.Request) -> web.Response:
         return web.json_response({"ok": True})

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from trader.api import compression, rpc
 from trader.api.compression import BYTES_MIN, THREAD_BYTES_MIN
+from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
 
@@ -47,7 +48,7 @@ async def address() -> AsyncIterator[str]:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text=LONG)
 
-    app.router.add_get("/page", page)
+    Route("/page").add_to(app, page)
     async with TestServer(app) as server:
         yield str(server.make_url("")).rstrip("/")
 
