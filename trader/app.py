@@ -208,7 +208,8 @@ def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
     context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-from trader.api import connections, health, metrics, openapi, routes, rpc, streams
+    routes.setup(app, context.settings, lag_s=lambda: service.leadership.lag_s)
+    page.setup(app, context)  # before the procedures, whose last route answers every path that no other has
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
     streams.setup(app, service.hubs)
