@@ -111,17 +111,15 @@ async def write_history(
         await exchange.on_tick(tick)
         await baselines.on_tick(tick)
 
-    jobs = (
-        Job("tradeExecutor", pace.cycle, agents.start_batch),
-        Job("portfolioSnapshot", pace.snapshots, take_snapshots),
-    )
+    batches = Job("tradeExecutor", pace.cycle, agents.start_batch)
+    snapshots = Job("portfolioSnapshot", pace.snapshots, take_snapshots)
     async with AsyncExitStack() as stack:
         await exchange.lead()
         stack.push_async_callback(exchange.resign)
         await baselines.lead()
         await agents.start()
         stack.push_async_callback(agents.close)
-        schedulers = Schedulers(jobs, clock)
+        schedulers = Schedulers((batches, snapshots), clock)
         await schedulers.start()
         stack.push_async_callback(schedulers.close)
         await _until_finished(source, market.run(on_tick, start))

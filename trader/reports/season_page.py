@@ -268,10 +268,6 @@ def _model_cost(accounts: Sequence[AccountReport]) -> str:
     return f"{sum(known, ZERO):,.2f}" if known else "–"
 
 
-def _percent(value: float) -> str:
-    return f"{value:.0f} %" if abs(value) >= 10 or value == int(value) else f"{value:.1f} %"
-
-
 def _signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:
     """Return a figure with its sign and color; its title has all digits."""
     kind = "gain" if value > 0 else "loss" if value < 0 else ""

@@ -11,11 +11,14 @@ from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.entrants import Entrant
 from trader.domain.models import ModelConfiguration, VariantId
 from trader.errors import ProviderError
-from trader.store.agents.entrants import SELECT_LATEST_ENTRANTS
 from trader.store.database.pool import Database
 from trader.store.portfolio.analytics import select_current_runs
 
-SELECT_ENTRANTS = SELECT_LATEST_ENTRANTS.replace("DISTINCT ON (model_id)", "").replace("DESC", "")
+SELECT_ENTRANTS = """
+SELECT model_id, number, fingerprint, configuration, answered_by, began_at
+FROM entrants
+ORDER BY model_id, number
+"""
 
 
 async def _entrants(database: Database) -> list[Entrant]:

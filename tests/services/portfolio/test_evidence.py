@@ -9,6 +9,7 @@ import pytest
 from support.manual_clock import ManualClock
 from support.records import HOUR, MINUTE, START, add_model, add_run, add_trade, make_run, make_snapshot
 from support.scripted import make_settings
+from support.tasks import ended
 
 from trader.domain.agents.entrants import Entrant
 from trader.domain.exchange.ledger import unopened_account
@@ -129,7 +130,7 @@ async def test_the_family_is_the_board_whatever_is_shown(bench: Bench) -> None:
 
 async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) -> None:
     assert (await bench.report())["good#0"].luck == COMPUTING
-    await bench.luck.settle()
+    await ended("comparison with luck")
     found = (await bench.report())["good#0"].luck
     assert isinstance(found, Luck)
     assert found.trades == 12
@@ -142,17 +143,17 @@ async def test_luck_is_computed_after_it_was_asked_for_and_kept(bench: Bench) ->
         await conn.execute("DELETE FROM luck")
     bench.restart()
     assert (await bench.report())["good#0"].luck == COMPUTING
-    await bench.luck.settle()
+    await ended("comparison with luck")
     assert (await bench.report())["good#0"].luck == found, "the same seed, the same result"
 
 
 async def test_luck_is_computed_again_after_more_trades_and_in_another_run(bench: Bench) -> None:
     await bench.report()
-    await bench.luck.settle()
+    await ended("comparison with luck")
     async with bench.database.connection() as conn:
         await add_trade(conn, "good", START + 130 * HOUR, label=12)
     known = (await bench.report())["good#0"].luck
-    await bench.luck.settle()
+    await ended("comparison with luck")
     again = (await bench.report())["good#0"].luck
     assert isinstance(known, Luck)
     assert isinstance(again, Luck)

@@ -52,13 +52,13 @@ async def test_the_latest_of_chosen_accounts_are_those_of_all_that_belong_to_the
     assert [(trade.closed_at, trade.id) for trade in everything] == expected
     assert latest == everything[:limit]
     assert theirs == [trade for trade in everything if trade.account_id in chosen][:limit]
-    ascending: list[tuple[str, datetime, str]] = sorted(
-        (trade.account_id, trade.closed_at, str(trade.id))
+    ascending: list[tuple[str, datetime, int]] = sorted(
+        (trade.account_id, trade.closed_at, trade.id.int)
         for trade in everything
         if trade.account_id in chosen and trade.run_id == id_of("run", trade.account_id, 2)
         if trade.closed_at >= START + 3 * HOUR
     )
-    assert [(name, trade.closed_at, str(trade.id)) for name, trade in of_runs] == ascending
+    assert [(name, trade.closed_at, trade.id) for name, trade in of_runs] == ascending
 
 
 async def test_a_trade_is_read_whole(database: Database) -> None:

@@ -86,11 +86,6 @@ class LuckTable:
             self._task.add_done_callback(log_bug)
         return found
 
-    async def settle(self) -> None:
-        """Wait until all that was asked for is computed."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
     async def close(self) -> None:
         """Stop computing."""
         if self._task is not None:

@@ -7,18 +7,6 @@ import msgspec
 from trader.domain.agents.entrants import Entrant
 from trader.store.database.pool import Connection
 
-SELECT_LATEST_ENTRANTS = """
-SELECT DISTINCT ON (model_id) model_id, number, fingerprint, configuration, answered_by, began_at
-FROM entrants
-ORDER BY model_id, number DESC
-"""
-
-
-async def select_latest_entrants(conn: Connection) -> dict[str, Entrant]:
-    """Return the present entrant of every model that has one."""
-    return {row["model_id"]: Entrant(**row) for row in await conn.fetch(SELECT_LATEST_ENTRANTS)}
-
-
 SELECT_LATEST_ENTRANT = """
 SELECT model_id, number, fingerprint, configuration, answered_by, began_at
 FROM entrants

@@ -1,6 +1,5 @@
 """Relay: the records by which a leader shows what it sees and publishes to the processes that follow it."""
 
-from datetime import datetime
 from typing import Final, NamedTuple
 
 from trader.store.database.pool import Connection
@@ -13,7 +12,6 @@ class RelayRow(NamedTuple):
     """A record as text, its number, and how many seconds ago it was written, by the clock of this database."""
 
     number: int
-    written_at: datetime
     age_s: float
     record: str
 
@@ -44,7 +42,7 @@ async def select_relay_number(conn: Connection) -> int:
 
 
 SELECT_RELAY = """
-SELECT number, written_at, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
+SELECT number, extract(epoch FROM clock_timestamp() - written_at)::float8 AS age_s, record
 FROM relay WHERE number > $1 ORDER BY number
 """
 
