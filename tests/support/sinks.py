@@ -1,10 +1,15 @@
-"""HTTP sinks on a port of this machine, as operators name them in NOTIFY_URL and HEARTBEAT_URL."""
+"""HTTP sinks on a port of this machine, as operators name them in NOTIFY_URL and HEARTBEAT_URL.
+
+Three of them refuse what the services that they stand for would refuse, by their public documentation.
+"""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -16,6 +21,39 @@ class Received(NamedTuple):
     target: str
     headers: Mapping[str, str]
     body: bytes
+
+
+NTFY = "/trader-alarms"
+SLACK = "/services/T0/B0/s3cret"
+TELEGRAM = "/bot1:s3cret/sendMessage"
+
+
+def ntfy_status(request: web.Request, body: bytes) -> int:
+    """A longer message becomes a file, which a phone does not show."""
+    is_known = request.headers.get("Priority") in ("min", "low", "default", "high", "max", "urgent")
+    is_text = request.content_type == "text/plain" and request.headers.get("Title", "").isascii()
+    return 200 if is_known and is_text and body.decode() and len(body) <= 4096 else 400
+
+
+def slack_status(request: web.Request, body: bytes) -> int:
+    """Slack takes raw control characters and shows a link or wakes up a channel; here they are refused."""
+    if request.content_type != "application/json" or not isinstance(fields := orjson.loads(body), dict):
+        return 400
+    text = fields.get("text", "")
+    raw = re.sub("&(amp|lt|gt);", "", text)
+    return 200 if 0 < len(text) <= 40_000 and not re.search("[&<>]", raw) else 400
+
+
+def telegram_status(request: web.Request, body: bytes) -> int:
+    """Without `parse_mode` every character is itself; the limit counts units of UTF-16."""
+    if request.content_type != "application/json" or not isinstance(fields := orjson.loads(body), dict):
+        return 400
+    is_chat = re.fullmatch(r"-?\d+|@\w+", str(fields.get("chat_id", ""))) is not None
+    text = fields.get("text", "")
+    return 200 if is_chat and "parse_mode" not in fields and 0 < len(text.encode("utf-16-le")) // 2 <= 4096 else 400
+
+
+SERVICES = {NTFY: ntfy_status, SLACK: slack_status, TELEGRAM: telegram_status}
 
 
 class Sinks:
@@ -37,6 +75,8 @@ class Sinks:
             await asyncio.Event().wait()
         if request.path == "/closes" and request.transport is not None:
             request.transport.abort()
+        if request.path in SERVICES and request.method == "POST":
+            return web.Response(status=SERVICES[request.path](request, body))
         return web.Response(status=500 if request.path == "/fails" else 200)
 
     def of(self, path: str) -> list[Received]:

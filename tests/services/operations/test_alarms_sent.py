@@ -1,6 +1,7 @@
 """Alarms through real HTTP sinks: one that works, beside those that hang, fail and close; and the dead-man ping."""
 
 import asyncio
+import html
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
-from support.sinks import Sinks, sinks
+from support.sinks import NTFY, SLACK, TELEGRAM, Sinks, sinks
 
 from trader.domain.exchange.account import Position
 from trader.domain.exchange.halts import Halt, HaltCause
@@ -44,6 +45,10 @@ async def alarms_to(
         await alarms.close()
 
 
+def services(here: Sinks) -> tuple[str, ...]:
+    return f"ntfy+{here.url}{NTFY}", f"slack+{here.url}{SLACK}", f"telegram+{here.url}{TELEGRAM}?chat_id=-100"
+
+
 async def heard(here: Sinks, path: str, count: int = 1) -> list[dict[str, object]]:
     async with asyncio.timeout(10):
         return [orjson.loads(one.body) for one in await here.wait_for(path, count)]
@@ -58,8 +63,7 @@ async def settled(alarms: Alarms) -> None:
 
 async def test_each_kind_of_receiver_gets_the_body_that_it_takes() -> None:
     async with sinks() as here:
-        bot = f"telegram+{here.url}/bot{TOKEN}/sendMessage?chat_id=-100"
-        async with alarms_to(f"{here.url}/json", f"ntfy+{here.url}/topic", f"slack+{here.url}/slack", bot) as alarms:
+        async with alarms_to(f"{here.url}/json", *services(here)) as alarms:
             alarms.add(HALT)
             await settled(alarms)
         text = "here:1: halt: account apex: operator: strange prices"
@@ -68,11 +72,26 @@ async def test_each_kind_of_receiver_gets_the_body_that_it_takes() -> None:
             "text": text, "sender": "here:1", "cause": "halt", "subject": "", "message": HALT.text, "count": 1,
             "since": "2026-01-01T12:00:00.000Z", "at": "2026-01-01T12:00:00.000Z",
         }  # fmt: skip
-        (ntfy,) = here.of("/topic")
+        (ntfy,) = here.of(NTFY)
         assert (ntfy.body.decode(), ntfy.headers["Title"], ntfy.headers["Priority"]) == (text, "trader: halt", "high")
-        assert await heard(here, "/slack") == [{"text": text}]
-        assert await heard(here, f"/bot{TOKEN}/sendMessage") == [{"chat_id": "-100", "text": text}]
+        assert await heard(here, SLACK) == [{"text": text}]
+        assert await heard(here, TELEGRAM) == [{"chat_id": "-100", "text": text}]
         assert [outlet.outcomes["sent"] for outlet in alarms.outlets] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "text", ["<!channel> & <https://evil.example|here> &lt;", "\N{POLICE CARS REVOLVING LIGHT}" * 2000]
+)
+async def test_the_services_take_any_text_as_it_is(text: str) -> None:
+    async with sinks() as here:
+        async with alarms_to(*services(here)) as alarms:
+            alarms.add(HALT._replace(text=text))
+            await settled(alarms)
+        assert [outlet.outcomes["sent"] for outlet in alarms.outlets] == [1, 1, 1]
+        shown = f"here:1: halt: {text}"[:1000]
+        assert here.of(NTFY)[0].body.decode() == shown
+        assert (await heard(here, TELEGRAM))[0]["text"] == shown
+        assert html.unescape(str((await heard(here, SLACK))[0]["text"])) == shown
 
 
 async def test_sinks_that_hang_fail_and_close_delay_nothing_and_are_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ take them; and the ping of a dead-man service at HEARTBEAT_URL.
 An address may hold a token, so no error or log line has any part of it.
 """
 
+import html
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +21,7 @@ ATTEMPT_S: Final = 10.0
 """How long a sink may take for one notice, and a dead-man service for one ping."""
 
 TEXT_MAX: Final = 1000
-"""Characters of a message; Telegram takes 4096 and ntfy 4096 bytes."""
+"""Characters of a message. Telegram takes 4096 in UTF-16, ntfy 4096 bytes in UTF-8, and Slack cuts off after 40,000."""
 
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
@@ -106,7 +107,9 @@ class HttpSink:
             }
             return Message(text.encode(), headers)
         fields: dict[str, Any] = {"text": text}
-        if self._format == "telegram":
+        if self._format == "slack":  # `<` begins a link or a mention there
+            fields = {"text": html.escape(text, quote=False)}
+        elif self._format == "telegram":
             fields = {"chat_id": self._chat, "text": text}
         elif self._format == "json":
             fields |= {
