@@ -119,22 +119,27 @@ class LuckTable:
 
     async def _work(self) -> None:
         try:
-            await self._read()  # of another process
-            while self._waiting:
-                request = self._waiting.pop(next(iter(self._waiting)))
-                if not self._is_current(request):
-                    began_s = time.monotonic()
-                    await self._keep(request, await self._traders.compare(request))
-                    await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
+            await self._read()  # what another process has computed
         except Unavailable as error:
-            log.warning("comparisons with luck wait for the database: %s", error)
+            log.warning("Comparisons with luck wait until somebody asks again: %s", error)
+            return
+        while self._waiting:
+            request = self._waiting.pop(next(iter(self._waiting)))
+            if not self._is_current(request):
+                began_s = time.monotonic()
+                await self._keep(request, await self._traders.compare(request))
+                await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
 
     async def _keep(self, request: LuckRequest, found: Luck | str) -> None:
         count = len(request.trades)
         self._results[request.key] = count, found
-        if self._is_saving and not isinstance(found, str):
+        if not self._is_saving or isinstance(found, str):
+            return
+        try:
             async with self._database.connection() as conn:
                 await upsert_luck(conn, StoredLuck(*request.key, count, found))
+        except Unavailable as error:
+            log.warning("The comparison of %s with luck is kept in memory only: %s", request.run.run.model_id, error)
 
 
 class RandomTraders:
