@@ -95,6 +95,40 @@ def test_a_cassette_gives_the_same_ledger_without_a_provider(
         assert not file.is_file() or KEY.encode() not in file.read_bytes(), file
 
 
+def test_the_ledger_of_several_models_does_not_depend_on_who_answers_first(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path
+) -> None:
+    models.write_text(MODELS + MODELS.replace('"one"', '"two"').replace("lab/one", "lab/two"))
+    provider.delays_s = {"lab/one": 0.05}
+    assert backtest(data, tmp_path / "asked", "--models", str(models), "--budget-usd", "1") == 0
+    assert backtest(data, tmp_path / "again", "--models-from", str(tmp_path / "asked" / "cassette")) == 0
+    assert result(tmp_path / "asked")["ledgerSha256"] == result(tmp_path / "again")["ledgerSha256"]
+
+
+def test_ctrl_c_ends_the_waiting_for_an_answer(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path
+) -> None:
+    options = ("--models", str(models), "--cassette", str(tmp_path / "kept"), "--budget-usd", "1")
+    provider.interrupt_at = 6
+    assert backtest(data, tmp_path / "one", *options) == 130
+    assert len(answers(tmp_path / "kept")) == 5
+    assert not result(tmp_path / "one")["complete"]
+    assert backtest(data, tmp_path / "two", *options) == 0
+    assert provider.requests == len(answers(tmp_path / "kept")) + 1
+
+
+def test_a_provider_that_fails_ends_the_backtest(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("trader.services.backtest.answers.PAUSE_S", 0.0)
+    provider.status = 404
+    assert backtest(data, tmp_path / "run", "--models", str(models), "--budget-usd", "1") == 1
+    assert "one cannot be asked: openai answered 404" in capsys.readouterr().out
+    assert provider.requests == 3
+    assert result(tmp_path / "run")["accounts"][0]["decisions"] == 0
+
+
 def test_a_run_that_ended_goes_on_without_asking_twice(
     data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

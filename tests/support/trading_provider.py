@@ -1,7 +1,9 @@
 """A provider of the chat-completions protocol in a thread of its own, for commands with an event loop of theirs."""
 
 import asyncio
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,15 +35,25 @@ class TradingProvider:
         self.requests = 0
         self.keys: set[str] = set()
         self.usage: dict[str, Any] = {"prompt_tokens": 5_000, "completion_tokens": 100, "cost": COST_USD}
-        self.on_request = threading.Event()
+        self.delays_s: dict[str, float] = {}
+        """How long each model thinks."""
+
+        self.status = 200
+        self.interrupt_at = -1
+        """The request at which this process is interrupted, and which is not answered."""
 
     async def answer(self, request: web.Request) -> web.Response:
         asked = orjson.loads(await request.read())
         self.requests += 1
-        self.on_request.set()
         self.keys.add(request.headers["Authorization"].removeprefix("Bearer "))
+        if self.requests == self.interrupt_at:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        await asyncio.sleep(self.delays_s.get(asked["model"], 0))
         message = {"role": "assistant", "content": None, "tool_calls": self.calls(asked["messages"])}
-        return web.json_response({"model": "lab/one-2025", "choices": [{"message": message}], "usage": self.usage})
+        return web.json_response(
+            {"model": "lab/one-2025", "choices": [{"message": message}], "usage": self.usage}, status=self.status
+        )
 
     def calls(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if any(message["role"] == "tool" for message in messages):
@@ -67,7 +79,7 @@ def trading_provider() -> Iterator[TradingProvider]:
     provider, loop, started = TradingProvider(), asyncio.new_event_loop(), threading.Event()
     app = web.Application(client_max_size=16 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", provider.answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
 
     async def start() -> None:
         await runner.setup()

@@ -27,6 +27,7 @@ from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Candle, Interval, Market, untimely
 from trader.domain.models import Model
+from trader.domain.portfolio.snapshots import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket
@@ -36,7 +37,12 @@ from trader.services.exchange.idempotent_orders import checked
 
 
 class InvokedSource(ABC):
-    """Decides by an invocation, which the engine lets it carry out at each of its times."""
+    """Decides by an invocation, which the engine lets it carry out at each of its times.
+
+    `is_asking`: it waits for others in real time, and other invocations go on meanwhile.
+    """
+
+    is_asking = False
 
     @abstractmethod
     def next_after(self, second: int) -> int | None:
@@ -51,6 +57,37 @@ class InvokedSource(ABC):
         """Carry out the invocation of this moment."""
 
 
+class OrderedJournal:
+    """Holds what several accounts do at once, and passes it on account by account, whichever was first in real time."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._held: dict[str, list[Posting]] = {}
+
+    def hold(self, account_ids: Sequence[str]) -> None:
+        """Hold what these accounts do from now on."""
+        self._held = {account_id: [] for account_id in account_ids}
+
+    def release(self) -> None:
+        """Pass on what is held, in the order in which the accounts were named."""
+        held, self._held = self._held, {}
+        for postings in held.values():
+            for posting in postings:
+                self._journal.post(posting)
+
+    def post(self, posting: Posting) -> None:
+        """Take a change of an account."""
+        held = self._held.get(posting.account.id)
+        if held is None:
+            self._journal.post(posting)
+        else:
+            held.append(posting)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Take what an account is worth at a full minute."""
+        self._journal.snapshot(snapshot)
+
+
 class InvokingEngine(Engine):
     """An engine whose participants may decide by invocations: `invoke` carries out those that are due."""
 
@@ -62,7 +99,8 @@ class InvokingEngine(Engine):
         participants: Sequence[Participant],
         journal: Journal,
     ) -> None:
-        super().__init__(market, rules, latency, participants, journal)
+        self._ordered = OrderedJournal(journal)
+        super().__init__(market, rules, latency, participants, self._ordered)
         self._due: list[tuple[Participant, datetime]] = []
         self._answers: dict[str, OrderAnswer] = {}
 
@@ -78,11 +116,17 @@ class InvokingEngine(Engine):
     async def invoke(self) -> None:
         """Carry out the invocations that are due, at the same time. Raise what the first that failed has raised."""
         due, self._due = self._due, []
-        invocations = []
+        invocations, asking = [], []
         for one, now in due:
             assert isinstance(one.source, InvokedSource), "only those are due"
             invocations.append(one.source.invoke(Access(self, one, now)))
-        for result in await asyncio.gather(*invocations, return_exceptions=True):
+            asking += [one.account.id] if one.source.is_asking else []
+        self._ordered.hold(asking)
+        try:
+            results = await asyncio.gather(*invocations, return_exceptions=True)
+        finally:
+            self._ordered.release()
+        for result in results:
             if isinstance(result, BaseException):
                 raise result
 

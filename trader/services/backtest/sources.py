@@ -69,6 +69,8 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
 class AiSource(InvokedSource):
     """An AI model, which the service's workflow asks at its cadence. `finished` are records that nobody took yet."""
 
+    is_asking = True
+
     def __init__(self, model: Model, provider: Provider, settings: Settings, ends_at: datetime) -> None:
         self._model = model
         self._providers = {provider.name: provider}
