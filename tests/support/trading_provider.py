@@ -32,7 +32,7 @@ class TradingProvider:
 
     def __init__(self) -> None:
         self.url = ""
-        self.requests = 0
+        self.asked: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.usage: dict[str, Any] = {"prompt_tokens": 5_000, "completion_tokens": 100, "cost": COST_USD}
         self.delays_s: dict[str, float] = {}
@@ -42,9 +42,13 @@ class TradingProvider:
         self.interrupt_at = -1
         """The request at which this process is interrupted, and which is not answered."""
 
+    @property
+    def requests(self) -> int:
+        return len(self.asked)
+
     async def answer(self, request: web.Request) -> web.Response:
         asked = orjson.loads(await request.read())
-        self.requests += 1
+        self.asked.append(asked)
         self.keys.add(request.headers["Authorization"].removeprefix("Bearer "))
         if self.requests == self.interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)

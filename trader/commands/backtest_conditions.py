@@ -28,6 +28,7 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 
 KEPT: Final = (
     "data", "market", "start", "end", "capital", "taker_fee", "maker_fee", "latency", "funding", "preset", "seed",
+    "thinking",
 )  # fmt: skip
 """The options that a result keeps, since they decide under which conditions it came about."""
 

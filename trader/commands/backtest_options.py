@@ -25,6 +25,7 @@ _OPTIONS: Mapping[str, str] = {
     "seed": "SIM_SEED",
     "start": "REPLAY_START",
     "end": "REPLAY_END",
+    "thinking": "REPLAY_THINKING",
 }
 """The setting that each option gives. Nothing else of the environment counts, so that the same call has one result."""
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", type=Path, metavar="FILE", help="a models file: asks AI models, within --budget-usd")
     add("--budget-usd", metavar="USD", help="what asking may cost; without it the command says what it would")
     add("--cassette", type=Path, metavar="FOLDER", help="where answers are kept and looked up; default: in --out")
+    add("--thinking", choices=["on", "off"], help="whether time passes while an AI model thinks; default: on")
     add("--models-from", metavar="PLACE", help="a cassette, or a database: its models and decisions; nobody is asked")
     add(
         "--run",

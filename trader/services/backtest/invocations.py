@@ -30,8 +30,8 @@ from trader.domain.models import Model
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.services.backtest.engine import Engine
-from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.participant import Glance, Participant
+from trader.services.backtest.market import BacktestMarket, second_of
+from trader.services.backtest.participant import Glance, KnownPast, Participant
 from trader.services.backtest.passage import Journal
 from trader.services.exchange.idempotent_orders import checked
 
@@ -103,6 +103,7 @@ class InvokingEngine(Engine):
         super().__init__(market, rules, latency, participants, self._ordered)
         self._due: list[tuple[Participant, datetime]] = []
         self._answers: dict[str, OrderAnswer] = {}
+        self._stats: dict[str, tuple[KnownPast, ObservedStats]] = {}
 
     @property
     def is_due(self) -> bool:
@@ -132,7 +133,14 @@ class InvokingEngine(Engine):
 
     def skip(self) -> None:
         """Leave out the invocations that are due."""
-        self._due.clear()
+        due, self._due = self._due, []
+        for one, now in due:
+            self._take_snapshots(one, epoch_second(now) + 1)
+
+    def _take_snapshots(self, one: Participant, before: int) -> None:
+        """Take snapshots; that of the minute of a decision which is due comes after its view, as in a service."""
+        due = [epoch_second(now) for each, now in self._due if each is one]
+        super()._take_snapshots(one, min([before, *due]))
 
     def decide(self, one: Participant, second: int, now: datetime) -> None:
         if isinstance(one.source, InvokedSource):
@@ -160,17 +168,36 @@ class InvokingEngine(Engine):
         return self.prices(epoch_second(moment))[1]
 
     def advance(self, one: Participant, moment: datetime) -> None:
-        """Take an account through every tick up to a moment."""
+        """Take an account through every tick up to a moment, and every snapshot before it."""
         self._advance(one, epoch_second(moment))
+        self._take_snapshots(one, second_of(moment))
 
     def context_of(self, one: Participant, now: datetime) -> RiskContext:
         """Return what the guard judges an account by."""
         second = epoch_second(now)
-        return self.context(one, Moment(now, *self.prices(second)), second)
+        context = self.context(one, Moment(now, *self.prices(second)), second)
+        self._stats_of(one, now)
+        return context
 
-    def view_of(self, one: Participant, now: datetime, stats: ObservedStats, reasons: Sequence[Reason]) -> View:
+    def _stats_of(self, one: Participant, now: datetime) -> ObservedStats:
+        """Return the record of an account, as of when a service has read its past."""
+        past, known = one.past(now), self._stats.get(one.account.id)
+        if known is not None and known[0] is past:
+            return known[1]
+        capital = float(one.account.run.initial_capital)
+        series = [EquityPoint(value.hour, float(value.last)) for value in one.curve.hours]
+        drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
+        stats = replace(
+            one.stats,
+            sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
+            max_drawdown_percent=None if drawdown is None else drawdown.percent,
+        )
+        self._stats[one.account.id] = past, stats
+        return stats
+
+    def view_of(self, one: Participant, now: datetime, reasons: Sequence[Reason]) -> View:
         """Return the view that a service shows an AI model."""
-        view = self._view(one, epoch_second(now), now)
+        view, stats = self._view(one, epoch_second(now), now), self._stats_of(one, now)
         positions = observe_positions(one.account, self.marks_at(now), self.markets)
         markets = {  # rule agents look at few of them, an AI model is shown all
             symbol: replace(market, candles=dict(market.candles), indicators=dict(market.indicators))
@@ -245,7 +272,7 @@ class Access:
     # --- observer -----------------------------------------------------------------------------------------------------
 
     async def view(self, _model: Model, _intervals: Sequence[Interval], now: datetime) -> View:
-        return self._engine.view_of(self.one, now, self._stats(), self.reasons)
+        return self._engine.view_of(self.one, now, self.reasons)
 
     async def wait_for_price(self, now: datetime) -> None:
         """There is none to wait for: a period begins with a price."""
@@ -263,16 +290,6 @@ class Access:
 
     def call_recorder(self, _number: int, _limits: VariantLimits, _context: RiskContext) -> "NoInputs":
         return NoInputs()
-
-    def _stats(self) -> ObservedStats:
-        capital = float(self.one.account.run.initial_capital)
-        series = [EquityPoint(value.hour, float(value.last)) for value in self.one.curve.hours]
-        drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
-        return replace(
-            self.one.stats,
-            sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
-            max_drawdown_percent=None if drawdown is None else drawdown.percent,
-        )
 
     # --- exchange -----------------------------------------------------------------------------------------------------
 

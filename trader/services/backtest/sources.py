@@ -79,7 +79,7 @@ class AiSource(InvokedSource):
             settings.run_tokens_max,
             settings.answer_tokens_max,
             math.inf,  # of real time, which does not pass here
-            ends_at + STALE_AFTER + timedelta(milliseconds=1),
+            ends_at + STALE_AFTER + timedelta(milliseconds=1) if settings.replay_thinking == "on" else None,
         )
         self._reasons: deque[Reason] = deque(maxlen=REASONS_SHOWN)
         self.finished: list[InvocationRecord] = []
