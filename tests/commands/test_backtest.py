@@ -1,16 +1,23 @@
 """The command backtest: its files, its errors, and what Ctrl+C leaves."""
 
+import errno
 import hashlib
+import os
+import re
 import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from support.candles import write_walk
 
 from trader.__main__ import main
+from trader.commands.backtest_output import Reserve
+from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.run import Backtest
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
@@ -88,6 +95,44 @@ def test_ctrl_c_leaves_a_result_that_says_so(
     assert result["to"] < "2025-03-01T16:00"
     assert "Interrupted" in capsys.readouterr().out
     assert (tmp_path / "run" / "report.html").exists()
+
+
+class SmallDisk(FileIO):
+    """A file on a disk that is full after some bytes, until space is given back."""
+
+    room = 20_000
+
+    def write(self, content: Any, /) -> int:
+        part = bytes(content)[: max(0, SmallDisk.room - self.tell())]
+        if content and not part:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(part)
+
+
+def test_a_full_disk_ends_it_with_the_line_and_leaves_whole_files(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_soon(file: FileIO) -> LedgerLines:
+        return LedgerLines(SmallDisk(file.fileno(), "w", closefd=False))
+
+    def give_back(reserve: Reserve) -> None:
+        SmallDisk.room = 10**9
+
+    monkeypatch.setattr(SmallDisk, "room", SmallDisk.room)
+    monkeypatch.setattr(Reserve, "free", give_back)
+    monkeypatch.setattr("trader.services.backtest.ledger.BUFFER_MAX", 4_000)
+    monkeypatch.setattr("trader.commands.backtest.LedgerLines", full_soon)
+    run = tmp_path / "run"
+    assert backtest(data, run) == 1
+    result, ledger = orjson.loads((run / "result.json").read_bytes()), (run / "ledger.jsonl").read_bytes()
+    assert result["complete"] is False
+    assert result["to"] < "2025-03-02T00:00"
+    assert re.search(r"ledger.jsonl, after line \d+ \(byte \d+\): .*No space left on device", result["ended"])
+    assert result["ended"] in capsys.readouterr().out
+    assert result["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
+    assert len(ledger) > 10_000
+    assert all(orjson.loads(line)["table"] for line in ledger.splitlines())
+    assert "Backtest of" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ import gc
 import shlex
 import shutil
 import signal
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
-from datetime import datetime, timedelta
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple
@@ -21,6 +19,8 @@ from trader.clock import iso
 from trader.commands.backtest_conditions import compare_conditions, kept_options
 from trader.commands.backtest_models import Chosen, choose_models
 from trader.commands.backtest_options import add_arguments, environ_of, open_source
+from trader.commands.backtest_output import Output, Reserve
+from trader.commands.backtest_progress import Progress
 from trader.commands.backtest_result import (
     answers_value,
     baselines_value,
@@ -54,6 +54,7 @@ from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest
 from trader.services.backtest.sources import AiSource, write_decisions
 from trader.services.backtest.statistics import judge
+from trader.services.portfolio.evidence import EvidenceReport
 from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
@@ -64,7 +65,6 @@ LEDGER, DECISIONS, RESULT, REPORT = "ledger.jsonl", "decisions.jsonl", "result.j
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 _STATEMENT_TIMEOUT_S = 120.0
-_CLEAR_LINE = "\r\x1b[2K"
 
 
 @command("backtest", example="trader backtest --data candles --variant Apex --out run", arguments=add_arguments)
@@ -96,33 +96,39 @@ async def _backtest(options: argparse.Namespace) -> int:
     settings, source = open_source(options, environ)
     await source.open()
     try:
-        async with AsyncExitStack() as stack:
-            chosen = await choose_models(options, settings, source, stack)
-            market = await BacktestMarket.open(source, _intervals(chosen))
-            options.out.mkdir(parents=True, exist_ok=False)
-            chosen.open_cassette(stack)
-            file = stack.enter_context((options.out / LEDGER).open("xb"))
-            ledger, books = LedgerLines(file), None
-            if not options.no_database:
-                books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
-            run = Backtest(market, settings, chosen.models, [ledger] if books is None else [ledger, books])
-            if books is not None:
-                await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
-            end = await _go(run, books)
+        async with AsyncExitStack() as files:
+            async with AsyncExitStack() as stack:
+                chosen = await choose_models(options, settings, source, stack)
+                market = await BacktestMarket.open(source, _intervals(chosen))
+                options.out.mkdir(parents=True, exist_ok=False)
+                unbegun = files.enter_context(ExitStack())
+                unbegun.callback(shutil.rmtree, options.out)
+                chosen.open_cassette(stack)
+                reserve = Reserve(options.out)
+                files.callback(reserve.free)
+                file = files.enter_context((options.out / LEDGER).open("xb", buffering=0))
+                ledger, books = LedgerLines(file), None
+                if not options.no_database:
+                    books = DatabaseJournal(await _open_database(options.out, source, stack), settings)
+                run = Backtest(market, settings, chosen.models, [ledger] if books is None else [ledger, books])
+                if books is not None:
+                    await books.begin(source.identity, run.starts_at, run.ends_at, run.baselines)
+                output = Output(options.out / LEDGER, ledger, books)
+                interrupted = files.enter_context(_noticing_interrupts())
+                unbegun.pop_all()  # what was done from here on is kept
+                end = await _go(run, output, interrupted)
+            reserve.free()  # a database that still ran would take the space
             digest = ledger.digest()
-        if end.cause == "missing":
-            shutil.rmtree(options.out)
-            raise SettingsError([end.reason])
-        if books is not None:
-            _write_settings(options, environ, run.starts_at, end.reached)
-        write_decisions(options.out / DECISIONS, run.participants)
-        standings = make_standings(run.reports(), run.equity_hours())
-        evidence = await judge(run, source, settings, end.reached)
-        value = _value(options, settings, source, run, chosen, end, digest, standings)
-        value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
-        (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
-        season = Season(f"Backtest of {options.data.name}", _labelled(standings, run), [], run.outcomes(), evidence)
-        (options.out / REPORT).write_text(page(season), encoding="utf-8")
+            if end.cause == "missing":
+                shutil.rmtree(options.out)
+                raise SettingsError([end.reason])
+            if output.database_until is not None:
+                _write_settings(options, environ, run.starts_at, output.database_until)
+            standings = make_standings(run.reports(), run.equity_hours())
+            evidence = await judge(run, source, settings, end.reached)
+            value = _value(options, settings, source, run, chosen, end, digest, standings)
+            value |= {"baselines": baselines_value(run), "evidence": evidence_value(evidence)}
+            _write_result(options, run, value, _labelled(standings, run), evidence)
     except OSError as error:
         raise StartError(f"{error.filename or options.out} cannot be written: {error.strerror}.") from error
     code = EXIT_FAILED if end.cause else EXIT_DONE if value["complete"] else EXIT_INTERRUPTED
@@ -173,42 +179,63 @@ def _write_settings(
 
 
 class End(NamedTuple):
-    """Where a backtest ended: the time reached, and why no model was asked any more (no cause: it is not so)."""
+    """Where a backtest ended: the time reached, and why it ended before its time (no cause: it did not).
+
+    No model could be asked any more, or nothing could be written.
+    """
 
     reached: datetime
-    cause: Literal["budget", "provider", "missing"] | None = None
+    cause: Literal["budget", "provider", "missing", "storage"] | None = None
     reason: str = ""
 
 
-async def _go(run: Backtest, books: DatabaseJournal | None) -> End:
-    """Run until no model can be asked, until Ctrl+C, or to the end, with a progress bar on a terminal.
+async def _go(run: Backtest, output: Output, interrupted: "Interrupts") -> End:
+    """Run until no model can be asked, until nothing can be written, until Ctrl+C, or to the end.
 
     It ends when all accounts have reached the same time.
     """
     gc.collect()
     gc.freeze()  # candles and indicators would be walked again by every full collection
-    reached, began_s, shown_s = run.starts_at, time.monotonic(), 0.0
+    reached, progress = run.starts_at, Progress(run.starts_at, run.ends_at)
     ended: AskingEnded | None = None
-    with _noticing_interrupts() as interrupted:
-        for reached in run.run():
-            if books is not None and books.is_full and not run.is_ahead:
-                await books.write(reached, run.marks())
-            if interrupted or ended is not None:
-                run.skip()
-                if not run.is_ahead:
-                    break
-            elif run.is_due:
-                ended = await _invoke(run, interrupted)
-            now_s = time.monotonic()
-            if sys.stderr.isatty() and now_s - shown_s >= 0.2:
-                shown_s = now_s
-                part = (reached - run.starts_at) / (run.ends_at - run.starts_at)
-                print(_CLEAR_LINE + _bar(part, now_s - began_s, reached), end="", file=sys.stderr, flush=True)
-        if books is not None:
-            await books.write(reached, run.marks())
-    if sys.stderr.isatty():
-        print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
+    unwritten: str | None = None
+    for reached in run.run():
+        if unwritten is None and not run.is_ahead:
+            unwritten = await output.keep(reached, run.marks())
+        if interrupted or ended is not None or unwritten is not None:
+            run.skip()
+            if not run.is_ahead:
+                break
+        elif run.is_due:
+            ended = await _invoke(run, interrupted)
+        progress.show(reached)
+    if unwritten is None:
+        unwritten = await output.keep(reached, run.marks(), is_end=True)
+    progress.end()
+    if unwritten is not None:
+        return End(reached, "storage", unwritten)
     return End(reached) if ended is None else End(reached, ended.cause, str(ended))
+
+
+def _write_result(
+    options: argparse.Namespace,
+    run: Backtest,
+    value: Mapping[str, Any],
+    standings: Sequence[Standing],
+    evidence: EvidenceReport,
+) -> None:
+    """Write the result, the report, and the decisions, of which all or none. Raise `StartError` or `OSError`."""
+    (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
+    season = Season(f"Backtest of {options.data.name}", standings, [], run.outcomes(), evidence)
+    (options.out / REPORT).write_text(page(season), encoding="utf-8")
+    file = options.out / DECISIONS
+    try:
+        write_decisions(file, run.participants)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise StartError(
+            f"{file} cannot be written: {error.strerror}. It is left out; {LEDGER}, {RESULT} and {REPORT} are whole."
+        ) from error
 
 
 async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | None:
@@ -224,11 +251,6 @@ async def _invoke(run: Backtest, interrupted: "Interrupts") -> AskingEnded | Non
     finally:
         interrupted.task = None
     return None
-
-
-def _bar(part: float, seconds: float, reached: datetime) -> str:
-    left = f"{timedelta(seconds=round(seconds / part - seconds))} left" if part > 0 else "begins"
-    return f"{'█' * round(30 * part):·<30} {100 * part:3.0f} %  {reached:%Y-%m-%d %H:%M}  {left}"
 
 
 class Interrupts(list[int]):
@@ -336,5 +358,5 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
         yield "Interrupted: this is a part of the period that was asked for."
     yield f"ledger SHA-256 {value['ledgerSha256']}"
     yield f"{options.out}: {LEDGER}, {DECISIONS}, {RESULT}, {REPORT}"
-    if not options.no_database:
+    if not options.no_database and (options.out / DEFAULT_FILE).exists():
         yield f"The page on it: cd {shlex.quote(str(options.out))} && trader serve --demo"

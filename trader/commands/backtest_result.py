@@ -83,10 +83,13 @@ def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
         cost = answers["costUsd"]
         yield f"{answers['asked']} answers were asked for, at {cost} USD; all are in {answers['cassette']}"
     if value["ended"] is not None:
-        yield (
-            f"Ended at {value['to']}: {value['ended']} With --cassette {answers['cassette']} and another --out "
-            "the same call goes on from there, without asking for anything twice."
-        )
+        ended = f"Ended at {value['to']}: {value['ended']}"
+        if answers is not None:
+            ended += (
+                f" With --cassette {answers['cassette']} and another --out the same call goes on from there, without "
+                "asking for anything twice."
+            )
+        yield ended
 
 
 def _said(label: str) -> str:

@@ -1,7 +1,8 @@
 """Ledger of a backtest as JSON lines: every row of every posting, in order, and the SHA-256 over all of them."""
 
 import hashlib
-from typing import Any, BinaryIO
+from io import RawIOBase
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -10,21 +11,26 @@ from trader.domain.portfolio.snapshots import Snapshot
 from trader.services.backtest.participant import Participant
 from trader.store.exchange.ledger import posting_rows
 
-_BUFFER_MAX = 1 << 16
+BUFFER_MAX: Final = 1 << 16
+"""Bytes that are kept until they are written."""
 
 
 class LedgerLines:
     """Writes a line `{"table": …, "row": …}` for each row. Amounts are decimal text, times ISO 8601 in UTC.
 
-    A position's row is written again with every change of it; its last line says what became of it.
+    A position's row is written again with every change of it; its last line says what became of it. `file` is not
+    buffered: what `flush` has written ends with a whole line, also on a full disk.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO | RawIOBase) -> None:
         self._file = file
         self._encoder = msgspec.json.Encoder()
         self._digest = hashlib.sha256()
         self._buffer = bytearray()
-        self.rows = 0
+        self._kept = 0
+        self.lines = 0
+        self.size = 0
+        """How many lines and bytes are written."""
 
     def open(self, one: Participant) -> None:
         """Take the beginning of an account's run."""
@@ -41,14 +47,27 @@ class LedgerLines:
 
     def _add(self, table: str, row: dict[str, Any]) -> None:
         self._buffer += self._encoder.encode({"table": table, "row": row}) + b"\n"
-        self.rows += 1
-        if len(self._buffer) > _BUFFER_MAX:
-            self.flush()
+        self._kept += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is kept that it should be written."""
+        return len(self._buffer) > BUFFER_MAX
 
     def flush(self) -> None:
-        """Write what is buffered. Raises `OSError`."""
-        self._digest.update(self._buffer)
-        self._file.write(self._buffer)
+        """Write what is kept. What raises `OSError` has written nothing, and may be called again."""
+        content = bytes(self._buffer)
+        written = 0
+        try:
+            while written < len(content):
+                written += self._file.write(content[written:]) or 0
+        except OSError:
+            self._file.seek(self.size)
+            self._file.truncate()
+            raise
+        self._digest.update(content)
+        self.lines, self.size = self.lines + self._kept, self.size + len(content)
+        self._kept = 0
         self._buffer.clear()
 
     def digest(self) -> str:
