@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 from support.process import ServiceProcess, serving
+from support.sse import Stream
 
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
@@ -53,6 +54,32 @@ async def test_a_standby_serves_reads_and_takes_over_within_five_seconds(tmp_pat
         assert again == placed
         assert (await second.call("simulator.placeOrder", **order()))["order"]["status"] == "filled"
         assert await second.stop() == 0
+
+
+async def test_a_page_at_the_standby_hears_reset_and_then_what_the_new_leader_does(tmp_path: Path, dsn: str) -> None:
+    shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
+    async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
+        assert (await role(first), await role(second)) == ("leader", "standby")
+        async with second.http.get(f"{second.url}/api/events", params={"streams": "positions,trades,workflow"}) as page:
+            stream = Stream(page)
+            await first.call("simulator.placeOrder", **order())
+            await stream.until(lambda message: message.event == "positions" and held(message.json()) == ["0.01"])
+
+            await first.kill()
+            await stream.until(lambda message: message.event == "reset")
+            assert await role(second) == "leader"
+            await second.call("simulator.placeOrder", **order())
+            shown = await stream.until(lambda message: message.event == "positions" and "0.02" in held(message.json()))
+            assert held(shown.json()) == ["0.02"]
+            await second.call("simulator.placeOrder", **order(side="sell", quantity=0.02, reduceOnly=True))
+            trades = await stream.until(lambda message: message.event == "trades" and len(message.json()) > 0)
+            assert trades.json() == (await second.call("trading.getTrades", limit=100))["trades"]
+            assert sum(message.event == "reset" for message in stream.seen) == 1
+
+
+def held(entries: list[dict[str, Any]]) -> list[str]:
+    """The quantities of the account of the orders in a state of the positions stream."""
+    return [position["quantity"] for one in entries if one["modelId"] == "default" for position in one["positions"]]
 
 
 async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: str) -> None:
