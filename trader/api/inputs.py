@@ -151,6 +151,8 @@ def describe(schema: inspect.Type) -> str:
             words = f"text{_lengths(schema)}"
         case inspect.DateTimeType():
             words = "an ISO 8601 time with its zone, such as 2025-01-31T12:00:00.000Z"
+        case inspect.UUIDType():
+            words = "a UUID, such as 5f0c77d1-9a3e-5b7c-8d21-0e4f6a1b2c3d"
         case inspect.BoolType():
             words = "true or false"
         case inspect.NoneType():

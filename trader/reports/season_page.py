@@ -219,14 +219,12 @@ def _leaderboard(season: Season) -> str:
     rows: list[Sequence[str]] = []
     for rank, one in enumerate(season.standings, start=1):
         account, bounds, value = one.account, one.evidence.interval_percent, one.return_percent
+        bar = interval(bounds, value, least, most, VARIANTS[VariantId(account.variant)].color)
+        why = one.evidence.reason if bounds is None else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %")
         rows.append(
             (
                 f"{rank}", escape(account.name), _variant(account.variant), _signed(value, " %"),
-                interval(bounds, value, least, most, VARIANTS[VariantId(account.variant)].color),
-                escape(one.evidence.reason or "")
-                if bounds is None
-                else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %"),
-                _against_next(one.verdict),
+                f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(one.verdict),
                 f"{one.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
             )
         )  # fmt: skip
@@ -234,9 +232,9 @@ def _leaderboard(season: Season) -> str:
         began = f"{model.started_at:%d %B, %H:%M} UTC with {model.initial_capital:,.2f}"
         words = f"no snapshot yet since it began on {began}"
         name = f'{escape(model.name)}<br><span class="unsure">{words}</span>'
-        rows.append(("–", name, _variant(model.variant), *[""] * 8))
+        rows.append(("–", name, _variant(model.variant), *[""] * 7))
     heads = (
-        "rank", "model", "variant", "return", "", "95 % interval", "against the next", "drawdown", "change",
+        "rank", "model", "variant", "return", "95 % interval", "against the next", "drawdown", "change",
         "equity", "model cost, USD",
     )  # fmt: skip
     return table(heads, rows, text_columns=3)

@@ -76,3 +76,11 @@ def test_fields_are_described_in_words(field: str, words: str) -> None:
     assert isinstance(schema, msgspec.inspect.StructType)
     (found,) = [one for one in schema.fields if one.encode_name == field]
     assert describe(found.type) == words
+
+
+@pytest.mark.parametrize("input_type", INPUTS, ids=lambda one: str(one.__name__))
+def test_only_an_object_is_described_as_one(input_type: Any) -> None:
+    schema = msgspec.inspect.type_info(input_type)
+    assert isinstance(schema, msgspec.inspect.StructType)
+    for field in schema.fields:
+        assert "an object" not in describe(field.type) or "StructType" in repr(field.type), field.encode_name

@@ -227,7 +227,7 @@ def compare_all(pairs: Iterable[Pair]) -> list[Statement]:
 def _own_returns(series: ReturnSeries | None, trades: int | None) -> Returns | Statement:
     if series is None:
         return Statement(0, None, "there are no whole hours yet")
-    return _checked(_observed(series.values, series.observed), "whole hours", missing_trades(trades))
+    return _checked(_observed(series.values, series.observed), "whole hour", missing_trades(trades))
 
 
 def _differences(
@@ -243,21 +243,21 @@ def _differences(
     with np.errstate(invalid="ignore"):  # two accounts that lost everything in the same hour
         difference = one.values - other.values
     mask = None if one.observed is None and other.observed is None else one.mask & other.mask
-    return _checked(_observed(difference, mask), "common hours", *reasons)
+    return _checked(_observed(difference, mask), "common hour", *reasons)
 
 
 def missing_trades(trades: int | None) -> str | None:
     """Return why so many completed trades are too few, or None."""
     if trades is None or trades >= TRADES_MIN:
         return None
-    return f"{trades} completed trades; a statement about a model needs {TRADES_MIN}"
+    return f"{trades} completed trade{'' if trades == 1 else 's'}; a statement about a model needs {TRADES_MIN}"
 
 
 def _checked(returns: Returns, what: str, *reasons: str | None) -> Returns | Statement:
-    """Return the returns, or the reason why nothing can be stated about them."""
+    """Return the returns, or the reason why nothing can be stated about them. `what` names one of them."""
     hours = len(returns)
     if hours < HOURS_MIN:
-        return Statement(hours, None, f"{hours} {what}; an interval needs {HOURS_MIN}")
+        return Statement(hours, None, f"{hours} {what}{'' if hours == 1 else 's'}; an interval needs {HOURS_MIN}")
     if (reason := next(filter(None, reasons), None)) is not None:
         return Statement(hours, None, reason)
     if not np.isfinite(returns).all():

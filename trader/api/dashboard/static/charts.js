@@ -9,13 +9,13 @@ const DIMMED = '66'
 
 const inks = () => (isDark() ? { grid: '#1d222a', text: '#98a1b0' } : { grid: '#eceff3', text: '#596170' })
 
-function axes(show, width) {
+function axes(show, width, height) {
   const { grid, text } = inks()
   const font = '11px "Inter Variable", system-ui, sans-serif'
   const shared = { stroke: text, font, grid: { stroke: grid, width: 1 }, ticks: { show: false } }
   return [
     { ...shared, space: 84, size: 28, values: (_, marks) => timeMarks(marks) },
-    { ...shared, side: 1, size: width < 480 ? 52 : 62, space: 34, gap: 6, values: (_, marks) => marks.map(show) },
+    { ...shared, side: 1, size: width < 480 ? 52 : 62, space: Math.min(34, height / 5), gap: 6, values: (_, marks) => marks.map(show) },
   ]
 }
 
@@ -51,7 +51,7 @@ export function timeChart(host, times, series, values, options) {
         y: false,
       },
       scales: { y: { range: (_, low, high) => spread(low, high, options) } },
-      axes: axes(options.show, width),
+      axes: axes(options.show, width, options.height),
       series: [{}, ...shown.map(one => line(one, options))],
       hooks: { setCursor: [() => options.onCursor?.(chart?.cursor.idx ?? null)] },
     }, data, host)
@@ -120,7 +120,7 @@ export function histogram(host, groups, low, high, bins, height) {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, y: false },
     scales: { x: { time: false } },
-    axes: axes(value => `${value.toFixed(0)} %`, host.clientWidth).map((axis, place) => (
+    axes: axes(value => `${value.toFixed(0)} %`, host.clientWidth, height).map((axis, place) => (
       place ? axis : { ...axis, values: (_, marks) => marks.map(mark => `${mark} %`) })),
     series: [{}, ...groups.map(group => ({
       label: group.name, stroke: onGround(group.color), width: THICK, paths: uPlot.paths.stepped({ align: 0 }), points: { show: false },

@@ -44,7 +44,7 @@ function Differences({ one, known }) {
   return html`<ul class="differences">${one.differences.map(each => html`<li key=${each.reference}>
     <span>against ${nameOf(each)}</span>
     <span class="figure"><b class=${tone(each.differencePercent)} title=${each.differencePercent}>${signedPercent(each.differencePercent)}</b>
-      <small class="sub">${each.hours ? `${whole(each.hours)} common hours` : ''}</small></span>
+      <small class="sub">${each.hours ? `${whole(each.hours)} common ${each.hours === 1 ? 'hour' : 'hours'}` : ''}</small></span>
     <span class="figure">${each.differencePercent != null && html`<${Interval} low=${each.interval?.low} high=${each.interval?.high}
       value=${each.differencePercent} least=${least} most=${most} reason=${each.reason} color=${color} />
       <small class="sub">${each.interval ? `95 %: ${signed(each.interval.low, 1)} to ${signed(each.interval.high, 1)} %` : 'no interval yet'}</small>`}</span>

@@ -22,8 +22,8 @@ export function signed(value, places = 2, unit = '') {
   return text === NONE ? text : `${Number(value) > 0 ? '+' : ''}${text}${unit}`
 }
 
-export const percent = (value, places = 2) => (isFigure(value) ? `${number(value, places)} %` : NONE)
-export const signedPercent = (value, places = 2) => signed(value, places, ' %')
+export const percent = (value, places = 2) => (isFigure(value) ? `${number(value, places)}\u00a0%` : NONE)
+export const signedPercent = (value, places = 2) => signed(value, places, '\u00a0%')
 export const whole = value => number(value, 0)
 
 /** A price with the digits its size asks for. */

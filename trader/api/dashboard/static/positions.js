@@ -36,7 +36,7 @@ export function Positions({ only, title = 'Positions', hasNames = true, isCompac
     { key: 'mark', title: 'Mark', by: one => numeric(one.currentPrice), cell: one => html`${price(one.currentPrice)}<span class="sub">entry ${price(one.entryPrice)}</span>` },
     { key: 'stop', title: 'Stop', by: stopDistance, cell: one => html`${price(one.exitPlan.stop)}
       <span class="sub">${stopDistance(one) == null ? 'no stop' : `${percent(stopDistance(one))} away`}</span>` },
-    { key: 'liquidation', title: 'Liquidation', by: one => numeric(one.liquidationPrice), cell: one => price(one.liquidationPrice) },
+    !isCompact && { key: 'liquidation', title: 'Liquidation', by: one => numeric(one.liquidationPrice), cell: one => price(one.liquidationPrice) },
     { key: 'target', title: 'Target', by: one => one.exitPlan.target, cell: one => price(one.exitPlan.target) },
     { key: 'opened', title: 'Opened', by: one => one.openedAt, cell: one => html`<${Time} at=${one.openedAt} />` },
   ].filter(Boolean)
