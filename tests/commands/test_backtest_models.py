@@ -1,5 +1,6 @@
 """The command backtest with AI models: they are asked within a budget, once; what they answered is executed again."""
 
+import fcntl
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -164,6 +165,8 @@ def test_what_is_missing_is_named(
     assert "one: 7 decisions, 0.0 million tokens, 0.04 USD when the provider caches prompts and 0.04 USD" in said
     assert backtest(data, out, *asking, "--budget-usd", "0") == 2
     assert "--budget-usd is '0'; it must be an amount above 0" in capsys.readouterr().err
+    assert backtest(data, out, "--budget-usd", "1") == 2
+    assert "--budget-usd: only with --models" in capsys.readouterr().err
     assert backtest(data, out, "--models-from", str(tmp_path)) == 2
     assert "it must be a cassette" in capsys.readouterr().err
     assert backtest(data, out, *asking, "--budget-usd", "1", "--cassette", str(tmp_path / "kept")) == 0
@@ -175,6 +178,18 @@ def test_what_is_missing_is_named(
     monkeypatch.delenv("OPENAI_API_KEY")
     assert backtest(data, tmp_path / "other", *asking, "--budget-usd", "1") == 2
     assert "openai has no key. Set OPENAI_API_KEY" in capsys.readouterr().err
+
+
+def test_one_process_at_a_time_adds_to_a_cassette(
+    data: Path, models: Path, provider: TradingProvider, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "answers.jsonl").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        options = ("--models", str(models), "--budget-usd", "1", "--cassette", str(tmp_path))
+        assert backtest(data, tmp_path / "run", *options) == 2
+    assert "another process adds answers to the cassette" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert provider.requests == 0
 
 
 def test_a_cost_that_nobody_knows_ends_the_asking(

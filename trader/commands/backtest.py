@@ -84,6 +84,9 @@ def backtest(options: argparse.Namespace) -> int:
         return print_result(asyncio.run(compare_conditions(options)), as_json=options.json)
     problems = ["--data is missing: the folder of the candles"] if options.data is None else []
     problems += ["--guard: only with --run"] if options.guard else []
+    if options.models is None:
+        asking = {"--budget-usd": options.budget_usd, "--cassette": options.cassette}
+        problems += [f"{name}: only with --models" for name, given in asking.items() if given is not None]
     if problems:
         raise SettingsError(problems)
     if options.out.exists():

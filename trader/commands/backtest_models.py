@@ -63,8 +63,8 @@ class Chosen(NamedTuple):
     def open_cassette(self, stack: AsyncExitStack) -> None:
         """Begin to keep answers. Raises `OSError`."""
         if self.cassette is not None and self.is_asking:
-            self.cassette.open([model for model, source in self.models if isinstance(source, AiSource)])
             stack.callback(self.cassette.close)
+            self.cassette.open([model for model, source in self.models if isinstance(source, AiSource)])
 
 
 async def choose_models(

@@ -83,13 +83,12 @@ def model_lines(value: Mapping[str, Any]) -> Iterator[str]:
         cost = answers["costUsd"]
         yield f"{answers['asked']} answers were asked for, at {cost} USD; all are in {answers['cassette']}"
     if value["ended"] is not None:
-        ended = f"Ended at {value['to']}: {value['ended']}"
-        if answers is not None:
-            ended += (
-                f" With --cassette {answers['cassette']} and another --out the same call goes on from there, without "
-                "asking for anything twice."
-            )
-        yield ended
+        yield f"Ended at {value['to']}: {value['ended']}"
+    if not value["complete"] and answers is not None and answers["budgetUsd"] is not None:
+        yield (
+            f"With --cassette {answers['cassette']} and another --out the same call goes on from there, without asking "
+            "for anything twice."
+        )
 
 
 def _said(label: str) -> str:

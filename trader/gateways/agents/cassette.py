@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import fcntl
 import hashlib
 import os
 from collections.abc import Sequence
@@ -87,14 +88,21 @@ class Cassette:
         return None if kept is None else kept.answer
 
     def open(self, models: Sequence[Model]) -> None:
-        """Begin to add the answers of these models. Raises `OSError`."""
+        """Begin to add the answers of these models. Raises `OSError`.
+
+        :raises SettingsError: another process adds to it
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = (self.folder / ANSWERS).open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError([f"another process adds answers to the cassette {self.folder}"]) from None
+        self._file.truncate(_complete_bytes(self.folder / ANSWERS))
         self.models |= {model.id: model for model in models}
         written = self.folder / f"{MODELS}.new"
         written.write_bytes(msgspec.json.format(msgspec.json.encode(list(self.models.values()))))
         written.replace(self.folder / MODELS)
-        self._file = (self.folder / ANSWERS).open("ab")
-        self._file.truncate(_complete_bytes(self.folder / ANSWERS))
 
     def close(self) -> None:
         if self._file is not None:

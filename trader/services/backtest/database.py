@@ -71,6 +71,8 @@ class DatabaseJournal:
     def open(self, one: Participant) -> None:
         """Take a participant, whose model and account `begin` inserts."""
         self._participants[one.account.id] = one
+        if isinstance(one.source, AiSource):
+            one.source.finished = []
 
     def post(self, posting: Posting) -> None:
         """Take a change of an account."""
@@ -143,10 +145,10 @@ class DatabaseJournal:
 
     async def _take_records(self) -> list[InvocationRecord]:
         """Return the records of AI models since the last time, each with the entrant that its model then was."""
-        records = []
+        records: list[InvocationRecord] = []
         for one in self._participants.values():
             if isinstance(one.source, AiSource):
-                records += one.source.finished
+                records += one.source.finished or ()
                 one.source.finished = []
         for record in records:
             entrant, started_at = self._present[record.model.id], record.invocation.started_at

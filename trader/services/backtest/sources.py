@@ -67,7 +67,7 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AiSource(InvokedSource):
-    """An AI model, which the service's workflow asks at its cadence. `finished` are records that nobody took yet."""
+    """An AI model, which the service's workflow asks at its cadence."""
 
     is_asking = True
 
@@ -82,7 +82,9 @@ class AiSource(InvokedSource):
             ends_at + STALE_AFTER + timedelta(milliseconds=1) if settings.replay_thinking == "on" else None,
         )
         self._reasons: deque[Reason] = deque(maxlen=REASONS_SHOWN)
-        self.finished: list[InvocationRecord] = []
+        self.finished: list[InvocationRecord] | None = None
+        """The records of invocations that have ended since they were taken; None when nobody takes them."""
+
         self.cost_usd: Decimal = ZERO
         self.answered_by: str | None = None
         """The name of the model that the provider says answered last."""
@@ -109,7 +111,8 @@ class AiSource(InvokedSource):
         self.cost_usd += done.cost_usd or ZERO
         self.answered_by = record.answered_by or self.answered_by
         self.recorded.append(recorded_invocation(done, record.steps, record.calls))
-        self.finished.append(record)
+        if self.finished is not None:
+            self.finished.append(record)
 
 
 class NotedSource:
