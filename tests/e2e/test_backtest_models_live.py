@@ -71,6 +71,14 @@ async def fills_of(dsn: str) -> list[tuple[Any, ...]]:
         await conn.close()
 
 
+def fills_of_backtest(data: Path) -> list[tuple[Any, ...]]:
+    lines = (orjson.loads(line) for line in (data.parent / "run" / "ledger.jsonl").read_bytes().splitlines())
+    return [
+        (row["sequence"], *(Decimal(row[name]) for name in ("price", "quantity", "fee")))
+        for row in (line["row"] for line in lines if line["table"] == "fills")
+    ]
+
+
 def test_a_model_is_shown_what_a_service_shows_it(
     data: Path, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,13 +95,11 @@ def test_a_model_is_shown_what_a_service_shows_it(
         backtest(data, end, "--models", models, "--budget-usd", "1", "--thinking", "off", "--no-database")
     assert len(shown) > 30
     assert provider.asked == shown
-    lines = (orjson.loads(line) for line in (data.parent / "run" / "ledger.jsonl").read_bytes().splitlines())
-    fills = [
-        (row["sequence"], *(Decimal(row[name]) for name in ("price", "quantity", "fee")))
-        for row in (line["row"] for line in lines if line["table"] == "fills")
-    ]
-    assert len(fills) > 10
-    assert fills == asyncio.run(fills_of(dsn))
+    recorded = asyncio.run(fills_of(dsn))
+    assert len(recorded) > 10
+    assert fills_of_backtest(data) == recorded
+    backtest(data, end, "--models-from", dsn, "--no-database")
+    assert fills_of_backtest(data) == recorded, "the decisions of the service, executed again"
 
 
 def test_the_database_of_models_is_whole_and_its_decisions_can_be_executed_again(
