@@ -135,7 +135,7 @@ def _open_alarms(settings: Settings, stack: AsyncExitStack) -> Alarms:
 
 
 async def _finishes(work: Coroutine[Any, Any, None], stop: asyncio.Task[Any]) -> bool:
-    """Do a part of the start. False when stopped before its end: catching up on a long downtime takes minutes."""
+    """Run a part of the start. Return False when stopped before its end, which may take minutes."""
     task = asyncio.create_task(work, name="start")
     try:
         await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,5 @@
 """Health endpoints: `GET /health` says whether the service does its work, `/health/live` whether the process answers,
-and `/health/schedulers` has a look at each part.
+and `/health/schedulers` reports on each part.
 
 The database is pinged with a short timeout, and the result is reused for a moment, so that many requests are one query.
 """

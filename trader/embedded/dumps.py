@@ -38,7 +38,7 @@ _COPY: Final = re.compile(r"^COPY \S+\.(\w+) \(([^)]*)\) FROM stdin;\n(.*?)^\\\.
 
 
 class Address(NamedTuple):
-    """A database as libpq is told of it: without its password in the arguments, which every user of a machine sees."""
+    """The address of a database for libpq: no password in the arguments, which every user of a machine sees."""
 
     uri: str
     environ: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""The market source that MARKET_SOURCE names: synthetic, replay or venue; and the recorder of what it says."""
+"""The market source that MARKET_SOURCE names: synthetic, replay or venue; and the recorder of its updates."""
 
 from pathlib import Path
 

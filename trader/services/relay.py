@@ -52,7 +52,7 @@ class RelayedEvent(msgspec.Struct, frozen=True):
 
 
 class LeaderView(msgspec.Struct, frozen=True):
-    """What the leader sees at `now` of its clock, of which nothing is in other rows.
+    """What the leader sees at `now` of its clock and writes to no other rows.
 
     `updated_at` is the time of the market's last tick. `market_troubles` are by symbol, `account_troubles` by account
     id. `warning` is what keeps models from running. `markets` is None in most records.
@@ -92,7 +92,7 @@ class RelayWriter:
         self._is_open = True
 
     def close(self) -> None:
-        """Stop to gather events, and drop those that were not written."""
+        """Stop gathering events, and drop those that were not written."""
         self._is_open = False
         self._waiting.clear()
 

@@ -22,7 +22,7 @@ from trader.domain.portfolio.luck import (
     OwnTrade,
     Prices,
     draw,
-    live,
+    final_equities,
     try_luck,
 )
 
@@ -52,7 +52,7 @@ def prices(candles: list[Candle]) -> Prices:
 
 def gain_of(own: list[OwnTrade], drawn: Drawn, candles: list[Candle]) -> float:
     """What one trader makes of trades of one market, in parts of its equity."""
-    return float(live([own], [drawn], Markets([prices(candles)], [COSTS]))[0]) - 1
+    return float(final_equities([own], [drawn], Markets([prices(candles)], [COSTS]))[0]) - 1
 
 
 def trade(size: float = 1.0, steps: int = 6, *, is_long: bool = True, gain: float = 0.0) -> OwnTrade:
@@ -129,7 +129,7 @@ def hold(size: float) -> tuple[list[OwnTrade], Drawn]:
 
 def pair(*slopes: float, sizes: tuple[float, float]) -> float:
     own, drawn = zip(*(hold(size) for size in sizes), strict=True)
-    return float(live(own, drawn, Markets([ramp(slope) for slope in slopes], [COSTS, COSTS]))[0])
+    return float(final_equities(own, drawn, Markets([ramp(slope) for slope in slopes], [COSTS, COSTS]))[0])
 
 
 def test_the_positions_of_all_markets_share_one_margin() -> None:
@@ -154,7 +154,7 @@ def test_who_trades_at_random_is_anywhere_among_the_random_traders() -> None:
     for seed in range(40):
         own = [trade(1.0, 10, is_long=number % 2 == 0) for number in range(20)]
         drawn = draw(own, len(candles), STEP, 1, np.random.default_rng(1000 + seed))
-        gain = float(live([own], [drawn], markets)[0]) - 1
+        gain = float(final_equities([own], [drawn], markets)[0]) - 1
         lived = [own[0]._replace(gain=gain), *own[1:]]
         found = try_luck(lived, {"ETH": prices(candles)}, {"ETH": COSTS}, STEP, seed)
         assert not isinstance(found, str)

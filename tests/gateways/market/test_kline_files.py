@@ -103,8 +103,8 @@ T = GOOD[1].split(",")[0]
         (f"{T},3,2,1,1,1", "open 3.0 is outside [1.0, 2.0]"),
         (f"{T},1,2,1,0.5,1", "close 0.5 is outside [1.0, 2.0]"),
         (f"{T},1,2,1,1,-1", "volume -1.0 is negative"),
-        (f"{T},0,2,0,1,1", "a price that is not positive"),
-        (f"{T},-1,2,-1,1,1", "a price that is not positive"),
+        (f"{T},0,2,0,1,1", "a price is not above 0"),
+        (f"{T},-1,2,-1,1,1", "a price is not above 0"),
         (f"{int(T) + 1},1,2,1,1,1", "is not on the minute"),
         (f"{int(T) // 1000},1,2,1,1,1", "is neither milliseconds nor microseconds"),
         (f"{T}.0,1,2,1,1,1", "is not a whole number"),
@@ -193,5 +193,5 @@ def test_missing_files_folders_and_other_intervals_are_rejected(tmp_path: Path) 
     with pytest.raises(MarketDataError, match=r"BTCUSDT.csv: No such file or directory"):
         find_files(tmp_path / "BTCUSDT.csv")
     (tmp_path / "BTCUSDT-5m-2025-01.csv").touch()
-    with pytest.raises(MarketDataError, match="candles of 5m; a replay needs those of 1m"):
+    with pytest.raises(MarketDataError, match="these are 5m candles; a replay needs 1m candles"):
         find_files(tmp_path)

@@ -215,7 +215,7 @@ async def test_a_folder_of_a_recording_is_played_as_one(tmp_path: Path) -> None:
     assert len([tick async for tick in source.history(BEGIN, BEGIN + timedelta(days=1))]) == 60
     for symbols, options, words in (
         (("BTC", "SOL"), {}, "has no prices of SOL"),
-        (("BTC",), {"start": BEGIN + timedelta(hours=1)}, "leave nothing of it"),
+        (("BTC",), {"start": BEGIN + timedelta(hours=1)}, "leave nothing of that"),
     ):
         with pytest.raises(StartError, match=words):
             await RecordedSource(tmp_path, symbols, **options).open()  # type: ignore[arg-type]

@@ -552,7 +552,7 @@ async def test_an_impossible_position_stops_new_orders(bench: Bench, caplog: pyt
     bench.venue.positions_shown = [{"market_id": 1, "sign": 2, "position": "0.5", "avg_entry_price": "1"}]
     for failures in range(1, 4):
         bench.bus.publish(MarketChecked(bench.clock.now()))
-        await until(lambda most=failures: caplog.text.count("are compared again later") == most)  # type: ignore[misc]
+        await until(lambda most=failures: caplog.text.count("the comparison with the venue failed") == most)  # type: ignore[misc]
     assert "a position of sign 2 and size 0.5 is impossible" in bench.exchange.troubles["apex"]
     assert "only reducing is allowed" in ((await bench.buy("0.1", leverage=D(5))).reason or "")
     bench.venue.positions_shown = None

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
+from trader.domain.agents.observation import LastFill
 from trader.domain.exchange.orders import Cause, Side
 from trader.domain.models import Model, VariantId
 from trader.store.agents.agent_view import (
-    Action,
     HourlyEquity,
     select_equity_curve,
     select_last_actions,
@@ -238,9 +238,9 @@ async def test_last_actions(traded: Database) -> None:
     async with traded.connection() as conn:
         found = await select_last_actions(conn, "ada", RUN, ["BTC", "ETH", "SOL", "XRP"])
         assert found == {
-            "BTC": Action(Side.SHORT, False, AT + timedelta(minutes=4)),
-            "ETH": Action(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
-            "SOL": Action(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
+            "BTC": LastFill(Side.SHORT, False, AT + timedelta(minutes=4)),
+            "ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30)),
+            "SOL": LastFill(Side.LONG, True, AT + timedelta(minutes=3, seconds=30)),
         }
         shuffled = await select_last_actions(conn, "ada", RUN, ["XRP", "SOL", "BTC", "ETH"])
         assert list(shuffled) == list(found) == ["BTC", "ETH", "SOL"]
@@ -251,7 +251,7 @@ async def test_a_close_is_the_last_action_whoever_made_it(traded: Database, caus
     async with traded.connection() as conn:
         await conn.execute("UPDATE fills SET cause = $1 WHERE symbol = 'ETH' AND side = 'buy'", cause)
         found = await select_last_actions(conn, "ada", RUN, ["ETH"])
-        assert found == {"ETH": Action(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
+        assert found == {"ETH": LastFill(Side.SHORT, True, AT + timedelta(minutes=2, seconds=30))}
 
 
 async def test_equity_of_the_run(traded: Database) -> None:

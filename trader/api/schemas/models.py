@@ -77,7 +77,7 @@ class GetInvocationsInput(Input, kw_only=True):
 
 
 class ToolCallMetadata(Wire, kw_only=True):
-    """What a tool call was: as the model wrote it, the decisions parsed from it, and what became of each.
+    """What a tool call was: as the model wrote it, the decisions parsed from it, and the result of each.
 
     `raw` is null for a call whose order was found after a restart, and text that is no JSON as it came.
     """

@@ -49,7 +49,7 @@ SIDES = {"buy": OrderSide.BUY, "long": OrderSide.BUY, "sell": OrderSide.SELL, "s
 
 
 class ExitPlanInput(Input, kw_only=True):
-    """When to leave the position. Null is not set, so that a plan that was read can be given back."""
+    """When to close the position. A null field is not set, so that a plan that was read can be sent back."""
 
     stop: PositiveNumber | None = None
     target: PositiveNumber | None = None
@@ -129,7 +129,7 @@ class FillView(Wire, kw_only=True):
 
 
 class OrderView(Wire, kw_only=True):
-    """What became of an order. `realizedPnl` is gross; `averagePrice` is null without a fill."""
+    """The status of an order, and what it has filled. `realizedPnl` is gross; `averagePrice` is null without a fill."""
 
     id: str
     client_order_id: str | UnsetType = UNSET

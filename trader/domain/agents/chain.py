@@ -67,7 +67,7 @@ class ChainRecord(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that is not as the chain says. `position` is the first place in the chain that it concerns."""
+    """A contradiction between chain and rows. `position` is the first place in the chain that it concerns."""
 
     kind: FindingKind
     position: int | None

@@ -1,13 +1,16 @@
 """Parts of an agent's view, computed from one account and the marks of one moment."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
 from trader.domain.agents.guard import RiskContext
 from trader.domain.agents.view import LastAction, ObservedAccount, ObservedOrder, ObservedPosition, ObservedStats
 from trader.domain.exchange.account import Account, Marks, equity, liquidation_price, reserved
+from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Market
 from trader.domain.money import ZERO, divide
 
@@ -69,6 +72,14 @@ def observe_orders(account: Account) -> tuple[ObservedOrder, ...]:
         msgspec.convert(order, ObservedOrder, from_attributes=True)
         for order in sorted(account.resting, key=lambda order: (order.created_at, order.id))
     )
+
+
+class LastFill(NamedTuple):
+    """The last fill in a market, whatever caused it: the side of the position, and whether the fill reduced it."""
+
+    side: Side
+    closed: bool
+    at: datetime
 
 
 def observe_last_action(symbol: str, context: RiskContext, *, closed: bool) -> LastAction | None:

@@ -144,7 +144,7 @@ class Taken(msgspec.Struct, frozen=True):
         return self.buy if side is OrderSide.BUY else self.sell
 
     def plus(self, side: OrderSide, take: Take) -> "Taken":
-        """Return it with one more, the latest; without those that have become too old to matter."""
+        """Return what was taken with one more, the latest, and without those that are too old to matter."""
         kept = [one for one in self.of(side) if take.at - one.at < TAKEN_KEPT]
         if kept and kept[-1].at == take.at:
             take = take._replace(quantity=kept.pop().quantity + take.quantity)

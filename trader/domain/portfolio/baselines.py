@@ -1,4 +1,4 @@
-"""Baselines: accounts that trade nothing real beside the models, on the same ticks and by the rules of the exchange.
+"""Baselines: accounts to compare the models with, on the same ticks and by the rules of the exchange.
 
 A model's result means little alone. Three kinds of accounts show what anybody would have had: one that holds nothing,
 one that buys every market in equal parts at its start and holds it, and the rule agent of each variant.
@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
-from trader.domain.agents.observation import observe_record
+from trader.domain.agents.observation import LastFill, observe_record
 from trader.domain.agents.tools import Change
 from trader.domain.agents.view import ObservedStats, ObservedTrade, VariantLimits
 from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import ClosedTrade, Posting, RateOfHour, Rules
-from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
+from trader.domain.exchange.orders import ExitPlan, Order, OrderSide
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.models import VariantId
 from trader.domain.money import ONE, ZERO, divide, floor_to
@@ -31,7 +31,7 @@ INVESTED: Final = Decimal("0.998")
 
 
 class Baseline(NamedTuple):
-    """A baseline. The ids have a character that ids of accounts cannot have. `variant` is that of a rule agent."""
+    """An account to compare models with. Its id has a character that no model's id has; `variant`: of a rule agent."""
 
     id: str
     name: str
@@ -51,7 +51,7 @@ class EquityMarks(msgspec.Struct, frozen=True):
     before_day: Decimal | None = None
 
     def noted(self, hour: datetime, equity: Decimal) -> "EquityMarks":
-        """Return the marks with the equity of an hour, which replaces what was noted of it before."""
+        """Return the marks with the equity of an hour, which replaces an earlier value of the same hour."""
         if self.hour is None or self.last is None:
             return EquityMarks(hour, equity)
         if self.hour == hour:
@@ -76,14 +76,6 @@ BUY_AND_HOLD: Final = Baseline("baseline/buy-and-hold", "Buy and hold")
 def rule_agent(variant: VariantId) -> Baseline:
     """Return the baseline of a variant's rule agent."""
     return Baseline(f"baseline/{variant.value.lower()}-rules", f"{variant.value} rule agent", variant)
-
-
-class LastFill(NamedTuple):
-    """The last fill in a market: the side of the position, and whether the fill reduced it."""
-
-    side: Side
-    closed: bool
-    at: datetime
 
 
 class BaselineState(msgspec.Struct, frozen=True, kw_only=True):

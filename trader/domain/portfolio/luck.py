@@ -85,13 +85,18 @@ class Luck(NamedTuple):
     high_percent: float
 
 
+def missing_trades(count: int) -> str | None:
+    """Return why so few completed trades are not compared with luck; None for enough."""
+    return None if count >= TRADES_MIN else f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
+
+
 def try_luck(
     trades: Sequence[OwnTrade], prices: Mapping[str, Prices], costs: Mapping[str, Costs], step: timedelta, seed: int
 ) -> Luck | str:
-    """Return what luck makes of the same trades, or why it cannot be said. The markets have as many candles each."""
+    """Compare trades with those of random traders, or return why not. The markets have as many candles each."""
     known = [trade for trade in trades if trade.symbol in prices and prices[trade.symbol].count > 1]
-    if len(known) < TRADES_MIN:
-        return f"{len(known)} completed trades; a comparison with luck needs {TRADES_MIN}"
+    if (why := missing_trades(len(known))) is not None:
+        return why
     symbols = sorted({trade.symbol for trade in known})
     own = [[trade for trade in known if trade.symbol == symbol] for symbol in symbols]
     markets = Markets([prices[symbol] for symbol in symbols], [costs[symbol] for symbol in symbols])
@@ -99,7 +104,7 @@ def try_luck(
     parts = []
     for start in range(0, TRADERS, chunk := max(1, _CHUNK // len(known))):
         count = min(chunk, TRADERS - start)
-        parts.append(live(own, [draw(each, markets.count, step, count, rng) for each in own], markets))
+        parts.append(final_equities(own, [draw(each, markets.count, step, count, rng) for each in own], markets))
     totals = np.log(np.maximum(np.concatenate(parts), _RUIN))
     model = float(np.log(max(1 + sum(trade.gain for trade in known), _RUIN)))
     low, middle, high = (percent(float(value)) for value in np.quantile(totals, [0.025, 0.5, 0.975]))
@@ -174,7 +179,7 @@ class Markets:
         return found
 
 
-def live(own: Sequence[Sequence[OwnTrade]], drawn: Sequence[Drawn], markets: Markets) -> Floats:
+def final_equities(own: Sequence[Sequence[OwnTrade]], drawn: Sequence[Drawn], markets: Markets) -> Floats:
     """Return what the account of each trader is worth at the end, in parts of its beginning."""
     sizes = [np.array([trade.size if trade.is_long else -trade.size for trade in trades]) for trades in own]
     moments = np.hstack([part for each in drawn for part in (2 * each.exits, 2 * each.entries + 1)])  # exits come first
@@ -210,7 +215,7 @@ class _Accounts:
         self.equity = np.ones(count)
 
     def move(self, at: Integers) -> None:
-        """Let every account go to a candle, with its profit, its funding, and its liquidation on the way."""
+        """Advance every account to a candle, with its profit, its funding, and its liquidation on the way."""
         self._liquidate(at)
         marks, funded = self._markets.open[:, at].T, self._markets.funded[:, at].T
         self.equity += (self._quantities * (marks - self._marks)).sum(axis=1)

@@ -111,7 +111,7 @@ def find_files(place: Path) -> dict[str, list[Path]]:
         if name is None or not path.is_file() or _FUNDING_FILE.fullmatch(path.name) is not None:
             continue
         if name["interval"] not in (None, "1m"):
-            raise MarketDataError(f"{path}: candles of {name['interval']}; a replay needs those of 1m")
+            raise MarketDataError(f"{path}: these are {name['interval']} candles; a replay needs 1m candles")
         found.setdefault(canonical_symbol(name["market"]), []).append(path)
     if not found:
         raise MarketDataError(f"{place}: no kline files there (such as BTCUSDT-1m-2025-01.csv or .csv.gz)")
@@ -243,7 +243,7 @@ def _row(fields: list[str]) -> Row:
     opened, high, low, close, volume, *_ = _numbers(fields[1:])
     minute = _minute(fields[0])
     if low <= 0:
-        raise ValueError("a price that is not positive")
+        raise ValueError("a price is not above 0")
     if high < low:
         raise ValueError(f"high {high} is below low {low}")
     if not low <= opened <= high:

@@ -74,7 +74,7 @@ class RecordedSource:
         wanted_end = min(last, self._wanted_end or last)
         if not first - _BEFORE <= self._begin < wanted_end:
             raise StartError(
-                f"{self._place} is of {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of it"
+                f"{self._place} covers {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of that"
             )
         self.identity = f"replay:{iso(first)}:recorded"
         self.ends_at = await asyncio.to_thread(self._last_until, wanted_end)

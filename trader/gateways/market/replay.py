@@ -112,7 +112,7 @@ class ReplaySource:
         end = min(last, self._wanted_end or last)
         if not first <= begin < end:
             raise StartError(
-                f"{self._place} is of {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of it"
+                f"{self._place} covers {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of that"
             )
         self.identity = f"replay:{iso(first)}:{self._seed}"  # another seed draws other paths and books
         self._begin = epoch_second(begin)

@@ -1,4 +1,4 @@
-"""Supervisor of the process: systemd is told when the service is ready, alive and stopping (sd_notify)."""
+"""Supervisor of the process: reports to systemd when the service is ready, alive and stopping (sd_notify)."""
 
 import logging
 import os
@@ -39,5 +39,5 @@ class Supervisor:
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:  # said once, not with every beat
-                log.warning("the supervisor at NOTIFY_SOCKET cannot be told %s: %s", state, error.strerror or error)
+                log.warning("the supervisor at NOTIFY_SOCKET does not take %s: %s", state, error.strerror or error)
             self._has_failed = True

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -12,6 +12,7 @@ import msgspec
 
 from trader.domain.agents.guard import LastTrade, RiskContext
 from trader.domain.agents.observation import (
+    LastFill,
     observe_account,
     observe_last_action,
     observe_orders,
@@ -39,7 +40,6 @@ from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
 from trader.settings import Settings
 from trader.store.agents.agent_view import (
-    Action,
     select_equity_curve,
     select_last_actions,
     select_latest_responses,
@@ -76,7 +76,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     hour: datetime
     trades: tuple[ObservedTrade, ...]
     stats: ObservedStats
-    actions: dict[str, Action]
+    actions: Mapping[str, LastFill]
     peak: Decimal | None
     day_opening: Decimal | None
 

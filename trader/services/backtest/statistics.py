@@ -5,7 +5,7 @@ from datetime import datetime
 
 from trader.clock import LockstepClock
 from trader.domain.agents.entrants import EntrantRecord
-from trader.domain.portfolio.luck import Luck
+from trader.domain.portfolio.luck import Luck, missing_trades
 from trader.gateways.market.replay import ReplaySource
 from trader.services.agents.entrants import first_entrant
 from trader.services.backtest.participant import Follower, Participant
@@ -13,7 +13,7 @@ from trader.services.backtest.run import Backtest
 from trader.services.backtest.sources import AiSource
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.evidence import EvidenceReport, last_whole_hour, make_report
-from trader.services.portfolio.luck import LuckRequest, RandomTraders, missing_trades
+from trader.services.portfolio.luck import LuckRequest, RandomTraders
 from trader.services.portfolio.run_statistics import RunStatistics
 from trader.settings import Settings
 from trader.store.exchange.trades import RunTrade

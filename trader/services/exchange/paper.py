@@ -51,7 +51,7 @@ class PaperExchange(ExchangeBase):
         *,
         checkpoint_every: timedelta = CHECKPOINT_EVERY,
     ) -> None:
-        """Where every tick of the market comes again, a service may record more seldom how far it has followed them."""
+        """`checkpoint_every`: how often the last processed tick is recorded; seldom where ticks can be read again."""
         super().__init__(market, settings, accounts, rules_of(settings, market.markets))
         self._database = database
         self._clock = clock

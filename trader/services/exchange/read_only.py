@@ -62,7 +62,7 @@ class ReadOnlyExchange(ExchangeBase):
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """Those that the leader reports."""
+        """The troubles that the leader reports."""
         return {} if self._relay.view is None else self._relay.view.account_troubles
 
     def undecided(self, account_id: str) -> Collection[str]:

@@ -152,7 +152,7 @@ class LiveAccount:
         try:
             await self.synchronize()
         except TraderError as error:
-            log.warning("%s: the venue and the books are compared again later: %s", self.account_id, error)
+            log.warning("%s: the comparison with the venue failed and is repeated: %s", self.account_id, error)
             self._failures += 1
             if self._failures >= _FAILURES_MAX:
                 self._reconciler.trouble = f"it could not be compared with the venue: {error}"

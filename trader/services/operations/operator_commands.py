@@ -316,7 +316,7 @@ async def _for_each(accounts: Iterable[Account], act: Callable[[Account], Awaita
 
 
 class _Progress:
-    """What has been done of a command, kept when it is begun again.
+    """The progress of a command, kept when the command is begun again.
 
     `closed` has the fills by account, symbol and attempt; `attempts` counts those of an account that were answered,
     which would only get the same answers again.

@@ -40,7 +40,7 @@ from trader.services.exchange.protocol import Exchange, rules_of
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import is_due
 from trader.settings import Settings
-from trader.store.agents.agent_view import Action, select_equity_curve, select_lowest_equity
+from trader.store.agents.agent_view import select_equity_curve, select_lowest_equity
 from trader.store.database.pool import Database
 from trader.store.portfolio import baselines as store
 from trader.store.portfolio.snapshots import LastSnapshot, insert_snapshots
@@ -97,7 +97,7 @@ class _Follower:
             hour=now.replace(minute=0, second=0, microsecond=0),
             trades=state.trades,
             stats=state.stats,
-            actions={symbol: Action(*fill) for symbol, fill in state.last_fills.items()},
+            actions=state.last_fills,
             peak=self.marks.peak,
             day_opening=self.marks.before(now.date()),
         )

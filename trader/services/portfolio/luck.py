@@ -12,8 +12,7 @@ from uuid import UUID
 
 from trader.clock import ceil_time, floor_time
 from trader.domain.market.markets import INTERVALS, Candle, Interval
-from trader.domain.portfolio.intervals import TRADES_MIN
-from trader.domain.portfolio.luck import Costs, Luck, OwnTrade, Prices, try_luck
+from trader.domain.portfolio.luck import Costs, Luck, OwnTrade, Prices, missing_trades, try_luck
 from trader.errors import MarketUnavailable, Unavailable
 from trader.logs import log_bug
 from trader.services.exchange.protocol import rules_of
@@ -54,11 +53,6 @@ class LuckRequest(NamedTuple):
     @property
     def key(self) -> tuple[UUID, int]:
         return self.run.run.run_id, self.entrant
-
-
-def missing_trades(count: int) -> str | None:
-    """Return why so few completed trades are not compared with luck; None for enough."""
-    return None if count >= TRADES_MIN else f"{count} completed trades; a comparison with luck needs {TRADES_MIN}"
 
 
 class LuckTable:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 from uuid import UUID
 
-from trader.domain.agents.observation import observe_record
+from trader.domain.agents.observation import LastFill, observe_record
 from trader.domain.agents.view import ObservedStats, ObservedTrade, Reason
 from trader.domain.exchange.orders import OrderSide, Side
 from trader.domain.money import divide
@@ -63,14 +63,6 @@ async def select_own_statistics(conn: Connection, run_id: UUID) -> ObservedStats
     return observe_record(**row)
 
 
-class Action(NamedTuple):
-    """The last fill in a market, whatever caused it: the side of the position, and whether the fill reduced it."""
-
-    side: Side
-    closed: bool
-    at: datetime
-
-
 SELECT_LAST_ACTIONS = """
 SELECT f.symbol, f.side AS fill_side, o.side, f.created_at
 FROM unnest($3::text[]) AS market (symbol)
@@ -88,13 +80,13 @@ ORDER BY f.symbol
 
 async def select_last_actions(
     conn: Connection, account_id: str, run_id: UUID, symbols: Sequence[str]
-) -> dict[str, Action]:
+) -> dict[str, LastFill]:
     """Return the last fill in each market, exits by the exchange included; one not traded in this run is absent."""
     rows = await conn.fetch(SELECT_LAST_ACTIONS, account_id, run_id, symbols)
-    found: dict[str, Action] = {}
+    found: dict[str, LastFill] = {}
     for row in rows:
         side = Side(row["side"])
-        found[row["symbol"]] = Action(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
+        found[row["symbol"]] = LastFill(side, OrderSide(row["fill_side"]).opens is not side, row["created_at"])
     return found
 
 

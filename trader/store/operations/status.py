@@ -9,7 +9,10 @@ from trader.store.database.pool import Connection
 
 
 class ServiceFacts(NamedTuple):
-    """What a new database is still without is None. Times of `heartbeat_at` are real, all others the market's."""
+    """Facts about a database and its service; None in a new database.
+
+    `heartbeat_at` is real time, all other times are the market's.
+    """
 
     schema_version: int
     size_bytes: int

@@ -124,5 +124,5 @@ def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal
 
 
 def _confidence(length: int, released: int, momentum_atrs: float, above_atrs: float) -> float:
-    """Return more for long squeezes, fresh releases and strong momentum, and less far from VWAP."""
+    """Return the confidence: higher for long squeezes, fresh releases and strong momentum, lower far from VWAP."""
     return 48 + min(length, 20) + 10 * min(momentum_atrs, 1.5) - 3 * released - 4 * max(0.0, min(above_atrs, 8.0) - 3)

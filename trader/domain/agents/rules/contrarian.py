@@ -48,7 +48,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def confidence(self) -> float:
-        """More for a larger deviation, a more extreme RSI and a weaker trend."""
+        """Return the confidence: higher for a larger deviation, a more extreme RSI and a weaker trend."""
         extreme = max(RSI_LOW - self.rsi, self.rsi - RSI_HIGH, 0.0)
         beyond = max(self.deviations - VWAP_DEVIATIONS, 0.0)
         return 50 + min(extreme, 20) + 8 * min(beyond, 1.5) + 0.6 * max(ADX_MAX - self.adx, 0.0)
