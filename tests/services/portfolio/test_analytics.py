@@ -160,6 +160,30 @@ async def test_new_rows_are_added_to_what_is_known(bench: Bench) -> None:
         assert (await records.refresh())["two"].trades == []
 
 
+async def test_figures_follow_the_days_that_close(bench: Bench) -> None:
+    records = CurrentRuns(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        await ensure_partitions(conn, START, START + 15 * DAY)
+    for step in range(40):
+        await portfolio_store_insert(bench, "one", START + step * 9 * HOUR, str(10_000 + 100 * math.sin(step)))
+        read = (await records.refresh())["one"]
+        assert read.equity_figures == (await CurrentRuns(bench.database).refresh())["one"].equity_figures
+    assert read.equity_figures.sharpe is not None
+
+
+async def test_losing_trades_are_counted_within_an_entrant(bench: Bench) -> None:
+    records = CurrentRuns(bench.database)
+    async with bench.database.connection() as conn:
+        await add_model(conn, "one")
+        for hour, gross in enumerate(("5", "-5", "-1", "7", "-2")):
+            await add_trade(conn, "one", START + hour * HOUR, gross=gross, fees="0", label=hour)
+            (stint,) = (await records.refresh())["one"].stints
+    assert stint.count_after(START) == (5, 3)
+    assert stint.count_after(START + 2 * HOUR) == (3, 2)
+    assert stint.trades_count == 5
+
+
 async def portfolio_store_insert(bench: Bench, account_id: str, at: object, value: str) -> None:
     async with bench.database.connection() as conn:
         await ensure_partitions(conn, START)

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Final
 from uuid import UUID
@@ -87,8 +87,9 @@ class RunStatistics:
         known = {trade.id for trade in self.trades[last:]}
         new = [trade for trade in trades if trade.id not in known]
         if new:
+            losing = accumulate((trade.net_pnl <= 0 for trade in new), initial=self.losing[-1])
+            self.losing.extend(islice(losing, 1, None))  # first, since a thread may count the trades meanwhile
             self.trades += new
-            self.losing.extend(accumulate((trade.net_pnl <= 0 for trade in new), initial=self.losing.pop()))
             self._trade_figures = None
 
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:
