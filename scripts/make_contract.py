@@ -12,7 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from trader.api import openapi, rpc, typescript
+from trader.api import openapi, typescript
+from trader.api.registry import REGISTRY, load_procedures
 from trader.settings import Settings
 
 
@@ -20,8 +21,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, help="where to write it; without: the standard output")
     options = parser.parse_args()
-    rpc.load_procedures()
-    text = typescript.declarations(openapi.make_document(rpc.REGISTRY, Settings.load({}, None, demo=True)))
+    load_procedures()
+    text = typescript.declarations(openapi.make_document(REGISTRY, Settings.load({}, None, demo=True)))
     if options.file is None:
         sys.stdout.write(text)
         return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trader.api import rpc, streams
+from trader.api.registry import REGISTRY, load_procedures
 from trader.clock import SystemClock
 from trader.domain.market.markets import MARKETS
 from trader.domain.money import format_decimal
@@ -67,9 +68,9 @@ def rows(name: str, heading: str) -> list[list[str]]:
 
 
 def test_every_procedure_is_in_the_table_once() -> None:
-    rpc.load_procedures()
+    load_procedures()
     listed = [row[0].strip("`") for row in rows("docs/api.md", "## Procedures")]
-    assert sorted(listed) == sorted(rpc.REGISTRY.procedures)
+    assert sorted(listed) == sorted(REGISTRY.procedures)
     assert f"All {len(listed)} procedures" in DOCUMENTS["README.md"]
 
 

@@ -13,8 +13,8 @@ from aiohttp import ClientSession, web
 
 from trader.api import routes, rpc
 from trader.api.connections import ConnectionLimits, HttpServer, bind
+from trader.api.registry import Registry
 from trader.api.routes import Route
-from trader.api.rpc import Registry
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
 

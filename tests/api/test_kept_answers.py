@@ -21,6 +21,7 @@ from support.venue import make_exchange
 from trader.api import rpc
 from trader.api.context import Context
 from trader.api.envelope import Style
+from trader.api.registry import REGISTRY
 from trader.api.response_cache import Answer, ResponseCache
 from trader.composition import leader_view
 from trader.domain.models import VariantId
@@ -88,8 +89,8 @@ class PaperBench:
             ),
             agents=context.agents,
         )
-        target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
-        answer = await rpc.Dispatcher(rpc.REGISTRY, fresh).call(target, json.dumps(asked).encode(), None, "oracle")
+        target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
+        answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), None, "oracle")
         assert answer.status == HTTPStatus.OK
         return json.loads(answer.body)
 
@@ -189,8 +190,8 @@ class Reader:
         unused: Any = None
         ends = Relay(unused, relay)
         self._role = Leadership(context, database, accounts, events, unused, None, (unused,) * 3, unused, ends)  # type: ignore[arg-type]
-        self.dispatcher = rpc.Dispatcher(rpc.REGISTRY, context)
-        self._targets = {name: rpc.Target(one, Style.PLAIN) for name, one in rpc.REGISTRY.procedures.items()}
+        self.dispatcher = rpc.Dispatcher(REGISTRY, context)
+        self._targets = {name: rpc.Target(one, Style.PLAIN) for name, one in REGISTRY.procedures.items()}
         self._feed = asyncio.create_task(self._market.run(exchange.on_tick, START))
         self._number = 0
 

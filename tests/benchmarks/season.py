@@ -30,7 +30,8 @@ from benchmarks.season_writes import DELETE_WRITTEN, STATEMENT_S, end_of_season,
 
 from trader.api.context import Context
 from trader.api.envelope import Style
-from trader.api.rpc import REGISTRY, Dispatcher, Target, load_procedures
+from trader.api.registry import REGISTRY, load_procedures
+from trader.api.rpc import Dispatcher, Target
 from trader.app import freeze_startup_objects
 from trader.clock import SystemClock
 from trader.commands.serve import loop_factory

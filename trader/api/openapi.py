@@ -20,6 +20,7 @@ from trader.api.context import Context
 from trader.api.dashboard.assets import PAGE_HEADERS, Content
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
+from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
 from trader.api.routes import JSON, Route
 from trader.api.schemas.failures import ErrorBody
@@ -61,7 +62,7 @@ _OF_EVERY_CALL: Final = (
 """The errors that every call may be answered with."""
 
 
-def make_document(registry: rpc.Registry, settings: Settings) -> dict[str, Any]:
+def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
     """Return the OpenAPI document of these procedures, with the streams and health."""
     procedures = registry.procedures.values()
     routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.SCHEDULERS]
@@ -122,7 +123,7 @@ def _server(settings: Settings) -> str:
 
 
 def _operation(
-    declared: rpc.Procedure, schema_of: Mapping[Any, Schema], components: Mapping[str, Schema], settings: Settings
+    declared: Procedure, schema_of: Mapping[Any, Schema], components: Mapping[str, Schema], settings: Settings
 ) -> dict[str, Any]:
     given, answered = schema_of[declared.input_type], schema_of[declared.output_type]
     text = inspect.getdoc(declared.handler) or declared.name
@@ -155,7 +156,7 @@ def _operation(
     return operation
 
 
-def _references(declared: rpc.Procedure, raised: Mapping[str, str]) -> dict[str, Any]:
+def _references(declared: Procedure, raised: Mapping[str, str]) -> dict[str, Any]:
     """Return references to the errors of the procedure, by status."""
     kinds: list[type[errors.TraderError]] = list(_OF_EVERY_CALL)
     if declared.changes or declared.private:
@@ -259,11 +260,11 @@ def _introduction(settings: Settings) -> str:
     return re.sub("|".join(f"{{{name}}}" for name in figures), lambda found: figures[found[0][1:-1]], text)
 
 
-def setup(app: web.Application, context: Context, registry: rpc.Registry | None = None) -> None:
+def setup(app: web.Application, context: Context, registry: Registry | None = None) -> None:
     """Add the document and the page. Without a registry: with every procedure of `api/procedures`."""
     if registry is None:
-        rpc.load_procedures()
-        registry = rpc.REGISTRY
+        load_procedures()
+        registry = REGISTRY
     document = make_document(registry, context.settings)
     contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
         (DOCUMENT, msgspec.json.encode(document), JSON, {}),

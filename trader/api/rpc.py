@@ -1,23 +1,20 @@
-"""RPC endpoint: the registry of procedures, their dispatch, and the HTTP status of each error.
+"""RPC endpoint: the dispatch of procedures, and the HTTP status of each error.
 
 Every error that a procedure raises is answered here. One without a status in `STATUSES` is a bug: it is logged with the
 request id and answered with 500 and nothing about its cause.
 """
 
 import hmac
-import importlib
 import logging
 import math
-import pkgutil
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from aiohttp import hdrs, web
 
 from trader.api import batch, envelope
@@ -25,6 +22,7 @@ from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
 from trader.api.cors import PATHS
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
+from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import NAME, REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.routes import EDGE, JSON, Edge, answer_expect, answer_options, served
@@ -58,10 +56,6 @@ _ANYWHERE: Final = "/{path:.*}"
 
 _log = logging.getLogger("trader.request")
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
-Token = Callable[[Any], object | None]
-H = TypeVar("H", bound=Handler)
-
 INTERNAL: Final = (HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL_SERVER_ERROR")
 STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     InvalidInput: (HTTPStatus.BAD_REQUEST, "VALIDATION_ERROR"),
@@ -77,83 +71,6 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
 }
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
 _NOT_FOUND: Final = Answer(HTTPStatus.NOT_FOUND, b'{"error":"Not Found"}')
-
-
-@dataclass(frozen=True, slots=True)
-class Procedure:
-    """One remote procedure: its input, its output, and the function that does it.
-
-    `changes`: it changes something, so API_TOKEN guards it. `private`: it is not for the readers of a public service.
-    `paper_only`: it is refused in live trading. `token`: what its answers are made of, while they may be kept
-    (`api/response_cache.py`).
-    """
-
-    name: str
-    handler: Handler
-    input_type: type[Any]
-    output_type: Any
-    changes: bool
-    private: bool
-    paper_only: bool
-    token: Token | None
-    input_decoder: msgspec.json.Decoder[Any]
-    output_decoder: msgspec.json.Decoder[Any]
-
-
-class Registry:
-    """Procedures by dotted name, in the order of their declaration."""
-
-    def __init__(self) -> None:
-        self._procedures: dict[str, Procedure] = {}
-
-    @property
-    def procedures(self) -> Mapping[str, Procedure]:
-        return self._procedures
-
-    def procedure(
-        self,
-        name: str,
-        *,
-        changes: bool = False,
-        private: bool = False,
-        paper_only: bool = False,
-        token: Token | None = None,
-    ) -> Callable[[H], H]:
-        """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
-
-        The types come from its annotations. A name that is taken, or a contradiction, raises `ValueError`
-        at import.
-        """
-
-        def declare(handler: H) -> H:
-            if name in self._procedures:
-                raise ValueError(f"the procedure {name} is declared twice")
-            if (changes or private) and token is not None:
-                raise ValueError(f"the procedure {name} is guarded, so its answers cannot be kept")
-            hints = get_type_hints(handler, include_extras=True)
-            output_type = hints.pop("return")
-            if get_origin(output_type) is LongOutput:
-                (output_type,) = get_args(output_type)
-            input_type = list(hints.values())[-1]
-            self._procedures[name] = Procedure(
-                name=name,
-                handler=handler,
-                input_type=input_type,
-                output_type=output_type,
-                changes=changes,
-                private=private,
-                paper_only=paper_only,
-                token=token,
-                input_decoder=msgspec.json.Decoder(input_type),
-                output_decoder=msgspec.json.Decoder(output_type),
-            )
-            return handler
-
-        return declare
-
-
-REGISTRY: Final = Registry()
-procedure: Final = REGISTRY.procedure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -390,13 +307,6 @@ async def _elsewhere(request: web.Request) -> web.StreamResponse:
     if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
         return await answer_options(request)
     return _response(_NOT_FOUND)
-
-
-def load_procedures() -> None:
-    """Import every module of `api/procedures`, so that each declares its procedures."""
-    package = importlib.import_module("trader.api.procedures")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
 
 
 def setup(app: web.Application, context: "Context", registry: Registry | None = None) -> Dispatcher:

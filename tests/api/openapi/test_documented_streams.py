@@ -12,7 +12,8 @@ import pytest
 from support.floor import calling, open_floor, opening
 from support.process import serving
 
-from trader.api import openapi, rpc
+from trader.api import openapi
+from trader.api.registry import REGISTRY, load_procedures
 from trader.api.schemas.health import HaltInForce
 from trader.clock import iso
 from trader.domain.exchange.halts import HaltCause
@@ -34,8 +35,8 @@ EVENT_WAIT_S = 15
 
 @pytest.fixture(scope="module")
 def document() -> Document:
-    rpc.load_procedures()
-    made = openapi.make_document(rpc.REGISTRY, Settings.load({}, None, demo=True))
+    load_procedures()
+    made = openapi.make_document(REGISTRY, Settings.load({}, None, demo=True))
     read: Document = orjson.loads(msgspec.json.encode(made))
     return read
 

@@ -18,6 +18,7 @@ from support import contract, shapes
 from trader.api import openapi, routes, rpc
 from trader.api.dashboard import assets
 from trader.api.reference import page
+from trader.api.registry import REGISTRY, load_procedures
 from trader.settings import Settings
 
 Client = TestClient[web.Request, web.Application]
@@ -31,8 +32,8 @@ def make_settings(**environment: str) -> Settings:
 
 
 def make(**environment: str) -> Document:
-    rpc.load_procedures()
-    document = openapi.make_document(rpc.REGISTRY, make_settings(**environment))
+    load_procedures()
+    document = openapi.make_document(REGISTRY, make_settings(**environment))
     read: Document = orjson.loads(msgspec.json.encode(document))
     return read
 
@@ -63,12 +64,12 @@ def test_the_document_is_valid(document: Document) -> None:
 
 
 def test_every_procedure_stream_and_report_is_there(document: Document) -> None:
-    wanted = {f"/api/rpc/{name}" for name in rpc.REGISTRY.procedures}
+    wanted = {f"/api/rpc/{name}" for name in REGISTRY.procedures}
     wanted |= {f"/api/events/{name}" for name in ("positions", "trades", "conversations", "portfolio", "workflow")}
     wanted |= {"/health", "/health/schedulers", "/api/health", "/api/health/schedulers"}
     wanted |= {"/metrics", "/api/events"}
     assert document["paths"].keys() == wanted
-    assert len(rpc.REGISTRY.procedures) >= 18
+    assert len(REGISTRY.procedures) >= 18
     ids = [operation["operationId"] for _, operation in operations(document)]
     assert len(set(ids)) == len(ids)
 
@@ -103,7 +104,7 @@ def test_each_error_has_its_status_and_code(document: Document) -> None:
 
 def test_only_what_changes_something_names_the_token(document: Document) -> None:
     guarded = {path for path, operation in operations(document) if "security" in operation}
-    assert guarded == {f"/api/rpc/{name}" for name, one in rpc.REGISTRY.procedures.items() if one.changes}
+    assert guarded == {f"/api/rpc/{name}" for name, one in REGISTRY.procedures.items() if one.changes}
     assert "/api/rpc/simulator.placeOrder" in guarded
     place = document["paths"]["/api/rpc/simulator.placeOrder"]["post"]
     assert place["security"] == [{}, {"bearer": []}]
@@ -180,7 +181,7 @@ def test_choices_are_in_the_order_of_their_definition(document: Document) -> Non
 
 @pytest.mark.parametrize("name", list(openapi.EXAMPLES))
 def test_examples_are_inputs(document: Document, name: str) -> None:
-    declared = rpc.REGISTRY.procedures[name]
+    declared = REGISTRY.procedures[name]
     declared.input_decoder.decode(orjson.dumps(openapi.EXAMPLES[name]))
     media = document["paths"][f"/api/rpc/{name}"]["post"]["requestBody"]["content"]["application/json"]
     assert media["example"] == openapi.EXAMPLES[name]
@@ -190,7 +191,7 @@ def test_a_body_is_required_where_a_field_is(document: Document) -> None:
     for path, operation in operations(document):
         if not path.startswith(rpc.PREFIX):
             continue
-        declared = rpc.REGISTRY.procedures[path.removeprefix(rpc.PREFIX)]
+        declared = REGISTRY.procedures[path.removeprefix(rpc.PREFIX)]
         try:
             declared.input_decoder.decode(b"{}")
         except msgspec.ValidationError:

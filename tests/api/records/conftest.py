@@ -26,6 +26,7 @@ from support.scripted import make_settings
 
 from trader.api import rpc
 from trader.api.envelope import Style
+from trader.api.registry import REGISTRY, load_procedures
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.gateways.market.synthetic import SyntheticSource
@@ -87,8 +88,8 @@ async def context(database: Database) -> RecordsContext:
 
 @pytest.fixture
 def dispatcher(context: RecordsContext) -> rpc.Dispatcher:
-    rpc.load_procedures()
-    return rpc.Dispatcher(rpc.REGISTRY, context)  # type: ignore[arg-type]
+    load_procedures()
+    return rpc.Dispatcher(REGISTRY, context)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def call(dispatcher: rpc.Dispatcher) -> Call:
     """Call a procedure by its name with an input object; its output, or its status and the paths of its issues."""
 
     async def call_procedure(name: str, **request: object) -> Any:
-        target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
+        target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
         body = json.loads(answer.body, parse_float=Decimal)
         return body if answer.status == 200 else (answer.status, [issue["path"] for issue in body["issues"]])
@@ -109,7 +110,7 @@ def call_raw(dispatcher: rpc.Dispatcher) -> CallRaw:
     """The same, and the body as it is on the wire."""
 
     async def call_procedure(name: str, **request: object) -> bytes:
-        target = rpc.Target(rpc.REGISTRY.procedures[name], Style.PLAIN)
+        target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
         answer = await dispatcher.call(target, json.dumps(request).encode(), None, "test")
         assert answer.status == 200
         return answer.body

@@ -15,6 +15,7 @@ from pytest_aiohttp.plugin import AiohttpClient
 from support.served import Client, served
 
 from trader.api import routes, rpc
+from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
 from trader.errors import (
@@ -90,7 +91,7 @@ ERRORS: dict[str, Exception] = {
     "recursion": RecursionError("secret detail"),
 }
 
-registry = rpc.Registry()
+registry = Registry()
 
 
 @registry.procedure("demo.echo")
@@ -210,5 +211,5 @@ async def plain_client(aiohttp_client: AiohttpClient) -> TestClient[web.Request,
 
 
 @pytest.fixture
-def registered() -> rpc.Registry:
+def registered() -> Registry:
     return registry

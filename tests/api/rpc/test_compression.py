@@ -12,13 +12,14 @@ from aiohttp.test_utils import TestServer
 
 from trader.api import compression, rpc
 from trader.api.compression import BYTES_MIN, THREAD_BYTES_MIN
+from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
 from trader.settings import Settings
 
 LONG = "x" * THREAD_BYTES_MIN
 
-registry = rpc.Registry()
+registry = Registry()
 
 
 class Text(Wire):

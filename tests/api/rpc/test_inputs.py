@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trader.api import rpc
 from trader.api.inputs import ISSUES_MAX, describe, find_issues
+from trader.api.registry import REGISTRY, load_procedures
 from trader.api.schemas.simulator import PlaceOrderInput
 
-rpc.load_procedures()
-INPUTS = sorted({declared.input_type for declared in rpc.REGISTRY.procedures.values()}, key=lambda one: one.__name__)
+load_procedures()
+INPUTS = sorted({declared.input_type for declared in REGISTRY.procedures.values()}, key=lambda one: one.__name__)
 
 values = st.recursive(
     st.none()

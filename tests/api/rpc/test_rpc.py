@@ -12,7 +12,7 @@ import pytest
 from support.served import Client
 from yarl import URL
 
-from trader.api.rpc import REGISTRY, Registry, load_procedures
+from trader.api.registry import REGISTRY, Registry, load_procedures
 from trader.api.schemas.common import Empty
 
 ServiceFactory = Callable[..., Awaitable[Client]]

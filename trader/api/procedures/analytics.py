@@ -3,8 +3,8 @@
 from operator import attrgetter
 
 from trader.api.context import Context
+from trader.api.registry import procedure
 from trader.api.response_cache import evidence_token, rankings_token
-from trader.api.rpc import procedure
 from trader.api.schemas.analytics import (
     GetFailuresInput,
     GetFailuresOutput,

@@ -1,7 +1,7 @@
 """Procedures of `models`: the models and their invocations."""
 
 from trader.api.context import Context
-from trader.api.rpc import procedure
+from trader.api.registry import procedure
 from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
 from trader.api.schemas.models import (
     GetConversationInput,

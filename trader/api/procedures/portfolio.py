@@ -4,8 +4,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from trader.api.context import Context
+from trader.api.registry import procedure
 from trader.api.response_cache import histories_token
-from trader.api.rpc import procedure
 from trader.api.schemas.common import LongOutput, chosen_variant, or_none
 from trader.api.schemas.portfolio import (
     GetEquityCurvesInput,

@@ -5,8 +5,8 @@ from decimal import Decimal
 from typing import Final
 
 from trader.api.context import Context
+from trader.api.registry import procedure
 from trader.api.response_cache import positions_token, prices_token
-from trader.api.rpc import procedure
 from trader.api.schemas.common import UNSET
 from trader.api.schemas.positions import (
     GetCryptoPricesInput,

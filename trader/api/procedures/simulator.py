@@ -1,7 +1,7 @@
 """Procedures of `simulator`: orders and accounts of the paper exchange."""
 
 from trader.api.context import Context
-from trader.api.rpc import procedure
+from trader.api.registry import procedure
 from trader.api.schemas.simulator import (
     AccountInput,
     AccountOutput,

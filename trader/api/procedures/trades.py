@@ -3,8 +3,8 @@
 from operator import attrgetter
 
 from trader.api.context import Context
+from trader.api.registry import procedure
 from trader.api.response_cache import trades_token
-from trader.api.rpc import procedure
 from trader.api.schemas.common import chosen_variant, or_none
 from trader.api.schemas.paging import cut_page, page_of
 from trader.api.schemas.trades import (

@@ -1,8 +1,8 @@
 """Procedures of `variants`: their definitions, histories and statistics."""
 
 from trader.api.context import Context
+from trader.api.registry import procedure
 from trader.api.response_cache import constant_token, histories_token, trades_token
-from trader.api.rpc import procedure
 from trader.api.schemas.common import Empty
 from trader.api.schemas.variants import (
     GetVariantHistoryInput,

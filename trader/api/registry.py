@@ -1,0 +1,99 @@
+"""Procedures: what each module of `api/procedures` declares, by name."""
+
+import importlib
+import pkgutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from trader.api.schemas.common import LongOutput
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+Token = Callable[[Any], object | None]
+H = TypeVar("H", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """One remote procedure: its input, its output, and the function that does it.
+
+    `changes`: it changes something, so API_TOKEN guards it. `private`: it is not for the readers of a public service.
+    `paper_only`: it is refused in live trading. `token`: what its answers are made of, while they may be kept
+    (`api/response_cache.py`).
+    """
+
+    name: str
+    handler: Handler
+    input_type: type[Any]
+    output_type: Any
+    changes: bool
+    private: bool
+    paper_only: bool
+    token: Token | None
+    input_decoder: msgspec.json.Decoder[Any]
+    output_decoder: msgspec.json.Decoder[Any]
+
+
+class Registry:
+    """Procedures by dotted name, in the order of their declaration."""
+
+    def __init__(self) -> None:
+        self._procedures: dict[str, Procedure] = {}
+
+    @property
+    def procedures(self) -> Mapping[str, Procedure]:
+        return self._procedures
+
+    def procedure(
+        self,
+        name: str,
+        *,
+        changes: bool = False,
+        private: bool = False,
+        paper_only: bool = False,
+        token: Token | None = None,
+    ) -> Callable[[H], H]:
+        """Declare the decorated `async def (context, request: Input) -> Output` as the procedure `domain.verb`.
+
+        The types come from its annotations. A name that is taken, or a contradiction, raises `ValueError`
+        at import.
+        """
+
+        def declare(handler: H) -> H:
+            if name in self._procedures:
+                raise ValueError(f"the procedure {name} is declared twice")
+            if (changes or private) and token is not None:
+                raise ValueError(f"the procedure {name} is guarded, so its answers cannot be kept")
+            hints = get_type_hints(handler, include_extras=True)
+            output_type = hints.pop("return")
+            if get_origin(output_type) is LongOutput:
+                (output_type,) = get_args(output_type)
+            input_type = list(hints.values())[-1]
+            self._procedures[name] = Procedure(
+                name=name,
+                handler=handler,
+                input_type=input_type,
+                output_type=output_type,
+                changes=changes,
+                private=private,
+                paper_only=paper_only,
+                token=token,
+                input_decoder=msgspec.json.Decoder(input_type),
+                output_decoder=msgspec.json.Decoder(output_type),
+            )
+            return handler
+
+        return declare
+
+
+REGISTRY: Final = Registry()
+procedure: Final = REGISTRY.procedure
+
+
+def load_procedures() -> None:
+    """Import every module of `api/procedures`, so that each declares its procedures."""
+    package = importlib.import_module("trader.api.procedures")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
