@@ -41,12 +41,12 @@ def data(open_folder: Path) -> Path:
     return folder
 
 
-def backtest(data: Path, end: datetime, *options: str) -> dict[str, Any]:
+def backtest(data: Path, end: datetime, *options: str, code: int = 0) -> dict[str, Any]:
     """The result of a backtest in the folder `run`."""
     run = data.parent / "run"
     shutil.rmtree(run, ignore_errors=True)
     period = ("--from", iso(BEGIN), "--to", iso(end))
-    assert main(["backtest", "--data", str(data), "--out", str(run), *period, *options]) == 0
+    assert main(["backtest", "--data", str(data), "--out", str(run), *period, *options]) == code
     result: dict[str, Any] = orjson.loads((run / "result.json").read_bytes())
     return result
 
@@ -110,7 +110,13 @@ def test_the_database_of_models_is_whole_and_its_decisions_can_be_executed_again
     with trading_provider() as provider:
         monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test-000000000000000001")
-        asked = backtest(data, end, "--models", str(data.parent / "models.toml"), "--budget-usd", "1")
+        options = ("--models", str(data.parent / "models.toml"), "--cassette", str(data.parent / "kept"))
+        backtest(data, end, *options, "--budget-usd", "0.006", code=1)
+        with monkeypatch.context() as context:
+            context.chdir(data.parent / "run")
+            assert [main([name]) for name in ("audit", "verify", "trades")] == [0, 0, 0]
+        assert "2 invocations of the chain were checked" in capsys.readouterr().out
+        asked = backtest(data, end, *options, "--budget-usd", "1")
     run = data.parent / "run"
     monkeypatch.chdir(run)
     assert [main([name]) for name in ("audit", "verify", "trades")] == [0, 0, 0]

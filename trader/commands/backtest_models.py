@@ -19,7 +19,7 @@ from trader.dotenv import read_dotenv
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError
 from trader.gateways.agents.cassette import ANSWERS, Cassette
-from trader.gateways.agents.providers import Provider, make_providers
+from trader.gateways.agents.providers import make_providers
 from trader.gateways.market.replay import ReplaySource
 from trader.provider_settings import PROVIDERS
 from trader.services.backtest.answers import KeptAnswers, Spending
@@ -154,7 +154,7 @@ def _model(entry: Entry, every: str | None, at: datetime) -> Model:
 
 
 def _with_source(
-    model: Model, providers: Mapping[str, Provider], settings: Settings, ends_at: datetime
+    model: Model, providers: Mapping[str, KeptAnswers], settings: Settings, ends_at: datetime
 ) -> tuple[Model, DecisionSource]:
     if model.provider == "rules":
         return model, NotedSource(model, RuleAgentSource(model.variant, model.configuration.cadence))

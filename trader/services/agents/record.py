@@ -90,6 +90,10 @@ class InvocationRecord:
         return self.invocation.status != "running"
 
     @property
+    def is_completed(self) -> bool:
+        return self.invocation.status == "completed"
+
+    @property
     def has_pending_order(self) -> bool:
         """Whether an order was sent whose answer is not known."""
         return self._pending is not None

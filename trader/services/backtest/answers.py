@@ -28,8 +28,11 @@ PAUSE_S: Final = 5.0
 _log = logging.getLogger("trader.backtest")
 
 
-class AskingEnded(Exception):
-    """No model is asked any more. `cause` says why: the budget, the provider, or a cassette without the answer."""
+class AskingEnded(ProviderError):
+    """No model is asked any more. The invocation that asked has failed for it.
+
+    `cause` says why: the budget, the provider, or a cassette without the answer.
+    """
 
     def __init__(self, cause: Literal["budget", "provider", "missing"], message: str) -> None:
         super().__init__(message)
@@ -88,6 +91,11 @@ class KeptAnswers:
         self._slots = asyncio.Semaphore(parallel_max)
         self._sleep = sleep
 
+    @property
+    def ended(self) -> AskingEnded | None:
+        """Why no model is asked any more; None while they are."""
+        return self._spending.ended
+
     def left_out(self, model: Model) -> Collection[str]:
         return () if self._inner is None else self._inner.left_out(model)
 
@@ -98,7 +106,8 @@ class KeptAnswers:
         if answer is not None:
             return answer
         if self._inner is None:
-            raise AskingEnded("missing", missing_text(self._cassette.folder, turn, digest))
+            self._spending.ended = AskingEnded("missing", missing_text(self._cassette.folder, turn, digest))
+            raise self._spending.ended
         async with self._slots:
             self._spending.check()
             answer = await self._ask(self._inner, turn)

@@ -24,10 +24,10 @@ from trader.domain.market.markets import STALE_AFTER, canonical_symbol
 from trader.domain.models import Model
 from trader.domain.money import ZERO
 from trader.errors import InvalidInput
-from trader.gateways.agents.providers import Provider
 from trader.services.agents.observer import REASON_CHARACTERS, REASONS_SHOWN
 from trader.services.agents.record import InvocationRecord
 from trader.services.agents.workflow import InvocationLimits, Workflow
+from trader.services.backtest.answers import KeptAnswers
 from trader.services.backtest.invocations import Access, InvokedSource
 from trader.services.backtest.participant import DecisionSource, Glance, Invocation, Participant
 from trader.services.events import EventBus
@@ -71,9 +71,9 @@ class AiSource(InvokedSource):
 
     is_asking = True
 
-    def __init__(self, model: Model, provider: Provider, settings: Settings, ends_at: datetime) -> None:
+    def __init__(self, model: Model, provider: KeptAnswers, settings: Settings, ends_at: datetime) -> None:
         self._model = model
-        self._providers = {provider.name: provider}
+        self._provider = provider
         self._every_s = int(model.configuration.cadence.total_seconds())
         self._limits = InvocationLimits(
             settings.run_tokens_max,
@@ -95,19 +95,31 @@ class AiSource(InvokedSource):
         return (second // self._every_s + 1) * self._every_s
 
     async def invoke(self, access: Access) -> None:
-        """Carry out an invocation, unless the last one has not ended yet."""
+        """Carry out an invocation, unless the last one has not ended yet.
+
+        :raises AskingEnded: it failed since no model is asked any more
+        """
         one, now = access.one, access.now()
         if one.seen > epoch_second(now):
             one.missed += 1
             return
         access.reasons = tuple(self._reasons)
         record = InvocationRecord(self._model, now)
-        await Workflow(record, self._providers, access, access, access, EventBus(), self._limits).execute()
+        providers = {self._provider.name: self._provider}
+        try:
+            await Workflow(record, providers, access, access, access, EventBus(), self._limits).execute()
+        finally:
+            self._note(record, one)
+        if not record.is_completed and self._provider.ended is not None:
+            raise self._provider.ended
+
+    def _note(self, record: InvocationRecord, one: Participant) -> None:
+        """Take over what an invocation did, one that was broken off included."""
         done = record.invocation
-        one.decisions += done.status == "completed"
-        one.missed += done.status != "completed"
+        one.decisions += record.is_completed
+        one.missed += not record.is_completed
         if done.response is not None:
-            self._reasons.appendleft(Reason(at=now, text=done.response[:REASON_CHARACTERS]))
+            self._reasons.appendleft(Reason(at=done.started_at, text=done.response[:REASON_CHARACTERS]))
         self.cost_usd += done.cost_usd or ZERO
         self.answered_by = record.answered_by or self.answered_by
         self.recorded.append(recorded_invocation(done, record.steps, record.calls))
