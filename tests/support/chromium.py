@@ -115,6 +115,13 @@ class Tab:
                 result: dict[str, Any] = message["result"]
                 return result
 
+    async def event(self, method: str) -> dict[str, Any]:
+        """Wait for an event of the protocol; others before it are left out."""
+        while (message := await self._socket.receive_json(timeout=_ANSWER_S)).get("method") != method:
+            pass
+        params: dict[str, Any] = message["params"]
+        return params
+
     async def evaluate(self, expression: str) -> Any:
         """The value of an expression of JavaScript in the page; a promise is waited for."""
         answer = await self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
