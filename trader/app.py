@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from trader.api import connections, health, metrics, openapi, routes, rpc, streams
+from trader.api import connections, edge, health, metrics, openapi, rpc, streams
 from trader.api.dashboard import page
 from trader.clock import JumpWatch, SystemClock
 from trader.composition import Service, make_service
@@ -208,7 +208,7 @@ def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
     context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    routes.setup(app, context.settings, lag_s=lambda: service.leadership.lag_s)
+    edge.setup(app, context.settings, lag_s=lambda: service.leadership.lag_s)
     page.setup(app, context)  # before the procedures, whose last route answers every path that no other has
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from trader.api import routes, rpc
+from trader.api import edge, rpc
 from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.registry import Registry
 from trader.api.routes import Route
@@ -96,7 +96,7 @@ async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
     settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
     app = web.Application()
     untyped: Any = Context(settings)
-    routes.setup(app, settings)
+    edge.setup(app, settings)
     rpc.setup(app, untyped, registry)
 
     async def health(_: web.Request) -> web.Response:

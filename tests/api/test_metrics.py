@@ -14,8 +14,9 @@ from support.health_sources import START, House
 
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster
+from trader.api.edge import EDGE, Edge
 from trader.api.registry import Registry
-from trader.api.routes import EDGE, Edge, Route
+from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber

@@ -15,8 +15,8 @@ from benchmarks.stream_readers import STREAMS, Readers
 
 from trader.api import streams
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
+from trader.api.edge import EDGE, Edge
 from trader.api.requests import RequestLog
-from trader.api.routes import EDGE, Edge
 from trader.api.stream_messages import frame
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock

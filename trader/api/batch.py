@@ -17,7 +17,7 @@ from multidict import istr
 
 from trader.api import envelope
 from trader.api.compression import GZIP, StreamPacker, accepts_gzip
-from trader.api.routes import finish_head
+from trader.api.edge import finish_head
 from trader.errors import InvalidInput, Issue, PayloadTooLarge
 
 HEADER: Final = istr("x-orpc-batch")

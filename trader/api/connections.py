@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from trader.api.routes import EDGE, Edge
+from trader.api.edge import EDGE, Edge
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 from trader.errors import StartError
@@ -71,7 +71,7 @@ class ConnectionLimits:
 class Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and enforces the limits.
 
-    `routes.served` reports when a request begins and ends.
+    `edge.served` reports when a request begins and ends.
     """
 
     def __init__(self, http: asyncio.Protocol, server: "HttpServer") -> None:

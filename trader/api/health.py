@@ -16,7 +16,8 @@ from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
 from trader.api.broadcast import Broadcaster
-from trader.api.routes import Documented, Route, json_answer
+from trader.api.edge import json_answer
+from trader.api.routes import Documented, Route
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
     DatabaseHealth,

@@ -18,10 +18,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from trader.api.broadcast import Broadcaster
+from trader.api.edge import EDGE
 from trader.api.health import HealthSources, SchedulerStatus
 from trader.api.requests import BUCKETS_S, Latencies, RequestLog
 from trader.api.response_cache import ResponseCache
-from trader.api.routes import EDGE, Documented, Route
+from trader.api.routes import Documented, Route
 from trader.api.rpc import LargeAnswers
 from trader.api.state_broadcast import StateBroadcaster
 from trader.gateways.agents.chat import ChatClient

@@ -18,11 +18,12 @@ from trader import __version__, errors
 from trader.api import batch, broadcast, health, metrics, rpc, streams, typescript
 from trader.api.context import Context
 from trader.api.dashboard.assets import PAGE_HEADERS, Content
+from trader.api.edge import JSON
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
-from trader.api.routes import JSON, Route
+from trader.api.routes import Route
 from trader.api.schemas.failures import ErrorBody
 from trader.settings import Settings
 

@@ -20,12 +20,12 @@ from aiohttp import hdrs, web
 from trader.api import batch, envelope
 from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
 from trader.api.cors import PATHS
+from trader.api.edge import EDGE, JSON, Edge, answer_expect, answer_options, served
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import NAME, REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
-from trader.api.routes import EDGE, JSON, Edge, answer_expect, answer_options, served
 from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
     Conflict,

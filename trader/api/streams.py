@@ -17,8 +17,9 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
+from trader.api.edge import finish_head, refusal
 from trader.api.requests import REQUEST_ID, Handler
-from trader.api.routes import Documented, Route, finish_head, refusal
+from trader.api.routes import Documented, Route
 from trader.api.schemas.common import ENCODER, iso
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.models import InvocationView

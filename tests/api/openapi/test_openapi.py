@@ -15,7 +15,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pytest_aiohttp.plugin import AiohttpClient
 from support import contract, shapes
 
-from trader.api import openapi, routes, rpc
+from trader.api import edge, openapi, rpc
 from trader.api.dashboard import assets
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, load_procedures
@@ -47,7 +47,7 @@ def document() -> Document:
 async def client(aiohttp_client: AiohttpClient) -> Client:
     app = web.Application()
     context: Any = SimpleNamespace(settings=make_settings(CORS_ORIGINS=LISTED))
-    routes.setup(app, context.settings)
+    edge.setup(app, context.settings)
     rpc.setup(app, context)
     openapi.setup(app, context)
     return await aiohttp_client(app)

@@ -12,7 +12,7 @@ from support.floor import Floor, calling, hold, open_floor, opening
 from support.records import make_model
 from support.scripted import START
 
-from trader.api import routes, rpc
+from trader.api import edge, rpc
 from trader.clock import iso
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
@@ -49,7 +49,7 @@ async def caller(database: Database, aiohttp_client: AiohttpClient) -> AsyncIter
     async with open_floor(database) as floor:
         app = web.Application()
         context: Any = AgentsContext(floor.settings, floor.agents)
-        routes.setup(app, floor.settings)
+        edge.setup(app, floor.settings)
         rpc.setup(app, context)
         yield Caller(floor, await aiohttp_client(app))
 

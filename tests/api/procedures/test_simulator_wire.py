@@ -15,7 +15,7 @@ from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
 from support.venue import break_ledger_writer, make_exchange
 
-from trader.api import routes, rpc
+from trader.api import edge, rpc
 from trader.domain.models import Model, VariantId
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
@@ -86,7 +86,7 @@ async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterat
     context = ExchangeContext(settings, clock, market, exchange, Models())
     app = web.Application()
     untyped: Any = context
-    routes.setup(app, settings)
+    edge.setup(app, settings)
     rpc.setup(app, untyped)
     desk = PaperBench(context, await aiohttp_client(app))
     await desk.see(MIDS)

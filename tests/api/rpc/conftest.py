@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp.plugin import AiohttpClient
 from support.served import Client, served
 
-from trader.api import routes, rpc
+from trader.api import edge, rpc
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
@@ -168,7 +168,7 @@ def load_settings(**environment: str) -> Settings:
 def build_app(context: DemoContext) -> web.Application:
     app = web.Application()
     untyped: Any = context
-    routes.setup(app, context.settings)
+    edge.setup(app, context.settings)
     rpc.setup(app, untyped, registry)
 
     async def plain(_: web.Request) -> web.Response:

@@ -12,7 +12,8 @@ from aiohttp import web
 from trader import __version__
 from trader.api.context import Context
 from trader.api.dashboard import assets
-from trader.api.routes import JSON, Route
+from trader.api.edge import JSON
+from trader.api.routes import Route
 from trader.clock import iso
 from trader.settings import Settings
 
