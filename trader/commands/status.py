@@ -89,7 +89,8 @@ def _troubles(facts: ServiceFacts, halts: Sequence[Halt], found: FoundDatabase, 
     if not found.is_served:
         yield f"the service is {found.service}"
     elif facts.heartbeat_at is None or facts.now - facts.heartbeat_at > _SILENT:
-        yield f"the service has just started, or hangs: its last heartbeat was {moment(facts.heartbeat_at)}"
+        or_what = "hangs" if health.report is None else "cannot write"
+        yield f"the service has just started, or {or_what}: its last heartbeat was {moment(facts.heartbeat_at)}"
     else:
         yield from (f"{name} does not run" for name, runs in (facts.schedulers or {}).items() if not runs)
     if found.is_served and health.report is not None:
