@@ -44,6 +44,9 @@ _NO_SPREAD: Final = 1e-12
 _TOGETHER: Final = 50
 """Series that are transformed at once, so that their tables stay in the processor's cache."""
 
+_SURELY_ONE: Final = 1.001
+"""A level above this is 1 whatever was rounded on the way."""
+
 _FRACTION_STEPS: Final = 500
 _TINY: Final = 1e-300
 
@@ -92,12 +95,12 @@ class Estimate(NamedTuple):
 
     def p_value(self) -> float:
         """Return the level at which the confidence sequence begins to exclude zero: valid however often one looks."""
-        tail = student_tail(abs(self.mean) / self.error, self.freedom)
-        if tail < _TINY:
-            return 0.0
-        deviations = -_NORMAL.inv_cdf(tail)
-        weight = self.hours * _sequence_density()
-        return min(1.0, math.sqrt(weight + 1) * math.exp(-(deviations**2) * weight / (2 * (weight + 1))))
+        distance = abs(self.mean) / self.error
+        # The tail of Student's t is above the normal one, so this is the least that the level can be: mostly 1.
+        if _sequence_level(distance, self.hours) > _SURELY_ONE:
+            return 1.0
+        tail = student_tail(distance, self.freedom)
+        return 0.0 if tail < _TINY else min(1.0, _sequence_level(-_NORMAL.inv_cdf(tail), self.hours))
 
 
 def estimate(returns: Returns) -> Estimate:
@@ -175,6 +178,12 @@ def _sequence_density() -> float:
     """Return ρ², which makes the sequence narrowest at its tuned hours."""
     doubled = -2 * math.log(LEVEL)
     return (doubled + math.log(doubled + 1)) / SEQUENCE_TUNED_HOURS
+
+
+def _sequence_level(deviations: float, hours: int) -> float:
+    """Return the level at which the sequence of normal data begins to exclude what is so many standard errors away."""
+    weight = hours * _sequence_density()
+    return math.sqrt(weight + 1) * math.exp(-(deviations**2) * weight / (2 * (weight + 1)))
 
 
 def _sequence_deviations(hours: int) -> float:
