@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from trader.clock import moment_of
 from trader.domain.agents.chain import (
-    NO_EVIDENCE,
+    NO_PAYLOAD,
     Anchor,
     ChainChecker,
     ChainLink,
@@ -198,7 +198,7 @@ def show_chain(entrant: Entrant) -> None:
 def _links(records: Sequence[ChainRecord]) -> list[ChainLink]:
     links: list[ChainLink] = []
     for position, record in enumerate(records, 1):
-        digest = record_digest(record, NO_EVIDENCE)
+        digest = record_digest(record, NO_PAYLOAD)
         before = links[-1].digest if links else bytes(32)
         links.append(ChainLink(position, record.invocation.id, None, None, digest, link_digest(before, digest)))
     return links

@@ -46,7 +46,7 @@ from trader.gateways.sources import make_source
 from trader.provider_settings import PROVIDERS
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.observer import Observer
-from trader.services.agents.payloads import Packer, unpacked
+from trader.services.agents.payloads import PayloadPacker, unpacked
 from trader.services.agents.recorder import InvocationRecorder
 from trader.services.agents.workflow import InvocationLimits, Workflow
 from trader.services.events import EventBus
@@ -123,7 +123,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         async with database.connection() as conn:
             await ensure_partitions(conn, clock.now())
             await upsert_model(conn, model)
-        record = InvocationRecorder(database, events, Packer(), Entrants(database, settings), model, clock.now())
+        record = InvocationRecorder(database, events, PayloadPacker(), Entrants(database, settings), model, clock.now())
         limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
         async with clock.busy():
             await Workflow(record, providers, exchange, observer, clock, events, limits).execute()

@@ -18,7 +18,7 @@ from trader.api import connections, edge, health, metrics, openapi, rpc, streams
 from trader.api.dashboard import page
 from trader.clock import JumpWatch, SystemClock
 from trader.composition import Service, make_service
-from trader.domain.operations.alarms import Alarm, Cause
+from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import StartError, Unavailable
 from trader.external import open_external
@@ -59,7 +59,7 @@ async def serve(settings: Settings, supervisor: Supervisor) -> None:
         try:
             await _serve(settings, supervisor, alarms, stop)
         except Exception as error:
-            alarms.add(Alarm(Cause("stop"), f"ended by an error: {describe_error(error)}"))
+            alarms.add(Alarm(AlarmCause("stop"), f"ended by an error: {describe_error(error)}"))
             raise
 
 
@@ -88,7 +88,7 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         mode = f"{settings.trading_mode}, market {external.source.name}"
         log.info("listening on http://%s:%d (%s)", settings.host, port, mode)
         supervisor.notify(READY)
-        alarms.add(Alarm(Cause("start"), f"started as {service.leadership.role} ({mode})"))
+        alarms.add(Alarm(AlarmCause("start"), f"started as {service.leadership.role} ({mode})"))
         if supervisor.watchdog_s is not None:
             tasks.append(asyncio.create_task(_keep_alive(supervisor, supervisor.watchdog_s), name="watchdog"))
             stack.push_async_callback(_cancel, tasks[-1:])
@@ -101,7 +101,7 @@ async def _wait_for_stop(stopping: asyncio.Event, supervisor: Supervisor, alarms
     await stopping.wait()
     log.info("stopping")
     supervisor.notify(STOPPING)
-    alarms.add(Alarm(Cause("stop"), "stops as asked by a signal"))  # sent while the rest of the service ends
+    alarms.add(Alarm(AlarmCause("stop"), "stops as asked by a signal"))  # sent while the rest of the service ends
 
 
 async def _watch_clock() -> None:

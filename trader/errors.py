@@ -50,7 +50,7 @@ class MarketUnavailable(TraderError):
     """A market has no usable price now."""
 
 
-class BooksViolated(TraderError):
+class LedgerViolated(TraderError):
     """A posting broke a constraint of the schema: a bug, and nothing of it was written."""
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.state_broadcast import StateBroadcaster
 from trader.api.stream_events import EventRing
-from trader.api.stream_messages import EventsMessage, Form, Message, NumberedEvent, StateMessage, frame
+from trader.api.stream_messages import EventsMessage, Message, MessageForm, NumberedEvent, StateMessage, frame
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 
@@ -170,7 +170,7 @@ def test_what_a_compressed_subscriber_reads_is_what_a_plain_one_reads(
     messages: list[tuple[str, int, bool]], numbered: bool
 ) -> None:
     async def check() -> None:
-        plain, packed = (Subscriber(Form(numbered, compressed), 10**9) for compressed in (False, True))
+        plain, packed = (Subscriber(MessageForm(numbered, compressed), 10**9) for compressed in (False, True))
         sockets = [Socket(), Socket()]
         for subscriber, socket in zip((plain, packed), sockets, strict=True):
             socket.pushed.append(subscriber.take(before=b"retry: 1\n\n"))
@@ -198,7 +198,7 @@ def test_what_a_compressed_subscriber_reads_is_what_a_plain_one_reads(
 
 
 def test_what_was_sent_before_makes_the_next_message_short() -> None:
-    subscriber = Subscriber(Form(numbered=True, compressed=True))
+    subscriber = Subscriber(MessageForm(numbered=True, compressed=True))
     sizes = []
     for number in range(3):
         text = b'{"modelId":"apex-%d","invocationId":"515d70b1-8d51-57de-a28c-d85b6e8f74c6","step":1}' % number

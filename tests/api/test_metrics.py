@@ -21,7 +21,7 @@ from trader.api.schemas.common import Empty, Wire
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
-from trader.domain.operations.alarms import Cause
+from trader.domain.operations.alarms import AlarmCause
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.gateways.operations.notifications import HttpSink
@@ -163,7 +163,7 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
     parts.provider.usage.rests["out_of_credit"] += 1
     parts.provider.usage.unmetered_attempts = 2
     parts.alarms.outlets[0].outcomes["failed"] += 3
-    parts.alarms.counts[Cause("provider", "nim")] += 2
+    parts.alarms.counts[AlarmCause("provider", "nim")] += 2
     seen = await figures(client)
     expected: Figures = {
         ("trader_stream_subscribers", ("workflow",)): 2,

@@ -32,7 +32,7 @@ from trader.embedded.server import EmbeddedPostgres
 from trader.services.agents import recorder
 from trader.services.agents.chain import verify
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.payloads import Packer
+from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.recorder import InvocationRecorder
 from trader.services.events import EventBus
 from trader.store.agents.invocations import update_invocation, upsert_model
@@ -51,7 +51,7 @@ class Writer:
     def __init__(self, database: Database, models: int) -> None:
         self._database = database
         self._entrants = Entrants(database, make_settings())
-        self._events, self._packer = EventBus(), Packer()
+        self._events, self._packer = EventBus(), PayloadPacker()
         self._models = [make_model(f"model-{number}") for number in range(models)]
         self._written = 0
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from support.venue import Venue, running
 
-from trader.domain.exchange.halts import Command, Halt, HaltCause, Outcome, Verb
+from trader.domain.exchange.halts import Halt, HaltCause, OperatorCommand, Outcome, Verb
 from trader.domain.market.markets import Tick
 from trader.services.operations.loss_limits import LossLimits
 from trader.services.operations.operator_commands import OperatorCommands
@@ -35,9 +35,9 @@ class Guarded:
         tick: Tick = self.venue.source.script[-1]
         await self.limits.on_tick(tick)
 
-    async def ask(self, verb: Verb, account_id: str | None = None, reason: str = "looks wrong") -> Command:
+    async def ask(self, verb: Verb, account_id: str | None = None, reason: str = "looks wrong") -> OperatorCommand:
         """What the operator's command writes."""
-        command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by="someone")
+        command = OperatorCommand(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by="someone")
         async with self.venue.database.transaction() as conn:
             if verb is Verb.RESUME:
                 await store.update_halts_lifted(conn, account_id, "someone")
@@ -51,7 +51,7 @@ class Guarded:
             await store.insert_command(conn, command)
         return command
 
-    async def outcome(self, command: Command) -> Outcome:
+    async def outcome(self, command: OperatorCommand) -> Outcome:
         """Let the service see and do it."""
         async with asyncio.timeout(20):
             while True:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from trader.api.stream_events import EventRing
-from trader.api.stream_messages import EventsMessage, Form, Message, NumberedEvent
+from trader.api.stream_messages import EventsMessage, Message, MessageForm, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 
@@ -52,7 +52,7 @@ class Broadcaster:
     def unsubscribe(self, subscriber: Subscriber) -> None:
         self._subscribers.pop(subscriber, None)
 
-    def send(self, message: Message, *, to: Callable[[Form], bool] = lambda _: True) -> None:
+    def send(self, message: Message, *, to: Callable[[MessageForm], bool] = lambda _: True) -> None:
         """Send a message to every subscriber, or to those with such a form; drop those that cannot keep up."""
         chosen = [subscriber for subscriber in self._subscribers if to(subscriber.form)]
         for subscriber in [one for one in chosen if not self._offer(one, message)]:
@@ -147,9 +147,9 @@ class EventBroadcaster(Broadcaster):
         await super().close()
 
 
-def _is_numbered(form: Form) -> bool:
+def _is_numbered(form: MessageForm) -> bool:
     return form.numbered
 
 
-def _is_plain(form: Form) -> bool:
+def _is_plain(form: MessageForm) -> bool:
     return not form.numbered

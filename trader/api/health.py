@@ -33,7 +33,7 @@ from trader.api.schemas.health import (
 )
 from trader.clock import Clock
 from trader.domain.exchange.halts import Halt
-from trader.domain.operations.alarms import Alarm, Cause
+from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
 
@@ -228,29 +228,29 @@ def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Resp
 
 def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[Alarm]:
     """Return why the service does not do its work now; nothing when it does."""
-    problems = [] if database.ok else [Alarm(Cause("database"), "the database does not answer")]
+    problems = [] if database.ok else [Alarm(AlarmCause("database"), "the database does not answer")]
     if (trouble := sources.write_trouble()) is not None:
-        problems.append(Alarm(Cause("database", "writes"), f"bookings cannot be written: {trouble}"))
+        problems.append(Alarm(AlarmCause("database", "writes"), f"bookings cannot be written: {trouble}"))
     lag_s, market = sources.lag_s(), sources.market
     if lag_s is not None and lag_s > STALE_S:
-        problems.append(Alarm(Cause("database", "leader"), f"nothing has come from the leader for {lag_s:.0f} s"))
+        problems.append(Alarm(AlarmCause("database", "leader"), f"nothing has come from the leader for {lag_s:.0f} s"))
     silent_s = (sources.clock.now() - (market.last_update_at or sources.started_at)).total_seconds()
     if silent_s > STALE_S and not market.has_ended:
         trouble = market.troubles()
         text = f"no update of the market for {silent_s:.0f} s" + (f": {trouble}" if trouble else "")
-        problems.append(Alarm(Cause("market"), text))
+        problems.append(Alarm(AlarmCause("market"), text))
     statuses, running = sources.schedulers(), sources.running()
     if not running:
-        problems.append(Alarm(Cause("scheduler"), "no scheduler runs"))
+        problems.append(Alarm(AlarmCause("scheduler"), "no scheduler runs"))
     for name, runs in running.items():
         status = statuses.get(name)
         if not runs:
-            problems.append(Alarm(Cause("scheduler", name), f"the scheduler {name} does not run"))
+            problems.append(Alarm(AlarmCause("scheduler", name), f"the scheduler {name} does not run"))
         elif status is not None and status.failures_in_a_row > FAILURES_MAX:
             text = f"the scheduler {name} failed {status.failures_in_a_row} times: {status.last_error}"
-            problems.append(Alarm(Cause("scheduler", name), text))
+            problems.append(Alarm(AlarmCause("scheduler", name), text))
     problems += (
-        Alarm(Cause("reconciliation"), f"books and venue disagree on {account}: {why}")
+        Alarm(AlarmCause("reconciliation"), f"books and venue disagree on {account}: {why}")
         for account, why in sources.troubles().items()
     )
     return problems

@@ -22,7 +22,7 @@ CONTEXT_BYTES_MIN: Final = 64
 GZIP_HEADER: Final = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 
-class Form(NamedTuple):
+class MessageForm(NamedTuple):
     """How a subscriber reads its messages.
 
     `numbered`: all have the name of their stream or event, and an id. `patched`: a state that the subscriber has is
@@ -34,7 +34,7 @@ class Form(NamedTuple):
     patched: bool = False
 
 
-PLAIN: Final = Form()
+PLAIN: Final = MessageForm()
 
 
 def frame(data: bytes, event: str | None = None, event_id: str | None = None) -> bytes:

@@ -28,7 +28,7 @@ from trader.api.schemas.streams import PositionEventData, Refusal, StreamEvents,
 from trader.api.schemas.trades import TradeView
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_events import ID_PATTERN, EventRing
-from trader.api.stream_messages import GZIP_HEADER, Form
+from trader.api.stream_messages import GZIP_HEADER, MessageForm
 from trader.api.stream_writer import StreamWriter, is_connected, tune
 from trader.api.subscriber import Subscriber
 from trader.clock import Clock
@@ -266,7 +266,7 @@ def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timin
             return refusal(400, "; ".join(issue.message for issue in error.issues))
         followed = [hubs.all[name] for name in wanted.streams]
         states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
-        subscriber = Subscriber(Form(wanted.numbered, accepts_gzip(request), wanted.patched))
+        subscriber = Subscriber(MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched))
         try:
             for hub in followed:
                 hub.add(subscriber, wanted.last_id)

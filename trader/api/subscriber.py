@@ -7,7 +7,7 @@ is most of them most of the time, and it decides how soon the last of many socke
 import asyncio
 from collections.abc import Callable, Iterable
 
-from trader.api.stream_messages import PLAIN, Form, Message, Packer, StateMessage
+from trader.api.stream_messages import PLAIN, Message, MessageForm, Packer, StateMessage
 
 BACKLOG_BYTES_MAX = 256 * 1024
 
@@ -38,7 +38,7 @@ class Subscriber:
         "push",
     )
 
-    def __init__(self, form: Form = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
+    def __init__(self, form: MessageForm = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
         self.form = form
         self._backlog_bytes = 0
         self._backlog_bytes_max = backlog_bytes_max

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trader.commands.books import LINES_MAX
+from trader.commands.audit import LINES_MAX
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result, command, print_result, run_to_end
 from trader.commands.database import FoundDatabase, add_database_options, database_command
 from trader.embedded import dumps

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from trader.commands.command import EXIT_DONE, EXIT_FAILED, Result
 from trader.commands.database import FoundDatabase, database_command
-from trader.domain.exchange.halts import LIMITS, Command, Halt, HaltCause, Outcome, Verb, scope
+from trader.domain.exchange.halts import LIMITS, Halt, HaltCause, OperatorCommand, Outcome, Verb, scope
 from trader.domain.money import format_decimal
 from trader.errors import StartError, Unavailable
 from trader.store.database.pool import Database
@@ -42,7 +42,7 @@ _WITHDRAWN: Final = "no service ran; nothing was cancelled or closed"
 class Written(NamedTuple):
     """A command as it was written, the halts that it lifted, and whether its halt was in force before."""
 
-    command: Command
+    command: OperatorCommand
     lifted: Sequence[HaltCause]
     was_halted: bool
 
@@ -119,7 +119,7 @@ async def operate(verb: Verb, options: argparse.Namespace, found: FoundDatabase)
 
 async def _write(database: Database, verb: Verb, account_id: str | None, reason: str) -> Written:
     by = operator()
-    command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by=by)
+    command = OperatorCommand(id=uuid4(), verb=verb, account_id=account_id, reason=reason, asked_by=by)
     lifted: list[HaltCause] = []
     is_new = True
     async with database.transaction() as conn:
@@ -165,7 +165,7 @@ async def _wait(database: Database, command_id: UUID) -> tuple[bool, Outcome | N
     return True, None
 
 
-async def _withdraw(database: Database, command: Command) -> bool:
+async def _withdraw(database: Database, command: OperatorCommand) -> bool:
     async with database.connection() as conn:
         return await store.update_command_withdrawn(conn, command.id, Outcome(note=_WITHDRAWN))
 
@@ -208,7 +208,7 @@ def _describe_outcome(outcome: Outcome, verb: Verb) -> Iterator[str]:
         yield outcome.note
 
 
-async def _describe_unserved(database: Database, command: Command) -> tuple[bool, list[str]]:
+async def _describe_unserved(database: Database, command: OperatorCommand) -> tuple[bool, list[str]]:
     """Return whether the command is complete without a service, and what remains to be done."""
     if command.verb is Verb.RESUME:
         return True, ["No service runs; it trades again from its next start on."]

@@ -34,14 +34,14 @@ _SHORT: Final = timedelta(seconds=15)
 _LONG: Final = timedelta(seconds=60)
 
 
-class Comparison(NamedTuple):
+class BookComparison(NamedTuple):
     """Figures of the errors, as those of fills. `too_large` counts the orders that one of the books could not fill."""
 
     figures: list[DriftFigures]
     too_large: int
 
 
-async def compare(place: Path, since: datetime) -> Comparison:
+async def compare(place: Path, since: datetime) -> BookComparison:
     """Compare the books of a recording from `since` on, every 10 seconds. Raises `MarketDataError` and `StartError`."""
     source = RecordedSource(place, recorded_symbols(place))
     await source.open()
@@ -59,7 +59,7 @@ async def compare(place: Path, since: datetime) -> Comparison:
                     errors.setdefault((symbol, side.value, size), []).append(error)
     figures = [_figures(*key, errors[key]) for key in sorted(errors)]
     every = [error for each in errors.values() for error in each]
-    return Comparison([*figures, _figures(None, None, None, every)] if every else [], too_large)
+    return BookComparison([*figures, _figures(None, None, None, every)] if every else [], too_large)
 
 
 class _Twin:
@@ -125,7 +125,7 @@ def _figures(symbol: str | None, side: str | None, size: int | None, errors: Seq
     )
 
 
-def notes_of(comparison: Comparison) -> list[str]:
+def notes_of(comparison: BookComparison) -> list[str]:
     """Return what the table does not say, in words."""
     count = comparison.too_large
     return [f"{count} orders were larger than one of the books: no price to compare"] if count else []

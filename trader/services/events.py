@@ -58,7 +58,7 @@ class HaltsChanged(msgspec.Struct, frozen=True):
     halts: tuple[Halt, ...]
 
 
-class BooksRefused(msgspec.Struct, frozen=True):
+class PostingRefused(msgspec.Struct, frozen=True):
     """A posting of the account broke a constraint of the schema, a bug; nothing of it was written."""
 
     account_id: str
@@ -86,7 +86,7 @@ Event = (
     | ConversationsChanged
     | HaltsChanged
     | VenueDiffers
-    | BooksRefused
+    | PostingRefused
     | LeadershipChanged
     | WorkflowProgress
 )

@@ -19,9 +19,9 @@ from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
 from trader.errors import (
-    BooksViolated,
     InvalidInput,
     Issue,
+    LedgerViolated,
     MarketUnavailable,
     NotFound,
     OrderUndecided,
@@ -85,7 +85,7 @@ ERRORS: dict[str, Exception] = {
     "market": MarketUnavailable("no price for BTC"),
     "undecided": OrderUndecided("the order is not decided yet"),
     "provider": ProviderError("secret detail"),
-    "books": BooksViolated("secret detail"),
+    "books": LedgerViolated("secret detail"),
     "start": StartError("secret detail"),
     "bug": RuntimeError("secret detail"),
     "recursion": RecursionError("secret detail"),

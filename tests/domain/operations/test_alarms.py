@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from trader.domain.exchange.halts import Halt, HaltCause
 from trader.domain.operations import alarms as rules
-from trader.domain.operations.alarms import EVERY_S, Alarm, AllHeld, Cause, Notice, alarm_of_halt
+from trader.domain.operations.alarms import EVERY_S, Alarm, AlarmCause, AllHeld, Notice, alarm_of_halt
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-CAUSES = (Cause("liquidation"), Cause("provider", "nim"), Cause("provider", "openai"), Cause("halt"))
+CAUSES = (
+    AlarmCause("liquidation"),
+    AlarmCause("provider", "nim"),
+    AlarmCause("provider", "openai"),
+    AlarmCause("halt"),
+)
 STEPS = st.lists(
     st.tuples(
         st.floats(0, 2 * EVERY_S), st.lists(st.sampled_from(CAUSES), max_size=4), st.frozensets(st.sampled_from(CAUSES))
@@ -23,11 +28,11 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_every_alarm_is_counted_once_and_no_cause_is_heard_twice_an_hour(
-    steps: list[tuple[float, list[Cause], frozenset[Cause]]],
+    steps: list[tuple[float, list[AlarmCause], frozenset[AlarmCause]]],
 ) -> None:
     held: AllHeld = {}
-    now_s, raised = 0.0, Counter[Cause]()
-    sent: defaultdict[Cause, list[tuple[float, Notice]]] = defaultdict(list)
+    now_s, raised = 0.0, Counter[AlarmCause]()
+    sent: defaultdict[AlarmCause, list[tuple[float, Notice]]] = defaultdict(list)
     for wait_s, causes, _ in steps:
         now_s += wait_s
         for cause in causes:
@@ -51,11 +56,11 @@ def test_every_alarm_is_counted_once_and_no_cause_is_heard_twice_an_hour(
 
 @given(STEPS)
 def test_a_condition_is_heard_when_it_begins_and_once_an_hour_while_it_lasts(
-    steps: list[tuple[float, list[Cause], frozenset[Cause]]],
+    steps: list[tuple[float, list[AlarmCause], frozenset[AlarmCause]]],
 ) -> None:
     held: AllHeld = {}
-    now_s, before, begun = 0.0, frozenset[Cause](), Counter[Cause]()
-    last_s: dict[Cause, float] = {}
+    now_s, before, begun = 0.0, frozenset[AlarmCause](), Counter[AlarmCause]()
+    last_s: dict[AlarmCause, float] = {}
     for wait_s, _, lasting in steps:
         now_s += wait_s
         begun.update(lasting - before)
@@ -72,7 +77,7 @@ def test_a_condition_is_heard_when_it_begins_and_once_an_hour_while_it_lasts(
 def test_what_is_held_does_not_grow_with_causes_of_the_past() -> None:
     held: AllHeld = {}
     for number in range(100):
-        held = rules.add(held, Alarm(Cause("provider", str(number)), "away"), START)
+        held = rules.add(held, Alarm(AlarmCause("provider", str(number)), "away"), START)
         _, held = rules.take_due(held, number * EVERY_S)
     assert len(held) == 1
 
@@ -81,7 +86,7 @@ def test_halts_of_accounts_share_a_cause_and_that_of_all_has_its_own() -> None:
     def halt(account_id: str | None, cause: HaltCause) -> Halt:
         return Halt(account_id=account_id, cause=cause, reason="asked", by="somebody", at=START)
 
-    assert alarm_of_halt(halt("a", HaltCause.OPERATOR)).cause == Cause("halt")
-    assert alarm_of_halt(halt("b", HaltCause.DRAWDOWN)).cause == Cause("loss limit")
+    assert alarm_of_halt(halt("a", HaltCause.OPERATOR)).cause == AlarmCause("halt")
+    assert alarm_of_halt(halt("b", HaltCause.DRAWDOWN)).cause == AlarmCause("loss limit")
     together = alarm_of_halt(halt(None, HaltCause.DAILY_LOSS))
-    assert together == Alarm(Cause("loss limit", "all accounts"), "all accounts: daily loss: asked")
+    assert together == Alarm(AlarmCause("loss limit", "all accounts"), "all accounts: daily loss: asked")

@@ -10,8 +10,8 @@ from trader.gateways.agents.keys import (
     OUT_OF_CREDIT,
     OVERLOADED,
     RATE_LIMITED,
+    KeyRefusal,
     KeyRing,
-    Refusal,
 )
 from trader.setting_forms import Secret
 
@@ -85,7 +85,7 @@ def test_a_rest_can_be_asked_to_last_longer() -> None:
 
 
 @pytest.mark.parametrize("refusal", [RATE_LIMITED, MODEL_REFUSED, OVERLOADED])
-def test_a_refusal_about_a_model_leaves_the_key_to_the_others(refusal: Refusal) -> None:
+def test_a_refusal_about_a_model_leaves_the_key_to_the_others(refusal: KeyRefusal) -> None:
     keys = ring(KEY)
     key = keys.take(MODEL)
     assert key is not None

@@ -8,7 +8,7 @@ import pytest
 from support.floor import Floor, calling, hold, open_floor, opening
 from support.scripted import START
 
-from trader.domain.agents.chain import Anchor, ChainRecord, Evidence, link_digest, record_digest
+from trader.domain.agents.chain import Anchor, ChainRecord, PayloadDigests, link_digest, record_digest
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.errors import ProviderError
 from trader.services.agents.chain import verify
@@ -71,7 +71,7 @@ async def _rebuild(conn: Connection, first: int) -> None:
         steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
         entrant = entrants[done.model_id, done.entrant or 0]
         record = ChainRecord(done, entrant, steps.get(done.id, ()), calls.get(done.id, ()))
-        digest = record_digest(record, Evidence(link.view_digest, link.answers_digest))
+        digest = record_digest(record, PayloadDigests(link.view_digest, link.answers_digest))
         before = link_digest(before, digest)
         await conn.execute(
             "UPDATE chain_links SET record_digest = $2, digest = $3 WHERE position = $1", link.position, digest, before

@@ -11,7 +11,7 @@ import pytest
 from support.floor import Floor, ScriptedProvider, calling, hold, open_floor, opening, results_seen, run_one
 from support.scripted import START
 
-from trader.domain.agents.chain import Evidence
+from trader.domain.agents.chain import PayloadDigests
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
@@ -70,7 +70,7 @@ async def test_cancelled_while_recording_its_end_it_keeps_its_status(
 ) -> None:
     writing = asyncio.Event()
 
-    async def write_slowly(conn: Connection, invocation: Invocation, evidence: Evidence, digest: bytes) -> bool:
+    async def write_slowly(conn: Connection, invocation: Invocation, evidence: PayloadDigests, digest: bytes) -> bool:
         is_open = await update_invocation_closed(conn, invocation, evidence, digest)
         if not writing.is_set():
             writing.set()

@@ -17,18 +17,17 @@ from support.sinks import NTFY, SLACK, TELEGRAM, Sinks, sinks
 from trader.domain.exchange.account import Position
 from trader.domain.exchange.halts import Halt, HaltCause
 from trader.domain.exchange.ledger import ClosedTrade
-from trader.domain.exchange.orders import Cause as OrderCause
-from trader.domain.exchange.orders import Side
-from trader.domain.operations.alarms import EVERY_S, Alarm, Cause
+from trader.domain.exchange.orders import Cause, Side
+from trader.domain.operations.alarms import EVERY_S, Alarm, AlarmCause
 from trader.gateways.operations.notifications import Heartbeat, HttpSink
-from trader.services.events import BooksRefused, Event, HaltsChanged, LeadershipChanged, TradesChanged, VenueDiffers
+from trader.services.events import Event, HaltsChanged, LeadershipChanged, PostingRefused, TradesChanged, VenueDiffers
 from trader.services.operations import alarms as service
 from trader.services.operations.alarms import QUEUE_MAX, Alarms, send_heartbeats
 from trader.setting_forms import Secret
 
 AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TOKEN = "s3cret-t0ken"
-HALT = Alarm(Cause("halt"), "account apex: operator: strange prices")
+HALT = Alarm(AlarmCause("halt"), "account apex: operator: strange prices")
 
 
 @asynccontextmanager
@@ -116,7 +115,7 @@ async def test_a_sink_that_hangs_for_ever_holds_up_neither_alarms_nor_the_end(mo
     async with sinks() as here:
         async with alarms_to(f"{here.url}/hangs", timeout_s=3600) as alarms:
             for number in range(QUEUE_MAX + 20):
-                alarms.add(Alarm(Cause("provider", str(number)), "away"))
+                alarms.add(Alarm(AlarmCause("provider", str(number)), "away"))
             await heard_once(here)
             (outlet,) = alarms.outlets
             assert len(outlet) == QUEUE_MAX, "the queue has a bound"
@@ -145,7 +144,7 @@ async def test_an_hour_of_one_cause_is_one_notice_with_a_count() -> None:
         assert alarms.counts[HALT.cause] == 5
 
 
-def liquidated(cause: OrderCause) -> ClosedTrade:
+def liquidated(cause: Cause) -> ClosedTrade:
     part = Position(
         id=uuid4(), symbol="BTC", side=Side.LONG, quantity=Decimal("0.5"), entry_notional=Decimal(50_000),
         margin=Decimal(5000), opened_at=AT, funded_until=AT, fees=Decimal(50),
@@ -161,10 +160,10 @@ async def test_events_of_the_service_become_alarms() -> None:
     events: list[Event] = [
         HaltsChanged(AT, (halt,)),
         HaltsChanged(AT, (halt,)),  # still in force
-        TradesChanged(AT, ("apex",), (liquidated(OrderCause.STOP), liquidated(OrderCause.LIQUIDATION))),
+        TradesChanged(AT, ("apex",), (liquidated(Cause.STOP), liquidated(Cause.LIQUIDATION))),
         VenueDiffers(AT, "apex", "position", "the venue holds 1 BTC more"),
         LeadershipChanged("this process has taken over, term 3"),
-        BooksRefused("apex", "cash_matches"),
+        PostingRefused("apex", "cash_matches"),
     ]
     async with sinks() as here, alarms_to(f"{here.url}/works") as alarms:
         for event in events:
@@ -180,11 +179,11 @@ async def test_events_of_the_service_become_alarms() -> None:
         alarms.is_leader = lambda: False
         alarms.on_event(HaltsChanged(AT, ()))
         alarms.on_event(HaltsChanged(AT, (halt,)))
-        assert alarms.counts[Cause("loss limit", "all accounts")] == 1, "a standby leaves halts to the leader"
+        assert alarms.counts[AlarmCause("loss limit", "all accounts")] == 1, "a standby leaves halts to the leader"
 
 
 async def test_conditions_become_alarms_when_they_begin() -> None:
-    stale = Alarm(Cause("market"), "no update of the market for 61 s")
+    stale = Alarm(AlarmCause("market"), "no update of the market for 61 s")
     async with sinks() as here, alarms_to(f"{here.url}/works", disk_least=10**18) as alarms:
         alarms.providers = lambda: {"nim": "key 1 is out of use"}
         for _ in range(3):

@@ -27,8 +27,7 @@ from trader.domain.portfolio.histories import RunWindow
 from trader.domain.portfolio.intervals import Interval
 from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.analytics import FailureCounts, Failures
-from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, SortKey
-from trader.services.portfolio.leaderboard import Replicates as ReplicatesEntry
+from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, ReplicatesEntry, SortKey
 from trader.variants import color_of
 
 Percent = Annotated[float, Meta(description="in percent")]

@@ -27,14 +27,14 @@ GENESIS: Final = bytes(32)
 FindingKind = Literal["changed", "removed", "inserted", "rebuilt", "cut off"]
 
 
-class Evidence(NamedTuple):
+class PayloadDigests(NamedTuple):
     """Digests of what is kept for a limited time: what the agent was shown, and the raw answers of its provider."""
 
     view_digest: bytes | None
     answers_digest: bytes | None
 
 
-NO_EVIDENCE: Final = Evidence(None, None)
+NO_PAYLOAD: Final = PayloadDigests(None, None)
 
 
 class ChainLink(NamedTuple):
@@ -66,7 +66,7 @@ class ChainRecord(NamedTuple):
     calls: Sequence[ToolCall]
 
 
-class Finding(NamedTuple):
+class ChainFinding(NamedTuple):
     """A contradiction between chain and rows. `position` is the first place in the chain that it concerns."""
 
     kind: FindingKind
@@ -89,9 +89,9 @@ def encoded_digest(encoded: bytes) -> bytes:
     return hashlib.sha256(encoded).digest()
 
 
-def record_digest(record: ChainRecord, evidence: Evidence) -> bytes:
+def record_digest(record: ChainRecord, digests: PayloadDigests) -> bytes:
     """Return the SHA-256 of the canonical record of a finished invocation."""
-    return hashlib.sha256(orjson.dumps(record_json(record, evidence), option=orjson.OPT_SORT_KEYS)).digest()
+    return hashlib.sha256(orjson.dumps(record_json(record, digests), option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def link_digest(before: bytes, record: bytes) -> bytes:
@@ -99,7 +99,7 @@ def link_digest(before: bytes, record: bytes) -> bytes:
     return hashlib.sha256(before + record).digest()
 
 
-def record_json(record: ChainRecord, evidence: Evidence) -> dict[str, Any]:
+def record_json(record: ChainRecord, digests: PayloadDigests) -> dict[str, Any]:
     """Return the record that is digested, as a JSON value that is canonical when its keys are sorted.
 
     Only the arguments and results of calls may hold what has a form of its own there: these are canonical already.
@@ -110,8 +110,8 @@ def record_json(record: ChainRecord, evidence: Evidence) -> dict[str, Any]:
         "model": done.model_id,
         "entrant": done.entrant,
         "configuration": _configuration_digest(record.entrant),
-        "view": _hex(evidence.view_digest),
-        "answers": _hex(evidence.answers_digest),
+        "view": _hex(digests.view_digest),
+        "answers": _hex(digests.answers_digest),
         "status": done.status,
         "failureReason": done.failure_reason,
         "response": done.response,
@@ -173,7 +173,7 @@ class ChainChecker:
     """Follows the links of a chain from the first to the last, and collects what is not as they say."""
 
     def __init__(self, anchors: Iterable[Anchor]) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[ChainFinding] = []
         self.length = 0
         """The position of the last link."""
 
@@ -192,10 +192,10 @@ class ChainChecker:
         elif link.digest != link_digest(self._before, link.record_digest):
             text = "the link does not follow from the one before: one was inserted, removed, moved or changed here"
             self._find("changed", link.position, f"{text} ({link.invocation_id})")
-        evidence = Evidence(link.view_digest, link.answers_digest)
+        digests = PayloadDigests(link.view_digest, link.answers_digest)
         if record is None:
             self._find("removed", link.position, f"invocation {link.invocation_id} is gone")
-        elif record_digest(record, evidence) != link.record_digest:
+        elif record_digest(record, digests) != link.record_digest:
             text = f"invocation {link.invocation_id} of {record.invocation.model_id} is not as it was recorded"
             self._find("changed", link.position, text)
         self.length, self._before = link.position, link.digest
@@ -229,13 +229,15 @@ class ChainChecker:
             self._find("rebuilt", known + 1, text)
 
     def _find(self, kind: FindingKind, position: int | None, text: str) -> None:
-        self.findings.append(Finding(kind, position, text))
+        self.findings.append(ChainFinding(kind, position, text))
 
 
-def check_entrant(entrant: Entrant) -> Finding | None:
+def check_entrant(entrant: Entrant) -> ChainFinding | None:
     """Return what is wrong with the fingerprint of an entrant, if anything is."""
     if entrant.configuration is None:
         return None
     if fingerprint(entrant.configuration, entrant.answered_by) == entrant.fingerprint:
         return None
-    return Finding("changed", None, f"entrant {entrant.number} of {entrant.model_id} does not have its fingerprint")
+    return ChainFinding(
+        "changed", None, f"entrant {entrant.number} of {entrant.model_id} does not have its fingerprint"
+    )

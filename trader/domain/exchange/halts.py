@@ -58,7 +58,7 @@ class Verb(StrEnum):
     RESET = "reset"
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command to the leading process, for one account or, with None, for all."""
 
     id: UUID

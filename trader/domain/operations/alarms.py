@@ -32,7 +32,7 @@ EVERY_S: Final = 3600.0
 """The shortest time between two notices of one cause, in real seconds."""
 
 
-class Cause(NamedTuple):
+class AlarmCause(NamedTuple):
     """What an alarm is about. `subject` is a provider, a scheduler, or `all accounts`; never one of many accounts."""
 
     kind: Kind
@@ -45,21 +45,21 @@ class Cause(NamedTuple):
 class Alarm(NamedTuple):
     """Something that an operator must hear of. The text holds no secret."""
 
-    cause: Cause
+    cause: AlarmCause
     text: str
 
 
 class Notice(msgspec.Struct, frozen=True):
     """What is sent: the last of `count` alarms of one cause, the first of which was at `since`."""
 
-    cause: Cause
+    cause: AlarmCause
     text: str
     at: datetime
     count: int
     since: datetime
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldNotice(msgspec.Struct, frozen=True):
     """The alarms of a cause that were not sent yet, as one notice, and when the last notice was sent."""
 
     waiting: Notice | None = None
@@ -70,12 +70,12 @@ class Held(msgspec.Struct, frozen=True):
         return self.sent_s is None or now_s - self.sent_s >= EVERY_S
 
 
-AllHeld: TypeAlias = Mapping[Cause, Held]
+AllHeld: TypeAlias = Mapping[AlarmCause, HeldNotice]
 
 
 def add(held: AllHeld, alarm: Alarm, at: datetime) -> AllHeld:
     """Return what is held with one more alarm."""
-    before = held.get(alarm.cause, Held())
+    before = held.get(alarm.cause, HeldNotice())
     waiting = before.waiting
     notice = Notice(
         alarm.cause,
@@ -87,13 +87,15 @@ def add(held: AllHeld, alarm: Alarm, at: datetime) -> AllHeld:
     return {**held, alarm.cause: msgspec.structs.replace(before, waiting=notice)}
 
 
-def add_conditions(held: AllHeld, before: Set[Cause], found: Sequence[Alarm], at: datetime, now_s: float) -> AllHeld:
+def add_conditions(
+    held: AllHeld, before: Set[AlarmCause], found: Sequence[Alarm], at: datetime, now_s: float
+) -> AllHeld:
     """Return what is held with the conditions that have begun, and those that last and are due again.
 
     `before` are the causes of the conditions at the last look; each cause is found once at most.
     """
     for alarm in found:
-        known = held.get(alarm.cause, Held())
+        known = held.get(alarm.cause, HeldNotice())
         if alarm.cause not in before or (known.waiting is None and known.may_send(now_s)):
             held = add(held, alarm, at)
     return held
@@ -102,17 +104,17 @@ def add_conditions(held: AllHeld, before: Set[Cause], found: Sequence[Alarm], at
 def take_due(held: AllHeld, now_s: float) -> tuple[list[Notice], AllHeld]:
     """Return the notices to send now, and what stays held. Causes of which nothing is left to know are dropped."""
     due: list[Notice] = []
-    left: dict[Cause, Held] = {}
+    left: dict[AlarmCause, HeldNotice] = {}
     for cause, each in held.items():
         if not each.may_send(now_s):
             left[cause] = each
         elif each.waiting is not None:
             due.append(each.waiting)
-            left[cause] = Held(sent_s=now_s)
+            left[cause] = HeldNotice(sent_s=now_s)
     return due, left
 
 
 def alarm_of_halt(halt: Halt) -> Alarm:
     """Return the alarm of a halt that came into force: halts of single accounts share one cause."""
     subject = "all accounts" if halt.account_id is None else ""
-    return Alarm(Cause("loss limit" if halt.cause in LIMITS else "halt", subject), str(halt))
+    return Alarm(AlarmCause("loss limit" if halt.cause in LIMITS else "halt", subject), str(halt))

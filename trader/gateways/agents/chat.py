@@ -27,8 +27,8 @@ from trader.gateways.agents.keys import (
     OVERLOADED,
     RATE_LIMITED,
     Key,
+    KeyRefusal,
     KeyRing,
-    Refusal,
 )
 from trader.gateways.agents.refusals import About, brief, refused_field, status_of, subject_of, words_of
 from trader.gateways.agents.replies import Reply, answer_of, decode_reply
@@ -55,7 +55,7 @@ PARSE_INLINE_MAX: Final = 64 * 1024
 LIMIT_FIELDS: Final = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """The fields that limit an answer's tokens, each with the alternative for a model that does not accept it."""
 
-RESTS: Final[Mapping[About, Refusal]] = {
+RESTS: Final[Mapping[About, KeyRefusal]] = {
     "credit": OUT_OF_CREDIT,
     "rate": RATE_LIMITED,
     "model": MODEL_REFUSED,

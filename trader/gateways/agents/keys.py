@@ -35,7 +35,7 @@ Outcome = Literal[
 """How an attempt ended. `failed` are server errors, unusable answers and refused requests."""
 
 
-class Refusal(NamedTuple):
+class KeyRefusal(NamedTuple):
     """A kind of refusal: its outcome and words, whether it is about one model, and its shortest and longest rest."""
 
     outcome: Outcome
@@ -45,10 +45,10 @@ class Refusal(NamedTuple):
     last_rest_s: float
 
 
-RATE_LIMITED: Final = Refusal("rate_limited", "is rate-limited", True, 30, 600)
-MODEL_REFUSED: Final = Refusal("model_refused", "was refused the model", True, 30, 600)
-OVERLOADED: Final = Refusal("overloaded", "was asked to wait by an overloaded server", True, 30, 600)
-OUT_OF_CREDIT: Final = Refusal("out_of_credit", "is out of credit", False, 600, 3600)
+RATE_LIMITED: Final = KeyRefusal("rate_limited", "is rate-limited", True, 30, 600)
+MODEL_REFUSED: Final = KeyRefusal("model_refused", "was refused the model", True, 30, 600)
+OVERLOADED: Final = KeyRefusal("overloaded", "was asked to wait by an overloaded server", True, 30, 600)
+OUT_OF_CREDIT: Final = KeyRefusal("out_of_credit", "is out of credit", False, 600, 3600)
 
 _log = logging.getLogger("trader.agents")
 
@@ -75,7 +75,7 @@ class _Rest(msgspec.Struct):
     `next_s` is how long the next one in a row takes.
     """
 
-    refusal: Refusal
+    refusal: KeyRefusal
     answer: str
     until_s: float
     next_s: float
@@ -129,7 +129,7 @@ class KeyRing:
         key.refused_with = status
         _log.error("%s: key %s was refused with status %d and is out of use", self._name, key.number, status)
 
-    def rest(self, key: Key, model: str, refusal: Refusal, answer: str, retry_after_s: float | None = None) -> None:
+    def rest(self, key: Key, model: str, refusal: KeyRefusal, answer: str, retry_after_s: float | None = None) -> None:
         """Rest the key for as long as the refusal says; `answer` is the provider's status and words.
 
         Several requests are under way at once: a refusal that arrives while the key rests does not double its rest.

@@ -26,7 +26,7 @@ TEXT_MAX: Final = 1000
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 
-class Message(NamedTuple):
+class RequestBody(NamedTuple):
     """A request body with its headers."""
 
     body: bytes
@@ -57,7 +57,7 @@ class _HttpClient:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def request(self, method: str, message: Message) -> None:
+    async def request(self, method: str, message: RequestBody) -> None:
         """Make a request; any status of success is an answer.
 
         :raises SinkUnavailable: there was none
@@ -97,7 +97,7 @@ class HttpSink:
     async def close(self) -> None:
         await self._client.close()
 
-    def _message(self, notice: Notice) -> Message:
+    def _message(self, notice: Notice) -> RequestBody:
         text = f"{self._sender}: {describe(notice)}"[:TEXT_MAX]
         if self._format == "ntfy":
             headers = {
@@ -105,7 +105,7 @@ class HttpSink:
                 "Title": f"trader: {notice.cause}",
                 "Priority": "default" if notice.cause.kind in ("start", "stop") else "high",
             }
-            return Message(text.encode(), headers)
+            return RequestBody(text.encode(), headers)
         fields: dict[str, Any] = {"text": text}
         if self._format == "slack":  # `<` begins a link or a mention there
             fields = {"text": html.escape(text, quote=False)}
@@ -121,7 +121,7 @@ class HttpSink:
                 "since": iso(notice.since),
                 "at": iso(notice.at),
             }
-        return Message(orjson.dumps(fields), JSON_HEADERS)
+        return RequestBody(orjson.dumps(fields), JSON_HEADERS)
 
 
 class Heartbeat:
@@ -135,7 +135,7 @@ class Heartbeat:
 
         :raises SinkUnavailable: nobody confirmed it in time
         """
-        await self._client.request("GET", Message(b"", {}))
+        await self._client.request("GET", RequestBody(b"", {}))
 
     async def close(self) -> None:
         await self._client.close()

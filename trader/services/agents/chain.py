@@ -8,12 +8,12 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.agents.chain import (
-    NO_EVIDENCE,
+    NO_PAYLOAD,
     Anchor,
     ChainChecker,
+    ChainFinding,
     ChainLink,
     ChainRecord,
-    Finding,
     answers_digest,
     check_entrant,
     order_ids,
@@ -39,13 +39,13 @@ class Verification(NamedTuple):
     payloads: int
     anchors: int
     before_chain: int
-    findings: Sequence[Finding]
+    findings: Sequence[ChainFinding]
 
 
 async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
     """Append an invocation whose process died to the chain, as its rows are. What it was shown is not known."""
     records = await _read_records(conn, [invocation_id], await store.select_entrants(conn))
-    await store.insert_link(conn, invocation_id, NO_EVIDENCE, record_digest(records[invocation_id], NO_EVIDENCE))
+    await store.insert_link(conn, invocation_id, NO_PAYLOAD, record_digest(records[invocation_id], NO_PAYLOAD))
 
 
 async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
@@ -70,10 +70,13 @@ async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
         unlinked = await store.select_unlinked(conn, FINDINGS_MAX)
         finished = await store.select_finished_count(conn)
     checker.findings += [
-        Finding("inserted", None, f"invocation {one.id} of {one.model_id} ({one.finished_at:%Y-%m-%d %H:%M:%S} UTC) "
-                "is not in the chain")
+        ChainFinding(
+            "inserted",
+            None,
+            f"invocation {one.id} of {one.model_id} ({one.finished_at:%Y-%m-%d %H:%M:%S} UTC) is not in the chain",
+        )
         for one in unlinked
-    ]  # fmt: skip
+    ]
     return Verification(links, payloads, len(anchors), max(0, finished - links - len(unlinked)), checker.findings)
 
 
@@ -97,24 +100,24 @@ async def _read_records(
     }
 
 
-def _payload_findings(link: ChainLink, content: bytes) -> list[Finding]:
+def _payload_findings(link: ChainLink, content: bytes) -> list[ChainFinding]:
     """Return what differs between the digests of a link and the payload, while that is kept."""
     where = f"invocation {link.invocation_id}"
     try:
         payload = unpacked(content)
     except (zlib.error, msgspec.MsgspecError):
-        return [Finding("changed", link.position, f"the payload of {where} cannot be read")]
+        return [ChainFinding("changed", link.position, f"the payload of {where} cannot be read")]
     findings = []
     if answers_digest(payload.answers) != link.answers_digest:
-        findings.append(Finding("changed", link.position, f"the answers in the payload of {where} are others"))
+        findings.append(ChainFinding("changed", link.position, f"the answers in the payload of {where} are others"))
     if payload.messages and shown_digest(payload.messages) != link.view_digest:
-        findings.append(Finding("changed", link.position, f"the messages in the payload of {where} are others"))
+        findings.append(ChainFinding("changed", link.position, f"the messages in the payload of {where} are others"))
     return findings
 
 
 async def _order_findings(
     conn: Connection, batch: Sequence[ChainLink], records: Mapping[UUID, ChainRecord]
-) -> list[Finding]:
+) -> list[ChainFinding]:
     """Return where the orders of the books are not those that the calls of the records placed."""
     wanted = {
         client_order_id(record.invocation.id, call.number): record.invocation.model_id
@@ -130,5 +133,7 @@ async def _order_findings(
         there, recorded = {str(present[name]) for name in names if name in present}, set(order_ids(record.calls))
         for kind, ids in (("inserted", there - recorded), ("removed", recorded - there)):
             text = f"order {', '.join(sorted(ids))} of invocation {link.invocation_id} was {kind}"
-            findings += [Finding("inserted" if kind == "inserted" else "removed", link.position, text)] if ids else []
+            findings += (
+                [ChainFinding("inserted" if kind == "inserted" else "removed", link.position, text)] if ids else []
+            )
     return findings

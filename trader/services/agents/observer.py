@@ -64,7 +64,7 @@ REASON_CHARACTERS: Final = 160
 _log = logging.getLogger("trader.agents")
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What the rows hold of a run up to one booking and hour.
 
     `peak` is its highest hourly equity and `day_opening` the last one before the day of the hour; None without one.
@@ -97,7 +97,7 @@ class Observer:
         self._market = market
         self._supplier = supplier
         self._latency_ms = settings.latency_ms
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, RunHistory] = {}
         self._indicators: dict[tuple[str, Interval], tuple[tuple[datetime, datetime | None], Indicators]] = {}
 
     async def view(self, model: Model, intervals: Sequence[Interval], now: datetime) -> View:
@@ -108,7 +108,7 @@ class Observer:
         view = await self.view_of(await self.risk_context(account_id, now), history, intervals)
         return msgspec.structs.replace(view, reasons=reasons, every_minutes=model.configuration.cadence // MINUTE)
 
-    async def view_of(self, context: RiskContext, history: History, intervals: Sequence[Interval]) -> View:
+    async def view_of(self, context: RiskContext, history: RunHistory, intervals: Sequence[Interval]) -> View:
         """Return the view of an account that the context holds, whose past is not necessarily in the rows."""
         account, now = context.account, context.now
         markets = {}
@@ -147,7 +147,7 @@ class Observer:
         # Nothing is awaited from here on: the account, the marks and the quotes are those of one moment.
         return self.context_of(self._exchange.account(account_id), history, lowest, now)
 
-    def context_of(self, account: Account, history: History, lowest: Decimal | None, now: datetime) -> RiskContext:
+    def context_of(self, account: Account, history: RunHistory, lowest: Decimal | None, now: datetime) -> RiskContext:
         """Return what the guard judges an account by, at the marks of this moment. `lowest` is its equity's of the day.
 
         :raises MarketUnavailable: a market in which the account has a position never had a price
@@ -197,7 +197,7 @@ class Observer:
         await asyncio.sleep(0)  # a whole set takes a millisecond, and the first model of a cycle needs many
         return candles, computed
 
-    async def _read_history(self, account_id: str, now: datetime) -> History:
+    async def _read_history(self, account_id: str, now: datetime) -> RunHistory:
         """Return the rows of the account's run, read again only after a booking or in a new hour."""
         account = self._exchange.account(account_id)
         hour = now.replace(minute=0, second=0, microsecond=0)
@@ -212,7 +212,7 @@ class Observer:
             series = [EquityPoint(mark.hour, float(mark.equity)) for mark in curve]
             capital = float(account.run.initial_capital)
             drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
-            history = History(
+            history = RunHistory(
                 run_id=run_id,
                 sequence=account.sequence,
                 hour=hour,

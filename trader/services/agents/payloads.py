@@ -31,7 +31,7 @@ class EncodedPayload(msgspec.Struct, frozen=True, kw_only=True):
     inputs: list[CallInputs] = msgspec.field(name="meetings", default_factory=list)
 
 
-class Packer:
+class PayloadPacker:
     """Compresses payloads in a thread, one at a time.
 
     When many invocations end together, a thread for each would take the processor from the event loop.

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.chain import ChainRecord, Evidence, encoded_digest, record_digest, shown_digest
+from trader.domain.agents.chain import ChainRecord, PayloadDigests, encoded_digest, record_digest, shown_digest
 from trader.domain.agents.conversation import Message, ModelAnswer, ToolRequest, storable
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import (
@@ -231,9 +231,9 @@ class InvocationRecord:
             return
         encoded = self._encoded = msgspec.json.encode(self._messages), msgspec.json.encode(self._answers)
         shown, answers = (encoded_digest(part) for part in encoded)
-        evidence = Evidence(shown if self._messages else self._view_digest, answers if self._answers else None)
+        digests = PayloadDigests(shown if self._messages else self._view_digest, answers if self._answers else None)
         record = ChainRecord(self.invocation, self._entrant, self.steps, self.calls)
-        if not await update_invocation_closed(conn, self.invocation, evidence, record_digest(record, evidence)):
+        if not await update_invocation_closed(conn, self.invocation, digests, record_digest(record, digests)):
             raise AlreadyClosed
 
     @property

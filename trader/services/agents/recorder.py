@@ -20,7 +20,7 @@ from trader.domain.market.markets import Quote
 from trader.domain.models import Model
 from trader.errors import Unavailable
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.payloads import Packer
+from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.record import AlreadyClosed, InvocationRecord, PendingOrder
 from trader.services.events import ConversationsChanged, EventBus
 from trader.services.market.feed import MarketFeed
@@ -43,7 +43,7 @@ class InvocationRecorder(InvocationRecord):
         self,
         database: Database,
         events: EventBus,
-        packer: Packer,
+        packer: PayloadPacker,
         entrants: Entrants,
         model: Model,
         started_at: datetime,

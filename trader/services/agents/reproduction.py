@@ -22,7 +22,7 @@ from trader.store.exchange.accounts import select_answer
 from trader.store.exchange.audit import select_is_live
 
 
-class Finding(NamedTuple):
+class CallFinding(NamedTuple):
     """Whether a call gave the same result again (None: its inputs are not recorded), and the reason in words."""
 
     same: bool | None
@@ -33,7 +33,7 @@ class InvocationReproduction(msgspec.Struct, frozen=True):
     """An invocation and its calls, each with what executing it again found."""
 
     invocation: Invocation
-    calls: tuple[tuple[ToolCall, Finding], ...]
+    calls: tuple[tuple[ToolCall, CallFinding], ...]
 
     @property
     def is_same(self) -> bool:
@@ -62,20 +62,20 @@ async def reproduce_invocation(database: Database, invocation_id: UUID) -> Invoc
 
 async def _compare(
     conn: Connection, invocation: Invocation, call: ToolCall, inputs: CallInputs | None, *, is_live: bool
-) -> Finding:
+) -> CallFinding:
     raw, result = call.metadata["raw"], call.metadata["results"][0]
     if raw is None:
-        return Finding(None, "the process died before the call was recorded; its order was found in the books")
+        return CallFinding(None, "the process died before the call was recorded; its order was found in the books")
     if len(raw["arguments"]) >= ARGUMENTS_MAX:
-        return Finding(None, "its arguments were cut in the record")
+        return CallFinding(None, "its arguments were cut in the record")
     decision = decode(ToolRequest(id="", name=raw["name"], arguments=raw["arguments"]))
     if isinstance(decision, BadCall):
         same = result == {"error": decision.error}
-        return Finding(same, "it cannot be decoded, as recorded" if same else f"now: {decision.error}")
+        return CallFinding(same, "it cannot be decoded, as recorded" if same else f"now: {decision.error}")
     if call.metadata["decisions"] != [decision_json(decision)]:
-        return Finding(False, f"it is now decoded as {decision_json(decision)}")
+        return CallFinding(False, f"it is now decoded as {decision_json(decision)}")
     if not isinstance(decision, Change):
-        return Finding(True, "it changes nothing in the books")
+        return CallFinding(True, "it changes nothing in the books")
     return await _compare_change(conn, invocation, (call.status, result), decision, inputs, is_live=is_live)
 
 
@@ -87,45 +87,45 @@ async def _compare_change(
     inputs: CallInputs | None,
     *,
     is_live: bool,
-) -> Finding:
+) -> CallFinding:
     """Compare a call that may change the books: with the verdict of the guard, and on paper with the books too."""
     status, result = recorded
     if status == "rejected" and is_of_halt(result.get("reason")):
-        return Finding(True, f"rejected: {result['reason']}")
+        return CallFinding(True, f"rejected: {result['reason']}")
     if inputs is None and status == "failed" and not is_live:
-        return Finding(True, "it failed before it reached the guard, and nothing was booked")
+        return CallFinding(True, "it failed before it reached the guard, and nothing was booked")
     if inputs is None:
-        return Finding(None, "its inputs are not recorded, or no longer kept")
+        return CallFinding(None, "its inputs are not recorded, or no longer kept")
     symbol = canonical_symbol(decision.symbol)
     if not is_live or isinstance(judge(decision, symbol, inputs.context, inputs.limits), Refusal):
         reproduced = list(reproduce(inputs, decision, symbol, invocation.id))
         return await _compare_books(conn, invocation, recorded, reproduced)
     if status == "rejected" and result.get("rule", EXCHANGE) != EXCHANGE:
-        return Finding(False, f"recorded: {result}; now the guard approves it")
-    return Finding(None, "the guard approves it, as recorded; the venue executed it, which paper cannot")
+        return CallFinding(False, f"recorded: {result}; now the guard approves it")
+    return CallFinding(None, "the guard approves it, as recorded; the venue executed it, which paper cannot")
 
 
 async def _compare_books(
     conn: Connection, invocation: Invocation, recorded: Outcome, reproduced: Sequence[Reproduced]
-) -> Finding:
+) -> CallFinding:
     """Compare a call with its record, and the rows of its order with the books."""
     status, result = recorded
     if not reproduced:
         had_none = status == "rejected" and result.get("filledQuantity") == "0"
-        return Finding(had_none, f"it met no book; recorded is: {result.get('reason')}")
+        return CallFinding(had_none, f"it met no book; recorded is: {result.get('reason')}")
     outcome, posting = next((each for each in reproduced if each.outcome == recorded), reproduced[0])
     if outcome != recorded:
-        return Finding(False, f"recorded: {status} {result}; now: {outcome[0]} {outcome[1]}")
+        return CallFinding(False, f"recorded: {status} {result}; now: {outcome[0]} {outcome[1]}")
     if posting is None or posting.answer is None:  # an exit plan has no row of its own, and may have been replaced
-        return Finding(True, f"refused: {result.get('reason')}" if posting is None else "the exit plan is set")
+        return CallFinding(True, f"refused: {result.get('reason')}" if posting is None else "the exit plan is set")
     answer = await select_answer(conn, invocation.model_id, posting.answer.id)
     fills = await select_fills(conn, invocation.model_id, [fill.sequence for fill in posting.fills])
     if (answer, fills) != (posting.answer, list(posting.fills)):
         now = _json([posting.answer, posting.fills])
-        return Finding(False, f"the books hold {_json([answer, fills])}; now: {now}")
+        return CallFinding(False, f"the books hold {_json([answer, fills])}; now: {now}")
     if posting.answer.reason is not None and not fills:
-        return Finding(True, f"rejected: {posting.answer.reason}")
-    return Finding(True, f"{len(fills)} fills, to the last digit")
+        return CallFinding(True, f"rejected: {posting.answer.reason}")
+    return CallFinding(True, f"{len(fills)} fills, to the last digit")
 
 
 def _json(value: Any) -> str:

@@ -25,7 +25,7 @@ from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.model_warnings import CUT_PROMPT, spent_budget, warning_about
 from trader.services.agents.observer import Observer
-from trader.services.agents.payloads import Packer, answers_of, unpacked
+from trader.services.agents.payloads import PayloadPacker, answers_of, unpacked
 from trader.services.agents.recorder import InvocationRecorder, recovered_call
 from trader.services.agents.slots import Batch, Queued, Slots
 from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
@@ -123,7 +123,7 @@ class Agents:
             _thinks_until(market.ends_at) if settings.replay_thinking == "on" else None,
         )
         self._observer = Observer(database, exchange, market, settings, supplier)
-        self._packer = Packer()
+        self._packer = PayloadPacker()
         self._entrants = Entrants(database, settings)
         self.budgets = Budgets(database, settings.ai_budget_usd_per_day)
         self._with_cut_prompts: set[str] = set()

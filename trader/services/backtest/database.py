@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from trader.domain.agents.chain import NO_EVIDENCE, ChainRecord, record_digest
+from trader.domain.agents.chain import NO_PAYLOAD, ChainRecord, record_digest
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.account import Marks
@@ -17,7 +17,7 @@ from trader.domain.market.markets import STALE_AFTER
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.payloads import Packer
+from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.record import InvocationRecord
 from trader.services.backtest.baselines import BaselineFollower
 from trader.services.backtest.participant import Participant
@@ -58,7 +58,7 @@ class DatabaseJournal:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._entrants = Entrants(database, settings)
-        self._packer = Packer()
+        self._packer = PayloadPacker()
         self._participants: dict[str, Participant] = {}
         self._baselines: Sequence[BaselineFollower] = ()
         self._present: dict[str, Entrant] = {}
@@ -170,7 +170,7 @@ class DatabaseJournal:
         for one in self._invocations.values():
             if await insert_invocation(conn, one):
                 record = ChainRecord(one, self._present[one.model_id], (), ())
-                await update_invocation_closed(conn, one, NO_EVIDENCE, record_digest(record, NO_EVIDENCE))
+                await update_invocation_closed(conn, one, NO_PAYLOAD, record_digest(record, NO_PAYLOAD))
 
     async def _write_postings(self, conn: Connection) -> None:
         """Write the postings in order for each account: a statement takes one of each."""

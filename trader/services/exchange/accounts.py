@@ -21,8 +21,8 @@ from trader.domain.exchange.account import Account, Run, Taken, all_taken
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.exchange.orders import Cause, OrderStatus
 from trader.domain.money import divide, format_decimal, round_to
-from trader.errors import BooksViolated, InternalError, StartError, Unavailable
-from trader.services.events import BooksRefused, Event, EventBus, PositionsChanged, TradesChanged
+from trader.errors import InternalError, LedgerViolated, StartError, Unavailable
+from trader.services.events import Event, EventBus, PositionsChanged, PostingRefused, TradesChanged
 from trader.services.exchange.ledger_writer import LedgerWriter
 from trader.store.database import leadership as leadership_store
 from trader.store.database.pool import Database
@@ -229,8 +229,8 @@ class Accounts:
             self._in_doubt.setdefault(account.id, self.processed_until)
             self.version += 1
             raise
-        except BooksViolated as error:
-            self._events.publish(BooksRefused(account.id, str(error)))
+        except LedgerViolated as error:
+            self._events.publish(PostingRefused(account.id, str(error)))
             raise
         self._accounts[account.id] = account
         self.version += 1

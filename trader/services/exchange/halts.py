@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from trader.clock import Clock
 from trader.domain.exchange import halts as rules
-from trader.domain.exchange.halts import Command, Halt, HaltCause, Verb
+from trader.domain.exchange.halts import Halt, HaltCause, OperatorCommand, Verb
 from trader.errors import Unavailable
 from trader.services.events import EventBus, HaltsChanged
 from trader.store.database.pool import Database
@@ -27,7 +27,7 @@ class Halts:
         self._clock = clock
         self._events = events
         self._halts: tuple[Halt, ...] = ()
-        self._unsaved: list[tuple[Halt, Command]] = []
+        self._unsaved: list[tuple[Halt, OperatorCommand]] = []
         self._rows = asyncio.Lock()
 
     @property
@@ -51,7 +51,9 @@ class Halts:
         While the database is unavailable the halt holds in this process; a later `load` writes it.
         """
         halt = Halt(account_id=account_id, cause=cause, reason=reason, by=by, at=self._clock.now())
-        command = Command(id=uuid4(), verb=verb, account_id=account_id, reason=f"{cause}: {reason}", asked_by=by)
+        command = OperatorCommand(
+            id=uuid4(), verb=verb, account_id=account_id, reason=f"{cause}: {reason}", asked_by=by
+        )
         if any(_key(halt) == _key(known) for known in self._halts):
             return
         self._unsaved.append((halt, command))

@@ -11,7 +11,7 @@ from trader.clock import iso
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderStatus, OrderType
 from trader.domain.market.markets import Market, canonical_symbol, untimely
 from trader.domain.money import ZERO, divide, format_decimal
-from trader.errors import BooksViolated, Conflict, InvalidInput, Issue, NotFound
+from trader.errors import Conflict, InvalidInput, Issue, LedgerViolated, NotFound
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.exchange import accounts as store
@@ -38,7 +38,7 @@ class IdempotentOrders:
         self._placing[key] = finished
         try:
             return await self._first_answer(order) or await place(order)
-        except BooksViolated:
+        except LedgerViolated:
             # An earlier call whose caller was cancelled may have committed since the look-up.
             answer = await self._first_answer(order)
             if answer is None:

@@ -5,7 +5,7 @@ import logging
 from typing import Final
 
 from trader.domain.exchange.ledger import Posting
-from trader.errors import BooksViolated, InternalError, TraderError, Unavailable
+from trader.errors import InternalError, LedgerViolated, TraderError, Unavailable
 from trader.store.database.pool import Database
 from trader.store.exchange.ledger import write_postings
 
@@ -69,7 +69,7 @@ class LedgerWriter:
         try:
             async with self._database.writing() as conn:
                 written_ids = await write_postings(conn, [posting for posting, _ in batch], self._term)
-        except BooksViolated as error:
+        except LedgerViolated as error:
             await self._commit_apart(batch, error)
             return
         except Unavailable as error:

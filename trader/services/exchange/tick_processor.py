@@ -14,7 +14,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.tick_rules import Moment, apply_tick, is_affected, is_unaffected, price_ranges
 from trader.domain.market.markets import STALE_AFTER, Quote, Tick
-from trader.errors import BooksViolated, InternalError, MarketUnavailable, Unavailable
+from trader.errors import InternalError, LedgerViolated, MarketUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.market.feed import MarketFeed
 from trader.store.exchange.accounts import DatabaseIdentity
@@ -217,7 +217,7 @@ class TickProcessor:
     async def _apply_to(self, account_id: str, moment: Moment, *, missed: bool) -> None:
         try:
             await self._accounts.change(account_id, partial(self._decide, moment=moment, missed=missed))
-        except (Unavailable, BooksViolated, InternalError) as error:
+        except (Unavailable, LedgerViolated, InternalError) as error:
             # One account must not keep the others from following the market; it is read again at the next tick.
             self._accounts.mark_missed(account_id)
             log.error("account %s missed a tick and will catch up later: %s", account_id, error)

@@ -17,12 +17,12 @@ from typing import Final
 
 from trader.clock import SystemClock
 from trader.domain.exchange.halts import Halt
-from trader.domain.exchange.orders import Cause as OrderCause
+from trader.domain.exchange.orders import Cause
 from trader.domain.operations import alarms as rules
-from trader.domain.operations.alarms import Alarm, AllHeld, Cause, Notice
+from trader.domain.operations.alarms import Alarm, AlarmCause, AllHeld, Notice
 from trader.errors import SinkUnavailable
 from trader.gateways.operations.notifications import Heartbeat, NotificationSink
-from trader.services.events import BooksRefused, Event, HaltsChanged, LeadershipChanged, TradesChanged, VenueDiffers
+from trader.services.events import Event, HaltsChanged, LeadershipChanged, PostingRefused, TradesChanged, VenueDiffers
 from trader.services.exchange.accounts import describe_trade
 
 log = logging.getLogger("trader.operations")
@@ -36,7 +36,7 @@ RETRY_AFTER_S: Final = (2.0, 5.0)
 LAST_WORDS_S: Final = 2.0
 """How long the end of the process waits for the sinks."""
 
-_COUNTED_FROM_ZERO: Final = (Cause("books"), Cause("liquidation"))
+_COUNTED_FROM_ZERO: Final = (AlarmCause("books"), AlarmCause("liquidation"))
 """Shown before the first alarm, since a counter that begins with 1 has no increase."""
 
 _REAL_TIME: Final = SystemClock()
@@ -125,7 +125,7 @@ class Alarms:
         retry_after_s: Sequence[float] = RETRY_AFTER_S,
     ) -> None:
         self.outlets = [Outlet(sink, retry_after_s) for sink in sinks]
-        self.counts: Counter[Cause] = Counter(dict.fromkeys(_COUNTED_FROM_ZERO, 0))
+        self.counts: Counter[AlarmCause] = Counter(dict.fromkeys(_COUNTED_FROM_ZERO, 0))
         self.is_healthy = False
         self.providers: Callable[[], Mapping[str, str]] = dict
         self.is_leader: Callable[[], bool] = lambda: True
@@ -134,7 +134,7 @@ class Alarms:
         self._timer = timer
         self._now = now
         self._held: AllHeld = {}
-        self._conditions: frozenset[Cause] = frozenset()
+        self._conditions: frozenset[AlarmCause] = frozenset()
         self._halts: frozenset[Halt] = frozenset()
 
     def add(self, alarm: Alarm) -> None:
@@ -148,10 +148,10 @@ class Alarms:
         self.is_healthy = not problems
         # Differences between books and venue are events, each with its own words.
         found = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]
-        found += [Alarm(Cause("provider", name), why) for name, why in self.providers().items()]
+        found += [Alarm(AlarmCause("provider", name), why) for name, why in self.providers().items()]
         free = shutil.disk_usage(self._folder).free
         if free < self._disk_least:
-            found.append(Alarm(Cause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
+            found.append(Alarm(AlarmCause("disk"), f"the disk of the working folder has {free / 1e6:.0f} MB left"))
         conditions = frozenset(alarm.cause for alarm in found)
         self.counts.update(conditions - self._conditions)
         self._held = rules.add_conditions(self._held, self._conditions, found, self._now(), self._timer())
@@ -174,14 +174,14 @@ class Alarms:
                 self._halts = frozenset(halts)
             case TradesChanged(account_ids=account_ids, trades=trades):
                 for trade in trades:
-                    if trade.close_reason is OrderCause.LIQUIDATION:
-                        self.add(Alarm(Cause("liquidation"), describe_trade(account_ids[0], trade)))
+                    if trade.close_reason is Cause.LIQUIDATION:
+                        self.add(Alarm(AlarmCause("liquidation"), describe_trade(account_ids[0], trade)))
             case VenueDiffers(account_id=account_id, text=text):
-                self.add(Alarm(Cause("reconciliation"), f"{account_id}: {text}"))
+                self.add(Alarm(AlarmCause("reconciliation"), f"{account_id}: {text}"))
             case LeadershipChanged(text=text):
-                self.add(Alarm(Cause("takeover"), text))
-            case BooksRefused(account_id=account_id, text=text):
-                self.add(Alarm(Cause("books"), f"{account_id}: {text}"))
+                self.add(Alarm(AlarmCause("takeover"), text))
+            case PostingRefused(account_id=account_id, text=text):
+                self.add(Alarm(AlarmCause("books"), f"{account_id}: {text}"))
             case _:
                 pass
 

@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from trader.domain.exchange.account import Account, Position, RestingOrder
-from trader.domain.exchange.halts import Cancelled, Closed, Command, Left, Outcome, Verb, opening_orders, scope
+from trader.domain.exchange.halts import Cancelled, Closed, Left, OperatorCommand, Outcome, Verb, opening_orders, scope
 from trader.domain.exchange.orders import CLOSING_SIDE, Cause, Order, OrderStatus
 from trader.domain.money import format_decimal
 from trader.errors import TraderError, Unavailable
@@ -126,7 +126,7 @@ class OperatorCommands:
         accounts = [account for account in self._exchange.accounts.values() if account.resting]
         await _for_each((one for one in accounts if self._halts.refusal_to_open(one.id) is not None), sweep)
 
-    async def _carry_out(self, command: Command) -> None:
+    async def _carry_out(self, command: OperatorCommand) -> None:
         """Carry out a command and record its outcome. `poll` begins it again when the database was unavailable."""
         progress = self._progress.setdefault(command.id, _Progress())
         progress.begin()
@@ -145,11 +145,11 @@ class OperatorCommands:
         except Unavailable as error:
             log.warning("%s of %s is interrupted: %s", command.verb, subject, error)
 
-    async def _record_progress(self, command: Command, progress: str) -> bool:
+    async def _record_progress(self, command: OperatorCommand, progress: str) -> bool:
         async with self._database.connection() as conn:
             return await store.update_command_taken(conn, command.id, progress)
 
-    async def _finish(self, command: Command, outcome: Outcome) -> None:
+    async def _finish(self, command: OperatorCommand, outcome: Outcome) -> None:
         async with self._database.connection() as conn:
             await store.update_command_finished(conn, command.id, outcome)
         log.warning(
@@ -162,7 +162,7 @@ class OperatorCommands:
             "" if outcome.note is None else f"; {outcome.note}",
         )
 
-    async def _reset(self, command: Command, progress: "_Progress") -> None:
+    async def _reset(self, command: OperatorCommand, progress: "_Progress") -> None:
         """Begin a new run of the account; the next leader repeats it when a crash comes before its outcome."""
         assert command.account_id is not None, "all accounts are never reset at once"
         try:
@@ -174,7 +174,7 @@ class OperatorCommands:
 
     # --- cancelling ---------------------------------------------------------------------------------------------------
 
-    async def _cancel_openings(self, command: Command, progress: "_Progress") -> None:
+    async def _cancel_openings(self, command: OperatorCommand, progress: "_Progress") -> None:
         async def cancel(account: Account) -> None:
             await self._cancel(account.id, opening_orders(account), progress)
 
@@ -207,7 +207,7 @@ class OperatorCommands:
 
     # --- flattening ---------------------------------------------------------------------------------------------------
 
-    async def _flatten(self, command: Command, progress: "_Progress") -> None:
+    async def _flatten(self, command: OperatorCommand, progress: "_Progress") -> None:
         accounts = [
             account
             for account in self._exchange.accounts.values()
@@ -240,7 +240,7 @@ class OperatorCommands:
             reporting.cancel()
             await asyncio.wait([reporting])
 
-    async def _close_all(self, command: Command, account_id: str, progress: "_Progress") -> None:
+    async def _close_all(self, command: OperatorCommand, account_id: str, progress: "_Progress") -> None:
         """Close every position at market, repeatedly for a minute while the order books cannot fill it all.
 
         Orders that were on their way when the halt came are waited for, and what they fill is closed too.
@@ -272,7 +272,7 @@ class OperatorCommands:
         return list(self._exchange.accounts[account_id].positions.values())
 
     async def _close(
-        self, command: Command, account_id: str, position: Position, attempt: int, progress: "_Progress"
+        self, command: OperatorCommand, account_id: str, position: Position, attempt: int, progress: "_Progress"
     ) -> str | None:
         """Try once to close a position; return the reason of a refusal. The same attempt is never placed twice."""
         order = Order(

@@ -35,7 +35,7 @@ from trader.domain.portfolio.baselines import (
 )
 from trader.domain.portfolio.snapshots import value_account
 from trader.errors import MarketUnavailable
-from trader.services.agents.observer import History, Observer
+from trader.services.agents.observer import Observer, RunHistory
 from trader.services.exchange.protocol import Exchange, rules_of
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.snapshots import is_due
@@ -88,10 +88,10 @@ class _Follower:
         known = self.lowest
         self.lowest = (midnight, equity if known is None or known[0] != midnight else min(known[1], equity))
 
-    def history(self, now: datetime) -> History:
+    def history(self, now: datetime) -> RunHistory:
         """Return what the agent knows of its own past."""
         state, account = self.state, self.state.account
-        return History(
+        return RunHistory(
             run_id=account.run.id,
             sequence=account.sequence,
             hour=now.replace(minute=0, second=0, microsecond=0),

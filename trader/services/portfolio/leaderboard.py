@@ -49,7 +49,7 @@ class NeighbourVerdict(NamedTuple):
     verdict: Verdict
 
 
-class Replicates(NamedTuple):
+class ReplicatesEntry(NamedTuple):
     """The models of a row that is of several: the lowest and highest return, and the split of its variance.
 
     `noise` is over the hours that all of them have; None while there are too few.
@@ -88,7 +88,7 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     trades_stated: int
     attempt: int = 1
     entrants: int = 1
-    replicates: Replicates | None = None
+    replicates: ReplicatesEntry | None = None
     rank: int | None = None
     tie: bool = False
     above: NeighbourVerdict | None = None
@@ -199,7 +199,7 @@ def _merged(group: list[LeaderboardEntry]) -> LeaderboardEntry:
         trades=sum(entry.trades for entry in group) // len(group),
         attempt=max(entry.attempt for entry in group),
         entrants=max(entry.entrants for entry in group),
-        replicates=Replicates(
+        replicates=ReplicatesEntry(
             [entry.model for entry in group], min(returns, default=None), max(returns, default=None), noise
         ),
     )

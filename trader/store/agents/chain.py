@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from trader.domain.agents.chain import Anchor, ChainLink, Evidence
+from trader.domain.agents.chain import Anchor, ChainLink, PayloadDigests
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import Invocation
 from trader.store.agents.invocations import UPDATE_INVOCATION, invocation_values
@@ -19,9 +19,9 @@ INSERT INTO chain_links (invocation_id, view_digest, answers_digest, record_dige
 """
 
 
-async def insert_link(conn: Connection, invocation_id: UUID, evidence: Evidence, record_digest: bytes) -> None:
+async def insert_link(conn: Connection, invocation_id: UUID, digests: PayloadDigests, record_digest: bytes) -> None:
     """Append a finished invocation to the chain. Until the transaction ends no other one is appended."""
-    await conn.execute(INSERT_LINK, invocation_id, *evidence, record_digest)
+    await conn.execute(INSERT_LINK, invocation_id, *digests, record_digest)
 
 
 UPDATE_INVOCATION_CLOSED = (
@@ -32,7 +32,7 @@ UPDATE_INVOCATION_CLOSED = (
 
 
 async def update_invocation_closed(
-    conn: Connection, invocation: Invocation, evidence: Evidence, record_digest: bytes
+    conn: Connection, invocation: Invocation, digests: PayloadDigests, record_digest: bytes
 ) -> bool:
     """Close a running invocation and append it to the chain. Return False when it is closed already.
 
@@ -40,7 +40,7 @@ async def update_invocation_closed(
     may lose the last ends, which the next start closes as interrupted, but never the order or a link in between.
     """
     values = invocation_values(invocation)
-    done: str = await conn.execute(UPDATE_INVOCATION_CLOSED, *values, *evidence, record_digest)
+    done: str = await conn.execute(UPDATE_INVOCATION_CLOSED, *values, *digests, record_digest)
     return done == "INSERT 0 1"
 
 

@@ -10,7 +10,7 @@ from trader.domain.exchange.orders import Cause, Fill, FundingPayment, Insurance
 from trader.store.database.pool import Connection
 
 
-class Difference(msgspec.Struct, frozen=True):
+class LedgerDifference(msgspec.Struct, frozen=True):
     """One figure of one run in which `orders` and the ledger differ."""
 
     account_id: str
@@ -62,10 +62,10 @@ ORDER BY r.account_id, r.number, d.figure
 """
 
 
-async def select_differences(conn: Connection) -> list[Difference]:
+async def select_differences(conn: Connection) -> list[LedgerDifference]:
     """Return every figure of every run that differs; empty when the ledger balances."""
     return [
-        Difference(r["account_id"], r["run_number"], r["figure"], r["by_orders"], r["by_ledger"])
+        LedgerDifference(r["account_id"], r["run_number"], r["figure"], r["by_orders"], r["by_ledger"])
         for r in await conn.fetch(SELECT_DIFFERENCES)
     ]
 

@@ -12,7 +12,7 @@ import asyncpg
 import msgspec
 
 from trader.domain.exchange.ledger import Posting
-from trader.errors import BooksViolated
+from trader.errors import LedgerViolated
 from trader.store.database.pool import Connection
 from trader.store.exchange.ledger_rows import (
     Row,
@@ -135,7 +135,7 @@ async def write_postings(conn: Connection, postings: Sequence[Posting], term: in
     try:
         records = await conn.fetch(_statement(tuple(tables)), changes, term, *rows)
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
-        raise BooksViolated(f"{type(error).__name__}: {error}") from error
+        raise LedgerViolated(f"{type(error).__name__}: {error}") from error
     return {record["id"] for record in records}
 
 

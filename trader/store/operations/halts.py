@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.exchange.halts import Command, Halt, HaltCause, Outcome, Verb
+from trader.domain.exchange.halts import Halt, HaltCause, OperatorCommand, Outcome, Verb
 from trader.store.database.leadership import LEADER_LOCK
 from trader.store.database.pool import Connection
 
@@ -72,7 +72,7 @@ async def select_now(conn: Connection) -> datetime:
 INSERT_COMMAND = "INSERT INTO commands (id, verb, account_id, reason, asked_by) VALUES ($1, $2, $3, $4, $5)"
 
 
-async def insert_command(conn: Connection, command: Command) -> None:
+async def insert_command(conn: Connection, command: OperatorCommand) -> None:
     """Write a command for the leading process."""
     await conn.execute(INSERT_COMMAND, command.id, command.verb, command.account_id, command.reason, command.asked_by)
 
@@ -83,11 +83,11 @@ FROM commands WHERE finished_at IS NULL ORDER BY asked_at, id LIMIT $2
 """
 
 
-async def select_open_commands(conn: Connection, good_for: timedelta, limit: int) -> list[tuple[Command, bool]]:
+async def select_open_commands(conn: Connection, good_for: timedelta, limit: int) -> list[tuple[OperatorCommand, bool]]:
     """Return the oldest unfinished commands, each with whether it is older than `good_for`."""
     return [
         (
-            Command(
+            OperatorCommand(
                 id=row["id"],
                 verb=Verb(row["verb"]),
                 account_id=row["account_id"],

@@ -41,7 +41,7 @@ class Room(NamedTuple):
     shares: int
 
 
-class Prices(NamedTuple):
+class OrderPrices(NamedTuple):
     """The prices of an order on the tick grid."""
 
     entry: Decimal
@@ -107,7 +107,7 @@ def sized(
     )
 
 
-def _prices(market: ObservedMarket, signal: Signal) -> Prices | str:
+def _prices(market: ObservedMarket, signal: Signal) -> OrderPrices | str:
     """Return entry, stop (rounded away from it) and target (rounded toward it), or what is wrong with them."""
     rising = signal.side is Side.LONG
     on_grid = floor_to if rising else ceil_to
@@ -119,7 +119,7 @@ def _prices(market: ObservedMarket, signal: Signal) -> Prices | str:
         return f"the stop {format_decimal(stop)} is on the wrong side of {format_decimal(market.price)}"
     if target is not None and (target <= 0 or (target <= highest if rising else target >= lowest)):
         return f"the target {format_decimal(target)} is on the wrong side of {format_decimal(market.price)}"
-    return Prices(entry, stop, target)
+    return OrderPrices(entry, stop, target)
 
 
 def tightened(tick: Decimal, side: Side, stop: Decimal | None, price: float) -> Decimal | None:
