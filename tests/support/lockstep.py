@@ -35,4 +35,5 @@ async def replay(folder: Path, dsn: str, candles: Path, begin: str, end: str, **
         assert report["schedulers"]["tradeExecutor"]["runs"] == minutes + 1
         assert report["schedulers"]["tradeExecutor"]["skipped"] == 0
         assert await service.stop() == 0
-        assert service.traceback() == ""
+        # Health says so when no market has a candle for a while, as in a gap of the recording, and logs it after 5 s.
+        assert [line for line in service.traceback().splitlines() if "unhealthy: " not in line] == []
