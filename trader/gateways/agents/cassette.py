@@ -17,7 +17,6 @@ import msgspec
 
 from trader.clock import iso
 from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.agents.entrants import canonical_json
 from trader.domain.agents.tools import TOOL_SCHEMAS
 from trader.domain.models import Model
 from trader.errors import SettingsError
@@ -38,7 +37,7 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_digest(provider: str, turn: Turn) -> str:
-    """Return the SHA-256 of what a model is asked, in hexadecimal: everything that decides its answer, but no key.
+    """Return the SHA-256 of what a model is asked, as JSON with sorted keys: what decides its answer, but no API key.
 
     The id of the model is a part of it, so that replicates have answers of their own.
     """
@@ -52,7 +51,7 @@ def request_digest(provider: str, turn: Turn) -> str:
         "answerTokensMax": turn.answer_tokens_max,
         "request": dict(turn.model.configuration.request),
     }
-    return hashlib.sha256(canonical_json(asked)).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()
 
 
 class Cassette:
