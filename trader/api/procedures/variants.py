@@ -24,7 +24,7 @@ async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
 
 @procedure("variants.getVariantHistory", token=histories_token)
 async def get_variant_history(context: Context, request: GetVariantHistoryInput) -> GetVariantHistoryOutput:
-    """Hourly average equity of each variant's models, and of the variants together.
+    """Return the hourly average equity of each variant's models, and of the variants together.
 
     A variant without data has an empty history; the aggregate holds the hours in which at least one has a value.
     """
@@ -33,7 +33,7 @@ async def get_variant_history(context: Context, request: GetVariantHistoryInput)
 
 @procedure("variants.getVariantStats", token=trades_token)
 async def get_variant_stats(context: Context, _: Empty) -> GetVariantStatsOutput:
-    """Aggregated performance of each variant's models; all four variants, always."""
+    """Return the aggregated performance of each variant's models; all four variants, always."""
     return GetVariantStatsOutput(
         stats=[VariantStatsView.of(stats) for stats in await context.analytics.variant_stats()]
     )

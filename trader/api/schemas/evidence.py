@@ -1,4 +1,4 @@
-"""Evidence on the wire: what each entrant's result is worth, against what it should be compared with."""
+"""Evidence on the wire: the result of each entrant compared with its references."""
 
 from trader.api.schemas.analytics import IntervalPercent, Percent, Replicates, day
 from trader.api.schemas.common import UNSET, Input, Timestamp, UnsetType, VariantFilter, VariantId, Wire, iso

@@ -54,7 +54,7 @@ class EntrantRecord(NamedTuple):
 
     @property
     def coverage_percent(self) -> float | None:
-        """How many of the cycles that were due it decided; None before the first."""
+        """The part of the due cycles in which it decided, in percent; None before the first."""
         return 100 * self.cycles_decided / self.cycles_due if self.cycles_due else None
 
     @property

@@ -1,4 +1,4 @@
-"""Board: every entrant against what it should be compared with, judged so that all statements hold together.
+"""Board: every entrant compared with its references, corrected so that all statements hold together.
 
 The references are its variant's rule agent on the same ticks, holding nothing, buying and holding, and the best other
 entrant. All comparisons of a board are one family: they err in 5 % of cases together, however often one looks.

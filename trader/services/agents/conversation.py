@@ -13,8 +13,8 @@ from trader.domain.agents.view import View
 from trader.domain.models import Model
 from trader.errors import MarketUnavailable, ProviderError, ProviderTimeout
 from trader.gateways.agents.providers import Provider
+from trader.services.agents.protocols import AgentClock, AgentObserver
 from trader.services.agents.record import InvocationRecord
-from trader.services.agents.surroundings import AgentClock, AgentObserver
 from trader.variants import VARIANTS
 
 WAIT_LIMIT_S: Final = 20.0

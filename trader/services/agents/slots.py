@@ -9,7 +9,7 @@ from trader.domain.models import Model
 
 
 class Batch:
-    """The invocations that one cycle started, of which so many have not ended."""
+    """The invocations that one cycle started; `left` counts those that have not ended."""
 
     __slots__ = ("left", "model_ids")
 

@@ -40,8 +40,8 @@ from trader.errors import (
 )
 from trader.gateways.agents.providers import Provider
 from trader.services.agents.conversation import Conversation
+from trader.services.agents.protocols import AgentClock, AgentExchange, AgentObserver
 from trader.services.agents.record import InvocationRecord, PendingOrder
-from trader.services.agents.surroundings import AgentClock, AgentExchange, AgentObserver
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
 from trader.variants import VARIANTS
 

@@ -211,7 +211,7 @@ class Accounts:
             raise _ended() from None  # the change was cancelled, not its caller: the term has ended
 
     def decide(self, account_id: str, decide: Callable[[Account], Posting | None]) -> Posting | None:
-        """Return what is decided on an account as it meets the books. Call it as `commit` is called."""
+        """Return the decision on an account, which sees the depth that others took. Call it like `commit`."""
         account = self._accounts[account_id]
         if not self.shares_depth:
             return decide(account)

@@ -144,7 +144,7 @@ class Alarms:
         self._queue_due()
 
     def watch(self, problems: Sequence[Alarm]) -> None:
-        """Take what is wrong now, as health finds it every few seconds; raise what has begun or lasts for an hour."""
+        """Take the problems that health finds every few seconds; raise those that have begun or last an hour."""
         self.is_healthy = not problems
         # Differences between books and venue are events, each with its own words.
         found = [alarm for alarm in problems if alarm.cause.kind != "reconciliation"]

@@ -80,7 +80,7 @@ ORDER BY id
 
 
 async def select_linked_invocations(conn: Connection, ids: Sequence[UUID]) -> dict[UUID, Invocation]:
-    """Return those of these invocations that there are."""
+    """Return the invocations with these ids, by id; a missing one is left out."""
     return {row["id"]: Invocation(**row) for row in await conn.fetch(SELECT_LINKED_INVOCATIONS, ids)}
 
 

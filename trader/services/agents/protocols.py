@@ -1,4 +1,4 @@
-"""Protocols of what surrounds an invocation: the time, what its agent sees, and the exchange as far as it uses it.
+"""Protocols of the parts that an invocation uses: its clock, its observer, and its exchange.
 
 A service and a backtest both run the workflow, each with its own.
 """
