@@ -47,7 +47,8 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
 ) -> None:
     assert backtest(data, tmp_path / "one", "--capital", "5000", "--taker-fee", "4", "--json") == 0
     printed = orjson.loads(capsys.readouterr().out)
-    assert backtest(data, tmp_path / "two", "--capital", "5000", "--taker-fee", "4") == 0
+    markets = ("--market", "ETH", "--market", "BTC")
+    assert backtest(data, tmp_path / "two", "--capital", "5000", "--taker-fee", "4", *markets) == 0
     ledger = (tmp_path / "one" / "ledger.jsonl").read_bytes()
     assert ledger == (tmp_path / "two" / "ledger.jsonl").read_bytes()
     assert printed == orjson.loads((tmp_path / "one" / "result.json").read_bytes())
@@ -65,7 +66,7 @@ def test_two_runs_write_the_same_ledger_and_its_digest(
         own = [row["row"] for row in rows if row["row"]["account_id"] == account["id"]]
         closed = {row["id"] for row in own if row.get("status") == "CLOSED"}
         assert account["trades"] == len(closed)
-    assert "Backtest of" in (tmp_path / "one" / "report.html").read_text()
+    assert "<h1>Backtest</h1>" in (tmp_path / "one" / "report.html").read_text()
 
 
 def test_chosen_variants_markets_funding_and_cadence(data: Path, tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_full_disk_ends_it_with_the_line_and_leaves_whole_files(
     assert result["ledgerSha256"] == hashlib.sha256(ledger).hexdigest()
     assert len(ledger) > 10_000
     assert all(orjson.loads(line)["table"] for line in ledger.splitlines())
-    assert "Backtest of" in (run / "report.html").read_text()
+    assert "<h1>Backtest</h1>" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_wrong_options_are_named(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_broken_row_and_an_existing_folder_are_named(
+def test_a_broken_row_a_recording_and_an_existing_folder_are_named(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (data / "BTCUSDT-1m-2025-03.csv").read_text().splitlines()
@@ -162,5 +163,10 @@ def test_a_broken_row_and_an_existing_folder_are_named(
     broken.write_text("\n".join(lines))
     assert main(["backtest", "--data", str(broken), "--out", str(tmp_path / "run")]) == 1
     assert f"{broken}, line 701: 'x' is not a number" in capsys.readouterr().err
+    recording = tmp_path / "recording"
+    recording.mkdir()
+    (recording / "2025-03-01T00.jsonl.gz").touch()
+    assert backtest(recording, tmp_path / "run") == 2
+    assert "is a recording of a market" in capsys.readouterr().err
     assert backtest(data, tmp_path) == 1
     assert "exists already" in capsys.readouterr().err

@@ -240,14 +240,16 @@ async def state_of(run: Path) -> Recorded:
             await conn.close()
 
 
-async def shown_of(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The leaderboard and the evidence that a service in the folder of a backtest shows."""
+async def shown_of(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """The leaderboard, the evidence and the page that a service in the folder of a backtest shows."""
     async with serving(run) as service:
         board = await service.call("analytics.getLeaderboard", window="run")
         evidence = await service.call("analytics.getEvidence", window="run")
+        async with service.http.get(f"{service.url}/") as response:
+            html = await response.text()
         assert await service.stop() == 0
         assert not service.traceback()
-    return board["entries"], evidence
+    return board["entries"], evidence, html
 
 
 def without_luck(evidence: dict[str, Any]) -> dict[str, Any]:
@@ -284,7 +286,8 @@ def test_the_database_of_a_backtest_is_whole_and_a_service_shows_it(
     monkeypatch.chdir(run)
     assert [main([name]) for name in ("audit", "verify", "board", "report")] == [0, 0, 0, 0]
 
-    shown, evidence = asyncio.run(shown_of(run))
+    shown, evidence, html = asyncio.run(shown_of(run))
+    assert f'data-ends="{result["to"]}"' in html, "the page says that nothing is traded any more"
     assert without_luck(evidence) == without_luck(result["evidence"])
     assert [len(row["fingerprint"]) for row in result["evidence"]["entrants"]] == 4 * [64]
     assert len(result["baselines"]) == 6

@@ -229,7 +229,7 @@ def _write_result(
 ) -> None:
     """Write the result, the report, and the decisions, of which all or none. Raise `StartError` or `OSError`."""
     (options.out / RESULT).write_bytes(msgspec.json.format(_ENCODER.encode(to_wire(value))) + b"\n")
-    season = Season(f"Backtest of {options.data.name}", standings, [], run.outcomes(), evidence)
+    season = Season(options.data.name, standings, [], run.outcomes(), evidence, "Backtest")
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
     file = options.out / DECISIONS
     try:

@@ -13,6 +13,7 @@ from trader.domain.models import ModelConfiguration, VariantId
 from trader.dotenv import add_env_file_option
 from trader.errors import SettingsError
 from trader.gateways.market.files import find_files
+from trader.gateways.market.recorder import find_recording
 from trader.gateways.market.replay import ReplaySource
 from trader.settings import PRESETS, Settings
 
@@ -66,10 +67,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def environ_of(options: argparse.Namespace) -> dict[str, str]:
     """Return the settings that the options ask for."""
+    if find_recording(options.data):
+        raise SettingsError(
+            [
+                f"--data: {options.data} is a recording of a market, with its books at each update; a backtest draws "
+                f"books within 1-minute candles. A service replays it, as fast as it goes: MARKET_SOURCE=replay:"
+                f"{options.data} REPLAY_SPEED=0 trader serve --demo"
+            ]
+        )
     environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
     markets = PRESET_MARKETS[options.preset or "default"]
     symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
-    return environ | {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(symbols)}
+    return environ | {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(sorted(symbols))}
 
 
 def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:

@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 class Season(NamedTuple):
     """What the page shows. `standings` are ordered best first; `unvalued` models are in no figure but their trades.
 
-    A season without a database has no `evidence`.
+    A season without a database has no `evidence`. `kind` says what the report is of, for its title.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Season(NamedTuple):
     unvalued: Sequence[UnvaluedModel]
     trades: Sequence[TradeOutcome]
     evidence: EvidenceReport | None = None
+    kind: str = "Season report"
 
     @property
     def accounts(self) -> list[AccountReport]:
@@ -103,7 +104,7 @@ def page(season: Season) -> str:
             *([] if season.evidence is None else [("Evidence", WORDS, evidence_section(season.evidence))]),
         ]
     )
-    return document(f"Season report: {season.name}", body, _data(season))
+    return document(f"{season.kind}: {season.name}", body, _data(season))
 
 
 def _head(season: Season) -> str:
@@ -119,7 +120,7 @@ def _head(season: Season) -> str:
     )
     shown = "".join(f'<div class="tile"><span>{name}</span><b>{value}</b></div>' for name, value in tiles)
     return (
-        f"<h1>Season report</h1><p>{escape(season.name)}: {start:%d %B %Y, %H:%M} to {end:%d %B %Y, %H:%M} UTC</p>"
+        f"<h1>{season.kind}</h1><p>{escape(season.name)}: {start:%d %B %Y, %H:%M} to {end:%d %B %Y, %H:%M} UTC</p>"
         f'<div class="panel card tiles">{shown}</div>'
     )
 

@@ -1,7 +1,7 @@
 """The page at `/`: the dashboard, or, with `DASHBOARD=off`, a short JSON list of where things are."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from html import escape
 from typing import Final
@@ -14,10 +14,12 @@ from trader.api.context import Context
 from trader.api.dashboard import assets
 from trader.api.edge import JSON
 from trader.api.routes import Route
-from trader.clock import iso
+from trader.clock import floor_time, iso
 from trader.settings import Settings
 
 INDEX: Final = Route("/", head=True)
+
+_MINUTE: Final = timedelta(minutes=1)
 
 PLACES: Final[Mapping[str, str]] = {
     "reference": "/api/docs",
@@ -39,29 +41,45 @@ def setup(app: web.Application, context: Context) -> None:
             return places.respond(request, {})
         accounts = context.exchange.accounts
         starts = [accounts[one].run.started_at for one in context.agents.models if one in accounts]
-        return page(len(context.agents.models), min(starts, default=None)).respond(request, assets.PAGE_HEADERS)
+        ends_at = context.market.ends_at
+        now = None if ends_at is None else floor_time(context.clock.now(), _MINUTE)
+        found = page(len(context.agents.models), min(starts, default=None), now, ends_at)
+        return found.respond(request, assets.PAGE_HEADERS)
 
     INDEX.add_to(app, answer)
 
 
-def _page(settings: Settings, model_count: int, run_start: datetime | None) -> assets.Content:
-    return assets.Content.of(render(settings, model_count, run_start).encode(), "text/html; charset=utf-8")
+def _page(
+    settings: Settings, model_count: int, run_start: datetime | None, now: datetime | None, ends_at: datetime | None
+) -> assets.Content:
+    text = render(settings, model_count, run_start, now, ends_at)
+    return assets.Content.of(text.encode(), "text/html; charset=utf-8")
 
 
-def render(settings: Settings, model_count: int = 0, run_start: datetime | None = None) -> str:
+def render(
+    settings: Settings,
+    model_count: int = 0,
+    run_start: datetime | None = None,
+    now: datetime | None = None,
+    ends_at: datetime | None = None,
+) -> str:
     """Return the HTML of the dashboard.
 
     The data attributes of its body say what it shows of the settings, and what its curves depend on, so that they need
-    not wait for another answer: the number of models, and since when they run.
+    not wait for another answer: the number of models, since when they run, and of a replay its time and its end.
     """
+    market = settings.market_source.partition(":")[0]
+    demo = "history" if settings.demo_history and market == "synthetic" else "fresh"
     data = {
         "models": str(model_count),
         "run": "" if run_start is None else iso(run_start),
+        "now": "" if now is None else iso(now),
+        "ends": "" if ends_at is None else iso(ends_at),
         "version": __version__,
         "mode": settings.trading_mode,
-        "market": settings.market_source.partition(":")[0],
+        "market": market,
         "currency": settings.quote_currency,
-        "demo": "off" if not settings.demo else "history" if settings.demo_history else "fresh",
+        "demo": demo if settings.demo else "off",
         "public": settings.public,
     }
     return assets.text_of("index.html").format(

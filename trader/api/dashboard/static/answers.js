@@ -81,5 +81,6 @@ export function readAhead(key, load) {
 export const readAnswerAhead = (procedure, input = {}) => readAhead(
   `${procedure} ${JSON.stringify(input)}`, () => call(procedure, input))
 
-/** The answer of a procedure without an input if it has been read, else null. */
-export const knownAnswer = procedure => kept.get(`${procedure} {}`)?.data ?? null
+/** What was read under a key if it has been read, else null; and the answer of a procedure without an input. */
+export const knownReport = key => kept.get(key)?.data ?? null
+export const knownAnswer = procedure => knownReport(`${procedure} {}`)

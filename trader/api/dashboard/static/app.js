@@ -9,7 +9,7 @@ import { useModels, windowOf } from './models.js'
 import { ModelPage, ModelsPage, Overview, VariantPage } from './pages.js'
 import { Positions } from './positions.js'
 import { connect, useLive } from './store.js'
-import { SystemPage, troublesOf, useHealth, useSystem } from './system.js'
+import { SystemPage, endOf, troublesOf, useHealth, useSystem } from './system.js'
 import { Trades } from './trades.js'
 
 const PAGES = [
@@ -91,9 +91,10 @@ function Top({ route }) {
 function Status() {
   const state = useLive()
   const health = useHealth()
-  const isBad = state.connection === 'lost' || health.error || health.data?.status === 'unhealthy'
-  const kind = isBad ? 'bad' : state.connection === 'open' && !health.data?.halts ? '' : 'warn'
-  const word = state.connection === 'lost' ? 'disconnected' : state.connection === 'connecting' ? 'connecting' : isBad ? 'unhealthy' : health.data?.halts ? 'halted' : 'live'
+  const ended = endOf(health)
+  const isBad = state.connection === 'lost' || health.error || health.data?.status === 'unhealthy' && !ended
+  const kind = isBad ? 'bad' : state.connection === 'open' && !health.data?.halts && !ended ? '' : 'warn'
+  const word = state.connection === 'lost' ? 'disconnected' : state.connection === 'connecting' ? 'connecting' : isBad ? 'unhealthy' : ended ? 'ended' : health.data?.halts ? 'halted' : 'live'
   return html`<span class="status" role="status"><a href="#/system"><i class=${`dot ${kind}`} aria-hidden="true"></i>${word}</a>
     <span title="time of the latest data">${state.dataAt ? clock(state.dataAt) : ''}</span></span>`
 }
@@ -110,7 +111,7 @@ function Banners() {
   const known = useModels()
   const troubles = troublesOf(state, useHealth(), useSystem(), known.warning)
   return html`<div class="banners" role="alert">${troubles.map(one => html`<p key=${one.text} class=${`notice ${one.kind}`}>${one.text}</p>`)}</div>
-    ${demo !== 'off' && html`<p class="notice">Demo: rule agents trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : 'on paper'}.${
+    ${demo !== 'off' && html`<p class="notice">Demo: rule agents trade ${market === 'synthetic' ? 'a synthetic market; no price here is real, and no money' : market === 'replay' ? 'recorded prices, on paper' : 'on paper'}.${
       demo === 'history' ? ' The first three days of a new folder were traded by the same agents at the start, in steps of half a minute.' : ''}</p>`}
     ${isPublic === 'on' && html`<p class="notice">Public view: nothing can be changed from here, and the prompts are not shown.</p>`}`
 }

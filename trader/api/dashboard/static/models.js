@@ -1,5 +1,5 @@
 // What is known of models and variants, wherever one is named: colours, and which of them are rule baselines.
-import { knownAnswer, useAnswer } from './answers.js'
+import { knownAnswer, knownReport, useAnswer } from './answers.js'
 import { useMemo } from './lib.js'
 
 const WINDOWS_MS = { '24h': 86_400_000, '7d': 7 * 86_400_000, '30d': 30 * 86_400_000 }
@@ -30,10 +30,13 @@ export function useModels() {
 export const modelCount = () => knownAnswer('models.getModels')?.models.length ?? Number(document.body.dataset.models)
 const runStart = () => Date.parse(knownAnswer('analytics.getRunInfo')?.runStartTime ?? document.body.dataset.run)
 
+/** The time of the service, which in a replay is that of its prices: as last read, else as the page was served. */
+export const serviceNow = () => Date.parse(knownReport('/health')?.timestamp ?? document.body.dataset.now) || Date.now()
+
 /** The window of an address. Without one in it: seven days, or all of a run that is younger than a day. */
 export function windowOf(query) {
   const asked = WINDOWS.find(([key]) => key === query.get('window'))?.[0]
-  return asked ?? (Date.now() - runStart() < WINDOWS_MS['24h'] ? 'run' : '7d')
+  return asked ?? (serviceNow() - runStart() < WINDOWS_MS['24h'] ? 'run' : '7d')
 }
 
 /** The window of the address, and how to choose another. */
@@ -47,6 +50,6 @@ export function useWindow(route) {
  * It is the next minute, since a range that is longer than its window by a moment would get a coarser resolution.
  */
 export function startOf(window) {
-  const at = window === 'run' ? runStart() : Date.now() - WINDOWS_MS[window]
+  const at = window === 'run' ? runStart() : serviceNow() - WINDOWS_MS[window]
   return at ? new Date(Math.ceil(at / 60_000) * 60_000 + (window === 'run' ? 0 : 60_000)).toISOString() : undefined
 }

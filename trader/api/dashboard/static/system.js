@@ -10,6 +10,12 @@ const EVERY_MS = 10_000
 export const useHealth = () => useReport('/health', EVERY_MS)
 export const useSystem = () => useReport('/health/schedulers', EVERY_MS)
 
+/** When the replay that the service plays ended; null while it goes on, and of other markets. */
+export function endOf(health) {
+  const { ends } = document.body.dataset
+  return ends && Date.parse(health.data?.timestamp) > Date.parse(ends) ? ends : null
+}
+
 /** What is wrong now, the worst first: {kind, text}. */
 export function troublesOf(state, health, system, warning) {
   const found = []
@@ -17,7 +23,9 @@ export function troublesOf(state, health, system, warning) {
   if (state.connection === 'lost') found.push({ kind: 'bad', text: `The connection to the service is lost. ${since}; it is tried again every 2 seconds.` })
   const report = health.data
   if (health.error && state.connection !== 'lost') found.push({ kind: 'bad', text: `The service does not answer: ${health.error}. ${since}.` })
-  if (report?.status === 'unhealthy') {
+  const ended = endOf(health)
+  if (ended) found.push({ kind: '', text: `The replay ended at ${moment(ended)} UTC: nothing is decided or traded any more.` })
+  if (report?.status === 'unhealthy' && !ended) {
     const stopped = Object.entries(report.schedulers).filter(([, runs]) => !runs).map(([name]) => name)
     const reasons = report.reasons ?? [...(stopped.length ? [`not running: ${stopped.join(', ')}`] : []),
       ...Object.entries(report.reconciliation ?? {}).map(([account, why]) => `${account}: ${why}`)]
@@ -27,7 +35,7 @@ export function troublesOf(state, health, system, warning) {
     found.push({ kind: 'warn', text: `${halt.accountId ? `${halt.accountId} is` : 'All trading is'} halted since ${moment(halt.since)} UTC (${halt.cause}): ${halt.reason}. Positions are only reduced.` })
   }
   const market = system.data?.market
-  if (market?.stale || market?.trouble) {
+  if ((market?.stale || market?.trouble) && !ended) {
     found.push({ kind: 'warn', text: `Prices are stale: the last update of the market ${market.source} was ${
       market.lastUpdateAt ? `at ${moment(market.lastUpdateAt)} UTC` : 'never'}${market.trouble ? ` (${market.trouble})` : ''}.` })
   }
