@@ -29,7 +29,7 @@ from trader.domain.agents.conversation import ModelAnswer, ToolRequest
 from trader.domain.agents.invocations import Invocation
 from trader.domain.agents.tools import Holding
 from trader.embedded.server import EmbeddedPostgres
-from trader.services.agents import recorder
+from trader.services.agents import record as invocation_record
 from trader.services.agents.chain import verify
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.payloads import PayloadPacker
@@ -101,7 +101,7 @@ async def _close(conn: Connection, invocation: Invocation, *_: object) -> bool:
 
 def without_chain() -> AbstractContextManager[object]:
     return patch.multiple(
-        recorder, update_invocation_closed=_close, record_digest=lambda *_: b"", encoded_digest=lambda _: None,
+        invocation_record, update_invocation_closed=_close, record_digest=lambda *_: b"", encoded_digest=lambda _: None,
     )  # fmt: skip
 
 

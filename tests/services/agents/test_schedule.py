@@ -17,7 +17,7 @@ from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderSide
 from trader.errors import OrderUndecided, Unavailable
 from trader.gateways.agents.providers import RuleProvider
-from trader.services.agents import recorder
+from trader.services.agents import record as invocation_record
 from trader.services.exchange.paper import PaperExchange
 from trader.store.agents.chain import update_invocation_closed
 from trader.store.database.paging import Page
@@ -77,7 +77,7 @@ async def test_cancelled_while_recording_its_end_it_keeps_its_status(
             await asyncio.sleep(30)
         return is_open
 
-    monkeypatch.setattr(recorder, "update_invocation_closed", write_slowly)
+    monkeypatch.setattr(invocation_record, "update_invocation_closed", write_slowly)
     async with open_floor(database) as floor:
         await floor.add("ada")
         floor.provider.scripts["ada"] = [calling(opening()), hold("in")]
