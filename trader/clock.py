@@ -209,7 +209,7 @@ class ScaledClock:
         await self._wait(moment, self._moment)
 
     async def _wait(self, moment: datetime, now: Callable[[], datetime]) -> None:
-        """Wait until `now` gives the moment, which depends on the feed and the limit beside the real time."""
+        """Wait until `now` returns the moment, which depends on the feed and the limit beside the real time."""
         while (left := moment - now()) > timedelta(0):
             stops = (self._limit, self._bound if now == self.now else None)
             is_near = all(stop is None or moment <= stop for stop in stops)

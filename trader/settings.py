@@ -48,7 +48,7 @@ PRESETS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "binance-usdm": {"LIQUIDATION_FEE_BPS": "125", "FUNDING_INTERVAL_H": "8"},
 }  # fmt: skip
-"""The settings that each VENUE_PRESET gives another default; sources and dates are in docs/exchange.md."""
+"""The settings for which each VENUE_PRESET has another default; sources and dates are in docs/exchange.md."""
 
 _BY_PRESET: Final = "that of VENUE_PRESET"
 

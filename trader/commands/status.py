@@ -1,4 +1,4 @@
-"""The command status: the service and its database at one moment, and what the service says of itself."""
+"""The command status: the service and its database at one moment, and the health report of the service."""
 
 import argparse
 import os

@@ -42,7 +42,7 @@ class AlreadyClosed(Exception):
 
 
 def cost_of(answer: ModelAnswer, model: Model) -> Decimal | None:
-    """Return what an answer cost in USD: as its provider says, else by the price of the model; None: nobody knows."""
+    """Return what an answer cost in USD: as its provider reports, else by the price of the model; None if unknown."""
     price = model.configuration.price
     if answer.cost_usd is not None or price is None or answer.input_tokens is None or answer.output_tokens is None:
         return answer.cost_usd

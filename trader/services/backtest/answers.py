@@ -59,7 +59,7 @@ class Spending:
             raise self.ended
 
     def add(self, model: Model, cost_usd: Decimal | None) -> None:
-        """Count an answer. One whose cost nobody knows ends the asking, since no budget could hold."""
+        """Count an answer. One of unknown cost ends the asking, since no budget could hold."""
         self.asked += 1
         self.spent_usd += cost_usd or ZERO
         if cost_usd is None:

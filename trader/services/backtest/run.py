@@ -135,7 +135,7 @@ class Backtest:
         return self.market.marks(self._reached)
 
     def reports(self) -> list[AccountReport]:
-        """Return what became of each account until the time reached, valued at the marks of that time."""
+        """Return the result of each account at the time reached, valued at the marks of that time."""
         return [self._report(one) for one in self.participants]
 
     def _report(self, one: Participant) -> AccountReport:

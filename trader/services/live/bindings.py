@@ -91,7 +91,7 @@ class Bindings:
 
 
 def refuse_shared(indexes: Mapping[str, int]) -> None:
-    """Raise `StartError` when two models would trade one account: nobody could tell whose a position is."""
+    """Raise `StartError` when two models would trade one account: whose a position is would be unknown."""
     owners: dict[int, list[str]] = {}
     for account_id, index in indexes.items():
         owners.setdefault(index, []).append(account_id)

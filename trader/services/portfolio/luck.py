@@ -115,7 +115,7 @@ class LuckTable:
         try:
             await self._read()  # what another process has computed
         except Unavailable as error:
-            log.warning("Comparisons with luck wait until somebody asks again: %s", error)
+            log.warning("Comparisons with luck wait until they are requested again: %s", error)
             return
         while self._waiting:
             request = self._waiting.pop(next(iter(self._waiting)))

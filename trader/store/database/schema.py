@@ -77,7 +77,7 @@ ALTER TABLE invocations
 ALTER TABLE invocation_counts ADD COLUMN IF NOT EXISTS unmetered_attempts bigint NOT NULL DEFAULT 0;
 ALTER TABLE invocation_steps ALTER COLUMN input_tokens DROP NOT NULL, ALTER COLUMN output_tokens DROP NOT NULL;
 """
-"""Tells tokens that nobody reported from none."""
+"""Distinguishes tokens that were not reported from none."""
 
 COSTS: Final = """
 ALTER TABLE invocations
