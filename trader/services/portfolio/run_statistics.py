@@ -40,8 +40,8 @@ from trader.store.portfolio.analytics import CurrentRun, RunEntrant
 from trader.store.portfolio.baselines import select_baselines
 from trader.store.portfolio.snapshots import HourlyValue
 
-_TURN_S: Final = 0.005
-"""After how long the making of figures lets other tasks run."""
+_TURN_S: Final = 0.001
+"""After how long the making of figures lets other tasks run, and for how long: timers that are due need a moment."""
 
 _CLOSED_AT: Final = attrgetter("closed_at")
 
@@ -311,5 +311,5 @@ async def make_figures(runs: Iterable[RunStatistics]) -> None:
         for part in parts:
             _ = part.figures
             if time.monotonic() > turn_until_s:
-                await asyncio.sleep(0)
+                await asyncio.sleep(_TURN_S)
                 turn_until_s = time.monotonic() + _TURN_S
