@@ -142,6 +142,7 @@ def test_a_full_disk_ends_it_with_the_line_and_leaves_whole_files(
         (("--cadence", "7x"), 2, "--cadence is '7x'"),
         (("--taker-fee", "much"), 2, "--taker-fee"),
         (("--funding", "2"), 2, "--funding is '2'"),
+        (("--funding", "nan"), 2, "--funding is 'nan'"),
         (("--market", "DOGE"), 1, "DOGE"),
         (("--to", "2024-01-01T00:00:00Z"), 2, "--to"),
     ],

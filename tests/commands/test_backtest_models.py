@@ -165,6 +165,12 @@ def test_what_is_missing_is_named(
     assert "one: 7 decisions, 0.0 million tokens, 0.04 USD when the provider caches prompts and 0.04 USD" in said
     assert backtest(data, out, *asking, "--budget-usd", "0") == 2
     assert "--budget-usd is '0'; it must be an amount above 0" in capsys.readouterr().err
+    assert backtest(data, out, *asking, "--budget-usd", "nan", "--funding", "0") == 2
+    assert "--budget-usd is 'nan'; it must be an amount above 0" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "answers.jsonl").touch()
+    assert backtest(data, out, "--models-from", str(tmp_path / "empty")) == 2
+    assert "names no model in models.json" in capsys.readouterr().err
     assert backtest(data, out, "--budget-usd", "1") == 2
     assert "--budget-usd: only with --models" in capsys.readouterr().err
     assert backtest(data, out, "--models-from", str(tmp_path)) == 2

@@ -18,7 +18,7 @@ from trader.domain.models import Model, VariantId
 from trader.dotenv import read_dotenv
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError
-from trader.gateways.agents.cassette import ANSWERS, Cassette
+from trader.gateways.agents.cassette import ANSWERS, MODELS, Cassette
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.market.replay import ReplaySource
 from trader.provider_settings import PROVIDERS
@@ -85,6 +85,8 @@ async def choose_models(
         chosen = _of_file(options, settings, (starts_at, ends_at), every, stack)
     elif options.models_from and (Path(options.models_from) / ANSWERS).exists():
         cassette = Cassette.load(Path(options.models_from))
+        if not cassette.models:
+            raise SettingsError([f"--models-from: the cassette {options.models_from} names no model in {MODELS}"])
         chosen = Chosen(_from_cassette(cassette, settings, ends_at), cassette, Spending(None), is_asking=False)
     elif options.models_from:
         chosen = Chosen(await _from_database(options.models_from, starts_at, ends_at), None, Spending(None), False)
@@ -178,9 +180,10 @@ def _budget(text: str | None, problems: list[str]) -> Decimal | None:
         return None
     try:
         budget = Decimal(text)
-    except ArithmeticError:
-        budget = Decimal("NaN")
-    if not 0 < budget <= 1_000_000:
+        is_amount = 0 < budget <= 1_000_000
+    except ArithmeticError:  # not a number at all, or NaN
+        budget, is_amount = Decimal(0), False
+    if not is_amount:
         problems.append(f"--budget-usd is {text!r}; it must be an amount above 0 and at most 1000000")
     return budget
 

@@ -120,9 +120,10 @@ def _funding(text: str | None) -> tuple[Decimal | None, Path | None]:
         return None, Path(text)
     try:
         rate = Decimal(text)
-    except ArithmeticError:
-        rate = Decimal("NaN")
-    if not abs(rate) <= Decimal("0.1"):
+        is_rate = abs(rate) <= Decimal("0.1")
+    except ArithmeticError:  # not a number at all, or NaN
+        rate, is_rate = Decimal(0), False
+    if not is_rate:
         raise SettingsError([f"--funding is {text!r}; it must be an hourly rate within ±0.1, or a folder that exists"])
     return rate, None
 

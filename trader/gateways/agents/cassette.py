@@ -70,6 +70,8 @@ class Cassette:
 
         :raises SettingsError: a file of it cannot be read
         """
+        if folder.exists() and not folder.is_dir():
+            raise SettingsError([f"{folder} is not a cassette: it is not a folder"])
         answers, models = folder / ANSWERS, folder / MODELS
         try:
             known = msgspec.json.decode(models.read_bytes(), type=list[Model]) if models.exists() else []
