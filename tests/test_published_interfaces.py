@@ -24,10 +24,14 @@ BASES: Final = frozenset(
         "backtesting.Strategy",
         "hypothesis.stateful.RuleBasedStateMachine",
         "msgspec.Struct",
+        "nautilus_trader.trading.strategy.Strategy",
         "prometheus_client.registry.Collector",
     }
 )
 """Documented classes of libraries that are made to be derived from."""
+
+NOT_INSTALLED = frozenset({"nautilus_trader.trading.strategy.Strategy"})
+"""Those of libraries that another interpreter has. What derives from them has no private names at all."""
 
 NAMED_TUPLE: Final = frozenset({"_asdict", "_fields", "_make", "_replace"})
 """The published names of `typing.NamedTuple` that begin with an underscore."""
@@ -122,9 +126,9 @@ class Module:
                 if base not in BASES:
                     yield Finding(self.place, node.lineno, f"class {node.name} derives from {base}")
                     continue
-                inherited = dir(_load(base))
+                inherited = () if base in NOT_INSTALLED else dir(_load(base))
                 for name in _private_names(node):
-                    if name in inherited:
+                    if base in NOT_INSTALLED or name in inherited:
                         yield Finding(self.place, node.lineno, f"class {node.name} uses {base}.{name}")
 
 

@@ -1,17 +1,20 @@
 """Speed of backtests, beside backtesting.py on the same candles, and how it grows with the data.
 
-    scripts/benchmark backtest [folder of kline files]
+    scripts/benchmark backtest [folder of kline files] [--nautilus PYTHON]
 
-The scripted account enters at the crossings of two averages, which are known ahead, with a stop and a target; the
-reference does the same, once with averages known ahead and once with averages of every minute. The reference has no
-margin calls, funding, depth, latency or guard. All times are processor time, which other processes disturb least, but
-for that of the command with its database, which is what its user waits.
+The scripted account enters at the crossings of two averages, which are known ahead, with a stop and a target, without
+baselines beside it; the reference does the same, once with averages known ahead and once with averages of every minute.
+The reference has no margin calls, funding, depth, latency or guard. With the interpreter of an environment that has
+nautilus_trader, which needs other versions of libraries than trader, that trades the same entries, too. All times are
+processor time, which other processes disturb least, but for that of the command with its database, which is what its
+user waits.
 """
 
 import argparse
 import asyncio
 import gc
 import io
+import json
 import resource
 import subprocess
 import sys
@@ -139,6 +142,19 @@ def reference_trades(minutes: Minutes, entries: dict[int, int], *, ahead: bool) 
     return timed(run), trades
 
 
+def nautilus_trades(python: Path, minutes: Minutes, entries: dict[int, int]) -> tuple[float, int]:
+    """Return the processor time of nautilus_trader and its number of trades."""
+    columns = {name: list(getattr(minutes, name)) for name in ("open", "high", "low", "close", "volume")}
+    given = {
+        "minutes": list(minutes.minute), **columns, "entries": entries,
+        "stop": STOP, "target": TARGET, "quantity": QUANTITY,
+    }  # fmt: skip
+    program = [python, Path(__file__).with_name("nautilus_reference.py")]
+    done = subprocess.run(program, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    return found["seconds"], found["trades"]
+
+
 def opened(
     folder: Path, markets: Sequence[str], start: datetime | None = None, end: datetime | None = None
 ) -> BacktestMarket:
@@ -155,7 +171,7 @@ def finish(run: Backtest) -> None:
 def scripted(market: BacktestMarket, entries: dict[int, int]) -> tuple[float, int]:
     """Return the processor time of the scripted account, and its number of trades."""
     model = rule_model(VariantId.APEX, moment_of(market.span.start))
-    run = Backtest(market, settings(), [(model, Scripted(entries))], [LedgerLines(io.BytesIO())])
+    run = Backtest(market, settings(), [(model, Scripted(entries))], [LedgerLines(io.BytesIO())], has_baselines=False)
     return timed(lambda: finish(run)), run.participants[0].state.trade_count
 
 
@@ -185,7 +201,9 @@ def settings() -> Settings:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
-    folder = parser.parse_args().folder
+    parser.add_argument("--nautilus", type=Path, metavar="PYTHON", help="an interpreter that has nautilus_trader")
+    options = parser.parse_args()
+    folder = options.folder
     figures = Figures()
     market = opened(folder, ["BTC"])
     minutes = market.minutes("BTC")
@@ -196,6 +214,11 @@ def main() -> int:
     count = len(minutes)
     print(f"{count} minutes of BTC: {trades} trades, {ahead_trades} of the reference")
     figures.show("backtesting.py, averages of every minute", count / each_s, "/s")
+    if options.nautilus is None:
+        print("nautilus_trader is left out: --nautilus names the interpreter of an environment that has it")
+    else:
+        nautilus_s, nautilus_trade_count = nautilus_trades(options.nautilus, minutes, entries)
+        figures.show(f"nautilus_trader, averages ahead, {nautilus_trade_count} trades", count / nautilus_s, "/s")
     figures.show(
         "scripted account, candles",
         (market.span.stop - market.span.start) / 60 / ours_s,
