@@ -110,7 +110,8 @@ async def test_a_server_that_hangs_is_unavailable_though_it_cannot_cancel_the_st
     database = await Database.connect(await proxy.start(), size=1, command_timeout_s=0.6)
     with monkeypatch.context() as patch:
         patch.setattr(pool, "CANCEL_TIMEOUT_S", 0.2)  # shorter than a statement may take, as it is in the service
-        with pytest.raises(Unavailable, match="too long"):
+        # Lost: the driver gives up the connection when the cancellation times out before the rollback does.
+        with pytest.raises(Unavailable, match=r"too long|was lost"):
             async with borrow(database) as conn:
                 proxy.stall()
                 await conn.fetchval("SELECT 1")
