@@ -42,6 +42,7 @@ from trader.commands.command import (
 from trader.commands.reports import make_standings
 from trader.commands.serve import program_version
 from trader.domain.market.markets import INTERVALS, Interval
+from trader.domain.models import Model
 from trader.dotenv import DEFAULT_FILE, quoted
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
 from trader.errors import SettingsError, StartError
@@ -313,23 +314,24 @@ def _value(
         "ledgerSha256": digest,
         "options": kept_options(options, list(source.markets)),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
-        "accounts": [
-            {
-                "id": one.account.model_id,
-                "variant": one.account.variant,
-                **model_value(models[one.account.model_id], run.starts_at),
-                "equity": one.account.equity,
-                "returnPercent": one.return_percent,
-                "maxDrawdownPercent": one.drawdown,
-                "trades": one.account.trades,
-                "decisions": one.account.invocations,
-                "gross": one.account.gross,
-                "fees": one.account.fees + one.account.liquidation_fees,
-                "funding": one.account.funding,
-                "modelCostUsd": one.account.model_cost,
-            }
-            for one in standings
-        ],
+        "accounts": [_account_value(one, models[one.account.model_id], run.starts_at) for one in standings],
+    }
+
+
+def _account_value(one: Standing, model: Model, starts_at: datetime) -> dict[str, Any]:
+    return {
+        "id": one.account.model_id,
+        "variant": one.account.variant,
+        **model_value(model, starts_at),
+        "equity": one.account.equity,
+        "returnPercent": one.return_percent,
+        "maxDrawdownPercent": one.drawdown,
+        "trades": one.account.trades,
+        "decisions": one.account.invocations,
+        "gross": one.account.gross,
+        "fees": one.account.fees + one.account.liquidation_fees,
+        "funding": one.account.funding,
+        "modelCostUsd": one.account.model_cost,
     }
 
 
