@@ -97,9 +97,9 @@ class Tab:
         async with self._http.get(f"{self._browser}/json/close/{self._target}"):
             await self._socket.close()
 
-    async def until(self, expression: str) -> None:
+    async def until(self, expression: str, *, within_s: float = _START_S) -> None:
         """Wait until an expression of JavaScript is true in the page."""
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(within_s):
             while not await self.evaluate(expression):
                 await asyncio.sleep(0.05)
 
