@@ -281,9 +281,25 @@ class LockstepClock:
         self._idle.set()
         self._sleepers: list[tuple[datetime, int, ClockFuture[None]]] = []
         self._count = 0
+        self._is_held = False
 
     def now(self) -> datetime:
         return self._now
+
+    def hold(self) -> None:
+        """Stand still until `go_on`, though nobody works."""
+        if not self._is_held:
+            self._is_held = True
+            self.start_work()
+
+    def go_on(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self.end_work()
+
+    def skip_to(self, moment: datetime) -> None:
+        """Set a clock that is behind `moment` there."""
+        self._now = max(self._now, moment)
 
     async def sleep_until(self, moment: datetime) -> None:
         if moment <= self._now:

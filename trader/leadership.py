@@ -136,6 +136,7 @@ class Leadership:
 
         :raises StartError: the database belongs to another market or trading mode, or its ledger does not balance
         """
+        self._hold_time()
         if await self._try_lead():
             return
         log.info("another process leads; %s", "reading" if self._lock is None else "standing by")
@@ -192,6 +193,8 @@ class Leadership:
             await self._agents.start()
             await self._schedulers.start()
             self._operations.start()
+            if isinstance(self._clock, LockstepClock):
+                self._clock.go_on()
             undo.pop_all()
         log.info("leading, term %d", self._exchange.term)
         if (warning := self._agents.warning()) is not None:
@@ -211,6 +214,7 @@ class Leadership:
                 tasks.create_task(self._relay.writer.run(term), name="relay"),
             )
             await self._lock.lost()
+            self._hold_time()
             log.error("this process has lost the leading role; trading stops here")
             self._was_standby = True
             self._events.publish(LeadershipChanged("this process has lost the leading role; trading stops here"))
@@ -237,12 +241,18 @@ class Leadership:
             async with self._database.connection() as conn:
                 await update_heartbeat(conn, term, dict(self.running_schedulers()))
 
+    def _hold_time(self) -> None:
+        """Hold a replay in lockstep while this process does not trade: as fast as it goes, it would pass unlived."""
+        if self._lock is not None and isinstance(self._clock, LockstepClock):
+            self._clock.hold()
+
     async def _resume_time(self) -> None:
-        """Set the clock of a paced replay to where an earlier leader may have lived, and hold it there."""
-        if isinstance(self._clock, ScaledClock):
+        """Set the clock of a replay to where an earlier leader may have lived, and hold it there."""
+        if isinstance(self._clock, ScaledClock | LockstepClock):
             async with self._database.connection() as conn:
                 lived_until = await select_lived_until(conn)
             self._clock.skip_to(lived_until or self._clock.now())
+        if isinstance(self._clock, ScaledClock):
             self._clock.allow(self._clock.now())
 
     async def _let_time_pass(self) -> None:

@@ -3,16 +3,17 @@
 import asyncio
 import signal
 import time
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import asyncpg
+from support.kills import write_candles
 from support.process import ServiceProcess, serving
 from support.sse import Stream
 
 from trader.services.exchange.audit import audit
-from trader.store.database.pool import Database
+from trader.store.database.pool import Connection, Database
 
 
 async def role(service: ServiceProcess) -> str:
@@ -82,18 +83,60 @@ def held(entries: list[dict[str, Any]]) -> list[str]:
     return [position["quantity"] for one in entries if one["modelId"] == "default" for position in one["positions"]]
 
 
-async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: str) -> None:
+async def end_lead(database: Database) -> None:
+    """End the connection that holds the leader lock."""
+    async with database.connection() as conn:
+        await conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'trader leader' AND pid IN (SELECT pid FROM pg_locks WHERE granted "
+            "AND locktype = 'advisory') AND datname = current_database()"
+        )
+
+
+async def until_lived(database: Database, minutes: int) -> None:
+    """Wait until the models have that many more minutes of snapshots behind them."""
+    async with asyncio.timeout(60), database.connection() as conn:
+        wanted = minutes + len(await lived_minutes(conn))
+        while len(await lived_minutes(conn)) < wanted:
+            await asyncio.sleep(0.05)
+
+
+async def lived_minutes(conn: Connection) -> list[datetime]:
+    rows = await conn.fetch("SELECT DISTINCT date_trunc('minute', created_at) AS minute FROM portfolio_snapshots")
+    return sorted(row["minute"] for row in rows)
+
+
+async def test_a_replay_in_lockstep_stands_still_while_nobody_leads(
+    tmp_path: Path, dsn: str, database: Database
+) -> None:
+    await write_candles(tmp_path / "candles", 7, datetime(2025, 6, 1, tzinfo=UTC), hours=72)
+    shared = {"DATABASE_URL": dsn, "MARKET_SOURCE": f"replay:{tmp_path / 'candles'}", "REPLAY_SPEED": "0"}
+    async with serving(tmp_path, **shared) as first:
+        await until_lived(database, 10)
+        await end_lead(database)
+        async with asyncio.timeout(10):
+            while b"term 2" not in b"".join(first.log):
+                await asyncio.sleep(0.02)
+        await until_lived(database, 10)
+        async with serving(tmp_path, **shared) as second:
+            assert await role(second) == "standby"
+            await until_lived(database, 10)
+            await first.kill()
+            await until_leading(second, within_s=10)
+            await until_lived(database, 10)
+            assert await second.stop() == 0
+    async with database.connection() as conn:
+        minutes = await lived_minutes(conn)
+        invoked = await conn.fetchval("SELECT count(DISTINCT date_trunc('minute', started_at)) FROM invocations")
+    passed = (minutes[-1] - minutes[0]).total_seconds() / 60 + 1
+    assert passed - len(minutes) <= 2  # at most the minute in which each lead ended
+    assert len(minutes) - invoked <= 3  # the last minute's models may not have been asked
+
+
+async def test_a_leader_that_loses_its_lock_stops_trading(tmp_path: Path, dsn: str, database: Database) -> None:
     shared = {"DATABASE_URL": dsn, "SIM_LATENCY_MS": "0"}
     async with serving(tmp_path, **shared) as first, serving(tmp_path, **shared) as second:
-        conn = await asyncpg.connect(dsn)
-        try:
-            await conn.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE application_name = 'trader leader' AND pid IN (SELECT pid FROM pg_locks WHERE granted "
-                "AND locktype = 'advisory') AND datname = current_database()"
-            )
-        finally:
-            await conn.close()
+        await end_lead(database)
         async with asyncio.timeout(10):
             while {await role(first), await role(second)} != {"leader", "standby"} or await role(first) == "leader":
                 # Either may win the lock again; what must never be is two leaders.
