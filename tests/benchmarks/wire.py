@@ -3,7 +3,8 @@
   scripts/benchmark wire [--seconds 8]    on a season of 100 models and 9 days, which takes a minute to write
   scripts/benchmark wire --database-url URL    on a season that is there
 
-1. variants.getVariants beside a bare aiohttp handler that returns the same bytes.
+1. variants.getVariants beside a bare aiohttp handler that returns the same bytes, and beside one that reads its input
+   before, as every procedure must.
 2. The equity history of all models, 19 MB on a season of a week or more, beside a bare handler of the same bytes.
 3. The five procedures that a dashboard polls, beside the same service without its response cache.
 
@@ -135,11 +136,13 @@ async def listen(app: web.Application, port: int) -> None:
     await asyncio.Event().wait()
 
 
-async def serve_bare(port: int, path: str, file: str) -> None:
+async def serve_bare(port: int, path: str, file: str, *, reads: bool) -> None:
     """Serve the bytes of a file at the path of a procedure."""
     body = Path(file).read_bytes()
 
-    async def answer(_: web.Request) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
+        if reads:
+            await request.read()
         return web.Response(body=body, content_type="application/json")
 
     app = web.Application()
@@ -258,11 +261,18 @@ def compare_bare(
     file = str(Path(folder, name))
     subprocess.run(["curl", "-sf", "-o", file, "-d", body, address_of(service.port, name)], check=True)
     print(f"{name}, {Path(file).stat().st_size:,} bytes")
-    with running(["benchmarks.wire", "--bare", "18601", name, file], 18601, folder) as pid:
-        bare = Running(pid, 18601)
-        turns = [[measure(each, seconds, calls, connections) for each in (service, bare)] for _ in range(TURNS)]
-    ours, theirs = zip(*turns, strict=True)
-    return judge(show("service", ours) / show("bare aiohttp", theirs), floor)
+    with (
+        running(["benchmarks.wire", "--bare", "18601", name, file], 18601, folder) as pid,
+        running(["benchmarks.wire", "--bare-reading", "18602", name, file], 18602, folder) as reading_pid,
+    ):
+        servers = service, Running(pid, 18601), Running(reading_pid, 18602)
+        turns = [[measure(each, seconds, calls, connections) for each in servers] for _ in range(TURNS)]
+    ours, bare, reading = (
+        show(label, measured)
+        for label, measured in zip(("service", "bare aiohttp", "  which reads"), zip(*turns, strict=True), strict=True)
+    )
+    print(f"  ratio {ours / reading:.2f} to the one that reads its input")
+    return judge(ours / bare, floor)
 
 
 def compare_all(seconds: float, dsn: str, folder: str) -> bool:
@@ -309,7 +319,9 @@ def main(arguments: Sequence[str]) -> int:
         case ["--load", port, seconds, calls, connections]:
             run(load(int(port), float(seconds), json.loads(calls), int(connections)))
         case ["--bare", port, path, file]:
-            run(serve_bare(int(port), path, file))
+            run(serve_bare(int(port), path, file, reads=False))
+        case ["--bare-reading", port, path, file]:
+            run(serve_bare(int(port), path, file, reads=True))
         case ["--uncached"]:
             return serve_uncached()
         case _:
