@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._limits = server.limits
         self._loop = asyncio.get_running_loop()
         self._is_busy = False
-        self._body: StreamReader | None = None
+        self._late_body: StreamReader | None = None
         self._has_late_bodies = False
         self._head_due_s = math.inf  # of the event loop's time
         self._late: asyncio.TimerHandle | None = None
@@ -89,15 +89,14 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether it waits for the next request, whose head may have begun: the last one is read and answered."""
-        return not self._is_busy and self._stuck is None and (self._body is None or self._body.is_eof())
+        return not self._is_busy and self._stuck is None and (self._late_body is None or self._late_body.is_eof())
 
     def begin(self, body: StreamReader) -> None:
         """Note that the whole head of a request has arrived, and its handler begins."""
         self._is_busy = True
-        self._body = body
         self._head_due_s = math.inf
-        if not body.is_eof():
-            self._has_late_bodies = True
+        self._late_body = None if body.is_eof() else body
+        self._has_late_bodies = self._has_late_bodies or self._late_body is not None
 
     def end(self) -> None:
         """Note that the handler of a request has ended. aiohttp reads the rest of its body, which is no head.

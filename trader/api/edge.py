@@ -17,7 +17,7 @@ from multidict import istr
 
 from trader.api.compression import BYTES_MIN, compress_response
 from trader.api.cors import CrossOrigin, HostRule, OriginRule, answer_plain_options
-from trader.api.requests import GIVEN_UP, NAME, REQUEST_ID, UNKNOWN, Handler, RequestLog
+from trader.api.requests import GIVEN_UP, REQUEST_ID, UNKNOWN, Handler, RequestLog
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
 from trader.settings import Settings
@@ -36,12 +36,6 @@ class MarkedConnection(Protocol):
     def begin(self, body: StreamReader) -> None: ...
 
     def end(self) -> None: ...
-
-
-def connection_of(request: web.Request) -> MarkedConnection | None:
-    """Return the connection of a request; None when its transport is not one of ours."""
-    connection: MarkedConnection | None = getattr(request.transport, "connection", None)
-    return connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +90,7 @@ def served(app: web.Application, name: str, handler: Handler, *, changes: bool =
     async def handle(request: web.Request) -> web.StreamResponse:
         started_s = time.perf_counter()
         request[REQUEST_ID] = request_id = requests.new_id()
-        request[NAME] = name  # set, since looking for what is not there is dear in every request
-        connection = connection_of(request)
+        connection: MarkedConnection | None = getattr(request.transport, "connection", None)  # only ours have one
         if connection is not None:
             connection.begin(request.content)
         status = 500
@@ -114,7 +107,7 @@ def served(app: web.Application, name: str, handler: Handler, *, changes: bool =
                 if status >= 400 and GIVEN_UP in request:
                     await _answer_and_close(request, response)
         finally:
-            requests.finished(request[NAME], status, started_s, request_id, changes=changes)
+            requests.finished(name, status, started_s, request_id, changes=changes)
             if connection is not None:
                 connection.end()
         return response

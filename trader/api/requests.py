@@ -22,9 +22,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request, in its log line and in the header `X-Request-Id` of its response."""
 
-NAME: Final = web.RequestKey("name", str)
-"""The name of a request in metrics and the log: that of its route, unless its handler sets another."""
-
 BODY_SIZE_MAX: Final = 2**20
 """Bytes of a request body, after decompression."""
 

@@ -24,7 +24,7 @@ from trader.api.edge import EDGE, JSON, Edge, answer_expect, answer_options, ser
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
-from trader.api.requests import NAME, REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
+from trader.api.requests import REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.schemas.common import ENCODER, LongOutput
 from trader.errors import (
@@ -122,14 +122,15 @@ class Dispatcher:
         self.large_answers = LargeAnswers()
 
     def add_to(self, app: web.Application) -> None:
-        """Mount a route for each path of a procedure, found without a pattern, and one for all other paths."""
+        """Mount a route for each path of a procedure, found without a pattern, for batches, and for all other paths."""
         for path, target in self._targets.items():
             handler = served(
                 app, target.procedure.name, partial(self._handle, target), changes=target.procedure.changes
             )
             app.router.add_route(hdrs.METH_ANY, path, handler, expect_handler=answer_expect)
-        handler = served(app, UNKNOWN, partial(self._handle, None))
-        app.router.add_route(hdrs.METH_ANY, PREFIX + "{path:.*}", handler, expect_handler=answer_expect)
+        for path, name in ((r"{parent:(.*/)?}__batch__", "batch"), ("{path:.*}", UNKNOWN)):
+            handler = served(app, name, partial(self._handle, None))
+            app.router.add_route(hdrs.METH_ANY, PREFIX + path, handler, expect_handler=answer_expect)
 
     async def _handle(self, target: Target | None, request: web.Request) -> web.StreamResponse:
         """Handle a request of any method, for a procedure or for an unknown path under `/api/rpc/`."""
@@ -141,18 +142,19 @@ class Dispatcher:
             return _response(_method_not_supported(request.method, target.style) if target else _NOT_FOUND)
         batch_mode = request.headers.get(batch.HEADER)
         if batch_mode is not None:
-            request[NAME] = "batch"
             return await self._handle_batch(request, batch_mode)
         if target is None:
             return _response(_NOT_FOUND)
         try:
-            self._check_origin(request)
+            if hdrs.ORIGIN in request.headers:
+                self._check_origin(request)
             body = arrived_body(request)
             if body is None:
                 body = await read_body(request, self._body_wait_s)
         except RequestError as error:
             return _response(_error_answer(error, target.style))
-        answer = self._kept(target, body)
+        token_of = target.procedure.token
+        answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
         if answer is None:
             authorization = request.headers.get(hdrs.AUTHORIZATION)
             answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
@@ -171,11 +173,6 @@ class Dispatcher:
     def _check_origin(self, request: web.Request) -> None:
         if self._origins is not None and (why := self._origins.refusal(request)) is not None:
             raise Forbidden(why)
-
-    def _kept(self, target: Target, body: bytes) -> Answer | None:
-        """Return the answer that was kept for the same input, while its data has not changed."""
-        token_of = target.procedure.token
-        return None if token_of is None else self.cache.find((target, body), token_of(self._context))
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
