@@ -58,6 +58,13 @@ def anonymous_mb(pid: int) -> float:
     return int(found[1]) / 1024
 
 
+async def trades_so_far(service: ServiceProcess) -> int:
+    """Return how many trades the agents have closed: a service that does nothing holds its memory too."""
+    async with service.http.get(f"{service.url}/metrics") as response:
+        text = await response.text()
+    return sum(int(float(count)) for count in re.findall(r"^trader_trades_total\S* (\S+)$", text, re.MULTILINE))
+
+
 async def market_time(service: ServiceProcess) -> datetime | None:
     _, report = await service.get("/health/schedulers")
     at = report["market"]["lastUpdateAt"]
@@ -83,7 +90,9 @@ async def measure(days: int, symbols: Sequence[str]) -> int:
                     continue
                 ends.append(anonymous_mb(service.process.pid))
                 grown = ends[-1] - ends[min(1, len(ends) - 1)]
-                print(f"day {len(ends):3}  anonymous {ends[-1]:7.2f} MB  since day 2 {grown:+6.2f} MB", flush=True)
+                trades = await trades_so_far(service)
+                memory = f"anonymous {ends[-1]:7.2f} MB  since day 2 {grown:+6.2f} MB"
+                print(f"day {len(ends):3}  {memory}  {trades:6,} trades", flush=True)
             await service.stop()
     growth = ends[-1] - ends[1]
     print(f"from the end of day 2 to that of day {days}: {growth:+.2f} MB (at most {GROWTH_MB_MAX:+g})")
