@@ -4,7 +4,7 @@
   scripts/benchmark readers --quick    12 rounds, 2 s for each
   scripts/benchmark readers --subscribers 40    fewer of each stream, on all readers together, than 200
 
-The leader takes 20 orders and 20 reads a second. Its processor time per order is measured in turns: while no reader
+The leaders take 5 orders and 5 reads a second each. Its processor time per order is measured in turns: while no reader
 runs, while the readers of another installation serve 200 subscribers of each stream on the same cores, and while its
 own do. What a neighbour costs by sharing cores and caches is in both of the last two, so their ratio is what readers
 ask of their leader. A reader's processor time per read is what another machine would need. Exit code 1: the leader
