@@ -208,7 +208,7 @@ def build_app(service: Service) -> web.Application:
     """Return the HTTP application of the service."""
     context = service.context
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    edge.setup(app, context.settings, lag_s=lambda: service.leadership.lag_s)
+    edge.setup(app, context.settings, lag_s=service.relay.reader.lag_s)
     page.setup(app, context)  # before the procedures, whose last route answers every path that no other has
     dispatcher = rpc.setup(app, context)
     openapi.setup(app, context)
@@ -249,7 +249,7 @@ def _health_sources(service: Service) -> health.HealthSources:
         hubs=service.hubs.all,
         schedulers=service.schedulers.status,
         role=lambda: leadership.role,
-        lag_s=lambda: leadership.lag_s,
+        lag_s=service.relay.reader.lag_s,
         running=leadership.running_schedulers,
         troubles=lambda: context.exchange.troubles,
         models_running=context.agents.running,

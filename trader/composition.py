@@ -62,6 +62,7 @@ class Service:
     schedulers: Schedulers
     controls: TradingControls
     leadership: Leadership
+    relay: Relay
     anchors: Anchors
     alarms: Alarms
     started_at: datetime
@@ -115,7 +116,18 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
         stack.push_async_callback(sink.close)
     anchors = Anchors(database, sink, alarms.is_leader)
     return Service(
-        context, database, accounts, providers, hubs, schedulers, controls, leadership, anchors, alarms, clock.now()
+        context,
+        database,
+        accounts,
+        providers,
+        hubs,
+        schedulers,
+        controls,
+        leadership,
+        relay,
+        anchors,
+        alarms,
+        clock.now(),
     )
 
 

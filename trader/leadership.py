@@ -106,11 +106,6 @@ class Leadership:
             return "reader"
         return "standby" if self._exchange.term is None else "leader"
 
-    @property
-    def lag_s(self) -> float | None:
-        """How many seconds ago the leader wrote the newest record that arrived here; None on the leader."""
-        return None if self.role == "leader" else self._relay.reader.lag_s
-
     def running_schedulers(self) -> Mapping[str, bool]:
         """Return which schedulers run, in this process or on the leader."""
         here = {name: status.running for name, status in self._schedulers.status().items()}

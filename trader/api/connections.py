@@ -12,6 +12,7 @@ import logging
 import math
 import resource
 import socket
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -77,6 +78,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, http: asyncio.Protocol, server: "HttpServer") -> None:
         self._http = http
         self._server = server
+        self._order = server.connections
         self._limits = server.limits
         self._loop = asyncio.get_running_loop()
         self._is_busy = False
@@ -95,8 +97,11 @@ class Connection(asyncio.Protocol):
         """Note that the whole head of a request has arrived, and its handler begins."""
         self._is_busy = True
         self._head_due_s = math.inf
-        self._late_body = None if body.is_eof() else body
-        self._has_late_bodies = self._has_late_bodies or self._late_body is not None
+        if body.is_eof():
+            self._late_body = None
+        else:
+            self._late_body = body
+            self._has_late_bodies = True
 
     def end(self) -> None:
         """Note that the handler of a request has ended. aiohttp reads the rest of its body, which is no head.
@@ -105,7 +110,8 @@ class Connection(asyncio.Protocol):
         aiohttp then does not resume it, so that is done here.
         """
         self._is_busy = False
-        self._server.moved(self)
+        if self in self._order:
+            self._order.move_to_end(self)
         if self._has_late_bodies:
             self._http.data_received(b"")
 
@@ -233,7 +239,7 @@ class HttpServer:
             shutdown_timeout=shutdown_timeout_s,
         )
         self._listening: list[asyncio.Server] = []
-        self._connections: dict[Connection, None] = {}
+        self.connections: OrderedDict[Connection, None] = OrderedDict()
         self.limits = limits
         self.requests = (app.get(EDGE) or Edge()).requests
 
@@ -260,20 +266,14 @@ class HttpServer:
         await self._runner.cleanup()
 
     def opened(self, connection: Connection) -> None:
-        self._connections[connection] = None
-        if len(self._connections) > self.limits.connections_max:
-            idlest = next(one for one in self._connections if one.is_idle)
+        self.connections[connection] = None
+        if len(self.connections) > self.limits.connections_max:
+            idlest = next(one for one in self.connections if one.is_idle)
             self.lost(idlest)
             idlest.close()
 
-    def moved(self, connection: Connection) -> None:
-        """Note that the connection is answered now, and idle after that."""
-        if connection in self._connections:
-            del self._connections[connection]
-            self._connections[connection] = None
-
     def lost(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
+        self.connections.pop(connection, None)
 
 
 def _is_bug(record: logging.LogRecord) -> bool:

@@ -51,7 +51,7 @@ class Edge:
     cors: CrossOrigin | None = None
     lag_s: Callable[[], float | None] = lambda: None
 
-    async def finish_head(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def finish_head(self, request: web.Request, response: web.StreamResponse, request_id: str) -> None:
         """Complete the headers of a response before it is sent, and compress it.
 
         aiohttp-cors omits `Vary`: no cache may serve one origin's response to another.
@@ -61,7 +61,7 @@ class Edge:
         headers = response.headers
         vary = headers.get(hdrs.VARY)
         headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
-        headers[_ID_HEADER] = request[REQUEST_ID]
+        headers[_ID_HEADER] = request_id
         headers[hdrs.SERVER] = "trader"  # without versions
         if (lag_s := self.lag_s()) is not None:
             headers[_LAG_HEADER] = f"{lag_s:.3f}"
@@ -103,7 +103,7 @@ def served(app: web.Application, name: str, handler: Handler, *, changes: bool =
                 response = _answer_bug(request)
             status = response.status
             if not response.prepared:
-                await edge.finish_head(request, response)
+                await edge.finish_head(request, response, request_id)
                 if status >= 400 and GIVEN_UP in request:
                     await _answer_and_close(request, response)
         finally:
@@ -117,7 +117,7 @@ def served(app: web.Application, name: str, handler: Handler, *, changes: bool =
 
 async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
     """Complete the headers of a response that its handler is about to prepare."""
-    await (request.app.get(EDGE) or Edge()).finish_head(request, response)
+    await (request.app.get(EDGE) or Edge()).finish_head(request, response, request[REQUEST_ID])
 
 
 def _answer_bug(request: web.Request) -> web.Response:

@@ -28,6 +28,9 @@ BODY_SIZE_MAX: Final = 2**20
 GIVEN_UP: Final = web.RequestKey("given_up", bool)
 """Set when nothing may wait for the rest of the body: the connection closes after the response."""
 
+_BROKEN: Final = (ContentEncodingError, web.RequestPayloadError, ConnectionError)
+"""How reading a body fails; the last: the caller has disconnected."""
+
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends of the latency histogram, in seconds."""
 
@@ -87,10 +90,14 @@ def arrived_body(request: web.Request) -> bytes | None:
     :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
     """
     content = request.content
-    if not content.is_eof() or content.exception() is not None:
+    if not content.is_eof():
         return None
-    body = content.read_nowait()
-    _check_size(len(body))
+    try:
+        body = content.read_nowait()
+    except _BROKEN:  # `read_body` says what is wrong
+        return None
+    if len(body) > BODY_SIZE_MAX:
+        raise _too_large()
     return body
 
 
@@ -105,18 +112,19 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
     """
     if (arrived := arrived_body(request)) is not None:
         return arrived
-    if request.content_length is not None:
-        _check_size(request.content_length)
+    if request.content_length is not None and request.content_length > BODY_SIZE_MAX:
+        raise _too_large()
     body = bytearray()
     try:
         async with asyncio.timeout(wait_s):
             while chunk := await request.content.readany():
                 body += chunk
-                _check_size(len(body))
+                if len(body) > BODY_SIZE_MAX:
+                    raise _too_large()
     except TimeoutError:
         request[GIVEN_UP] = True
         raise BodyTimeout(f"the body did not arrive within {wait_s:g} s") from None
-    except (ContentEncodingError, web.RequestPayloadError, ConnectionError):  # the last: the caller has disconnected
+    except _BROKEN:
         request[GIVEN_UP] = True
         raise InvalidInput(Issue((), "the body cannot be read: it is cut off, or its encoding is broken")) from None
     except PayloadTooLarge:
@@ -126,6 +134,5 @@ async def read_body(request: web.Request, wait_s: float) -> bytes:
     return bytes(body)
 
 
-def _check_size(size: int) -> None:
-    if size > BODY_SIZE_MAX:
-        raise PayloadTooLarge(f"the body is over {BODY_SIZE_MAX} bytes")
+def _too_large() -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is over {BODY_SIZE_MAX} bytes")

@@ -145,9 +145,11 @@ class RelayReader:
         self.markets: Mapping[str, Market] = {}
         """The trading rules by symbol, as the leader has them; empty before the first record."""
 
-    @property
     def lag_s(self) -> float | None:
-        """How many seconds ago the newest record was written, by the clocks of two machines; None before the first."""
+        """Return how many seconds ago the newest record was written, by the clocks of two machines.
+
+        None before the first, and while this process leads.
+        """
         return None if self._written_s is None else max(0.0, time.monotonic() - self._written_s)
 
     def forget(self) -> None:
