@@ -14,7 +14,7 @@ import msgspec
 
 from trader.domain.exchange.orders import ExitPlan, OrderSide, Side
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Candle, Interval
+from trader.domain.market.markets import Candle, Interval, Market, Quote
 
 
 class VariantLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,10 +186,28 @@ class ObservedMarket(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lot: Decimal
     min_notional: Decimal
     leverage_max: int
-    candles: Mapping[Interval, tuple[Candle, ...]]
-    indicators: Mapping[Interval, Indicators]
+    candles: Mapping[Interval, tuple[Candle, ...]] = {}
+    indicators: Mapping[Interval, Indicators] = {}
     last_action: LastAction | None = None
     supplementary: Supplementary | None = None
+
+    @classmethod
+    def of(cls, market: Market, quote: Quote, now: datetime, funding_rate: Decimal) -> "ObservedMarket":
+        """Return a market with its rules and prices alone."""
+        return cls(
+            symbol=market.symbol,
+            quoted_at=quote.at,
+            stale=quote.is_stale(now),
+            price=quote.mark,
+            bid=quote.bid,
+            ask=quote.ask,
+            spread=quote.ask - quote.bid,
+            funding_rate=funding_rate,
+            tick=market.tick,
+            lot=market.lot,
+            min_notional=market.min_notional,
+            leverage_max=market.leverage_max,
+        )
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

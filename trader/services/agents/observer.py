@@ -241,26 +241,15 @@ class Observer:
         quote = self._market.quote(symbol)
         if quote is None:
             return None
-        market = self._exchange.markets[symbol]
         candles: dict[Interval, tuple[Candle, ...]] = {}
         computed: dict[Interval, Indicators] = {}
         for interval in intervals:
             closed, computed[interval] = await self.indicators(symbol, interval)
             candles[interval] = tuple(closed[-SHOWN_CANDLES:])
-        return ObservedMarket(
-            symbol=symbol,
-            quoted_at=quote.at,
-            stale=quote.is_stale(now),
-            price=quote.mark,
-            bid=quote.bid,
-            ask=quote.ask,
-            spread=quote.ask - quote.bid,
-            funding_rate=self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
+        funding_rate = self._market.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
+        return msgspec.structs.replace(
+            ObservedMarket.of(self._exchange.markets[symbol], quote, now, funding_rate),
             open_interest=self._market.open_interest(symbol),
-            tick=market.tick,
-            lot=market.lot,
-            min_notional=market.min_notional,
-            leverage_max=market.leverage_max,
             candles=candles,
             indicators=computed,
             last_action=last_action,

@@ -90,48 +90,27 @@ class _AtSecond(Mapping[str, V]):
         return sum(1 for _ in self)
 
 
-class _IndicatorsAt(Mapping[Interval, Indicators]):
-    """The indicators of one market at one moment, each set computed when it is first read."""
+class _OfIntervals(Mapping[Interval, V]):
+    """What `make` returns of one market and each interval at one moment, made when it is first read."""
 
-    __slots__ = ("_at", "_intervals", "_known", "_market", "_symbol")
+    __slots__ = ("_at", "_intervals", "_known", "_make", "_symbol")
 
-    def __init__(self, market: "BacktestMarket", symbol: str, intervals: Sequence[Interval], at: datetime) -> None:
-        self._market = market
+    def __init__(
+        self, make: Callable[[str, Interval, datetime], V], symbol: str, intervals: Sequence[Interval], at: datetime
+    ) -> None:
+        self._make = make
         self._symbol = symbol
         self._intervals = intervals
         self._at = at
-        self._known: dict[Interval, Indicators] = {}
+        self._known: dict[Interval, V] = {}
 
-    def __getitem__(self, interval: Interval) -> Indicators:
+    def __getitem__(self, interval: Interval) -> V:
         found = self._known.get(interval)
         if found is None:
             if interval not in self._intervals:
                 raise KeyError(interval)
-            found = self._known[interval] = self._market.indicators(self._symbol, interval, self._at)
+            found = self._known[interval] = self._make(self._symbol, interval, self._at)
         return found
-
-    def __iter__(self) -> Iterator[Interval]:
-        return iter(self._intervals)
-
-    def __len__(self) -> int:
-        return len(self._intervals)
-
-
-class _CandlesAt(Mapping[Interval, tuple[Candle, ...]]):
-    """The latest closed candles of one market at one moment, as an agent is shown them."""
-
-    __slots__ = ("_at", "_intervals", "_market", "_symbol")
-
-    def __init__(self, market: "BacktestMarket", symbol: str, intervals: Sequence[Interval], at: datetime) -> None:
-        self._market = market
-        self._symbol = symbol
-        self._intervals = intervals
-        self._at = at
-
-    def __getitem__(self, interval: Interval) -> tuple[Candle, ...]:
-        if interval not in self._intervals:
-            raise KeyError(interval)
-        return tuple(self._market.closed_candles(self._symbol, interval, self._at)[-SHOWN_CANDLES:])
 
     def __iter__(self) -> Iterator[Interval]:
         return iter(self._intervals)
@@ -348,8 +327,8 @@ class BacktestMarket:
         if observed is None:
             observed = self._observed[symbol, intervals] = msgspec.structs.replace(
                 self._observe(symbol, second, now),
-                candles=_CandlesAt(self, symbol, intervals, now),
-                indicators=_IndicatorsAt(self, symbol, intervals, now),
+                candles=_OfIntervals(self._shown_candles, symbol, intervals, now),
+                indicators=_OfIntervals(self.indicators, symbol, intervals, now),
             )
         return observed if last_action is None else msgspec.structs.replace(observed, last_action=last_action)
 
@@ -357,24 +336,14 @@ class BacktestMarket:
         """Return a market without its candles and indicators."""
         observed = self._observed.get((symbol, ()))
         if observed is None:
-            quote, market = self.moment(second).quotes[symbol], self.markets[symbol]
-            observed = self._observed[symbol, ()] = ObservedMarket(
-                symbol=symbol,
-                quoted_at=quote.at,
-                stale=quote.is_stale(now),
-                price=quote.mark,
-                bid=quote.bid,
-                ask=quote.ask,
-                spread=quote.ask - quote.bid,
-                funding_rate=self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0)),
-                tick=market.tick,
-                lot=market.lot,
-                min_notional=market.min_notional,
-                leverage_max=market.leverage_max,
-                candles={},
-                indicators={},
+            funding_rate = self.funding_rate(symbol, now.replace(minute=0, second=0, microsecond=0))
+            observed = self._observed[symbol, ()] = ObservedMarket.of(
+                self.markets[symbol], self.moment(second).quotes[symbol], now, funding_rate
             )
         return observed
+
+    def _shown_candles(self, symbol: str, interval: Interval, now: datetime) -> tuple[Candle, ...]:
+        return tuple(self.closed_candles(symbol, interval, now)[-SHOWN_CANDLES:])
 
     def closed_candles(self, symbol: str, interval: Interval, now: datetime) -> Sequence[Candle]:
         """Return the last closed candles, as many as a service keeps for indicators."""
