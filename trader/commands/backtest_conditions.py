@@ -15,7 +15,7 @@ from trader.domain.models import Model
 from trader.errors import SettingsError, StartError
 from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.run import Backtest
-from trader.services.backtest.sources import RecordedInvocation, RecordedSource, read_decisions
+from trader.services.backtest.sources import RecordedInvocation, RepeatedSource, read_decisions
 from trader.settings import Settings
 from trader.store.portfolio.season import AccountReport
 
@@ -140,7 +140,7 @@ async def _execute(
     decisions: Mapping[str, Sequence[RecordedInvocation]],
     guard: Mapping[str, int],
 ) -> dict[str, AccountReport]:
-    sources = [(model, RecordedSource(model, decisions.get(model.id, []))) for model in models]
+    sources = [(model, RepeatedSource(model, decisions.get(model.id, []))) for model in models]
     run = Backtest(market, settings, sources, [], has_baselines=False)
     for one in run.participants:
         one.limits = msgspec.structs.replace(one.limits, **guard)

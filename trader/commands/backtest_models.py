@@ -29,7 +29,7 @@ from trader.services.backtest.sources import (
     AiSource,
     NotedSource,
     RecordedInvocation,
-    RecordedSource,
+    RepeatedSource,
     recorded_invocation,
 )
 from trader.settings import Settings
@@ -228,7 +228,7 @@ async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> l
                 steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
                 recorded += [recorded_invocation(one, steps.get(one.id, []), calls.get(one.id, [])) for one in batch]
             if recorded:
-                found.append((model, RecordedSource(model, recorded)))
+                found.append((model, RepeatedSource(model, recorded)))
     if not found:
         raise SettingsError([f"--models-from: no model decided between {iso(starts_at)} and {iso(ends_at)} there"])
     return found

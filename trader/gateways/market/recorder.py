@@ -36,7 +36,7 @@ _GZIP: Final = zlib.MAX_WBITS | 16
 _CHUNK: Final = 1 << 20
 
 
-class RecordedQuote(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class EncodedQuote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A quote with the best levels of its book, which stay encoded: few books are ever read."""
 
     mark: Decimal
@@ -54,7 +54,7 @@ class Line(msgspec.Struct, omit_defaults=True, frozen=True, gc=False, forbid_unk
 
     at: datetime
     begins: bool = False
-    quotes: dict[str, RecordedQuote] = {}
+    quotes: dict[str, EncodedQuote] = {}
     rules: dict[str, Market] = {}
     rates: dict[str, Decimal] = {}
     deeper: dict[str, tuple[msgspec.Raw, msgspec.Raw]] = {}
@@ -211,9 +211,9 @@ def _new_file(folder: Path, name: str) -> BufferedWriter:
             number += 1
 
 
-def _recorded(quote: Quote, book: Book) -> RecordedQuote:
+def _recorded(quote: Quote, book: Book) -> EncodedQuote:
     bids, asks = (msgspec.Raw(_encode(side[:LEVELS])) for side in (book.bids, book.asks))
-    return RecordedQuote(quote.mark, quote.bid, quote.ask, bids, asks)
+    return EncodedQuote(quote.mark, quote.bid, quote.ask, bids, asks)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _texts(path: Path) -> Iterator[bytes]:
         raise MarketDataError(f"{path} cannot be unpacked: {error}") from error
 
 
-def decode_book(symbol: str, at: datetime, quote: RecordedQuote, deeper: Mapping[str, tuple[msgspec.Raw, ...]]) -> Book:
+def decode_book(symbol: str, at: datetime, quote: EncodedQuote, deeper: Mapping[str, tuple[msgspec.Raw, ...]]) -> Book:
     """Return the book of a recorded quote."""
     bids, asks = _levels_decoder.decode(quote.bids), _levels_decoder.decode(quote.asks)
     if symbol in deeper:

@@ -147,7 +147,7 @@ class NotedSource:
         return decisions
 
 
-class RecordedSource(InvokedSource):
+class RepeatedSource(InvokedSource):
     """Recorded decisions, executed at their times; the calls of an answer follow each other, each as soon as it can."""
 
     def __init__(self, model: Model, recorded: Sequence[RecordedInvocation]) -> None:
@@ -198,7 +198,7 @@ def write_decisions(file: Path, participants: Iterable[Participant]) -> None:
     """Write a line for each invocation that decided something, by model and time. Raises `OSError`."""
     with file.open("wb") as lines:
         for one in participants:
-            if isinstance(one.source, AiSource | NotedSource | RecordedSource):
+            if isinstance(one.source, AiSource | NotedSource | RepeatedSource):
                 for recorded in one.source.recorded:
                     lines.write(msgspec.json.encode(recorded) + b"\n")
 
