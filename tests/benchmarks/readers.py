@@ -59,7 +59,7 @@ def processor_s(pid: int) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short turn of each")
+    parser.add_argument("--quick", action="store_true", help="12 rounds, 2 s for each number of readers")
     parser.add_argument("--subscribers", type=int, default=200, help="of each stream, on all readers together")
     parser.add_argument("--call", nargs=2, metavar=("URL", "SECONDS"), help=argparse.SUPPRESS)
     parser.add_argument("--subscribe", nargs="+", metavar="URL", help=argparse.SUPPRESS)
