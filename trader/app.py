@@ -12,10 +12,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from aiohttp import web
-
-from trader.api import connections, edge, health, metrics, openapi, rpc, streams
+from trader.api import connections, health, metrics, openapi, rpc, streams
 from trader.api.dashboard import page
+from trader.api.site import Site
 from trader.clock import JumpWatch, SystemClock
 from trader.composition import Service, make_service
 from trader.domain.operations.alarms import Alarm, AlarmCause
@@ -32,7 +31,6 @@ from trader.store.operations.halts import select_halts
 
 log = logging.getLogger("trader")
 
-BODY_BYTES_MAX: Final = 1024 * 1024
 _REQUESTS_END_S: Final = 1.0
 """How long requests may take to end at shutdown; the framework waits twice as long. Streams are closed before."""
 
@@ -204,20 +202,19 @@ async def _read_statistics(service: Service) -> None:
     log.info("the statistics of the current runs were read in %.1f s", time.monotonic() - began_s)
 
 
-def build_app(service: Service) -> web.Application:
-    """Return the HTTP application of the service."""
+def build_site(service: Service) -> Site:
+    """Return what the service serves over HTTP."""
     context = service.context
-    app = web.Application(client_max_size=BODY_BYTES_MAX)
-    edge.setup(app, context.settings, lag_s=service.relay.reader.lag_s)
-    page.setup(app, context)  # before the procedures, whose last route answers every path that no other has
-    dispatcher = rpc.setup(app, context)
-    openapi.setup(app, context)
-    streams.setup(app, service.hubs)
+    site = Site(context.settings, service.relay.reader.lag_s)
+    page.setup(site, context)
+    dispatcher = rpc.setup(site, context)
+    openapi.setup(site, context)
+    streams.setup(site, service.hubs)
     health_sources = _health_sources(service)
-    health.setup(app, health_sources)
+    health.setup(site, health_sources)
     if context.settings.metrics == "on":
         metrics.setup(
-            app,
+            site,
             metrics.MetricsSources(
                 hubs=service.hubs.all,
                 schedulers=service.schedulers.status,
@@ -235,7 +232,7 @@ def build_app(service: Service) -> web.Application:
                 alarms=service.alarms,
             ),
         )
-    return app
+    return site
 
 
 def _health_sources(service: Service) -> health.HealthSources:
@@ -265,7 +262,7 @@ async def _listen(service: Service, settings: Settings, sockets: Sequence[socket
     """Serve HTTP. Return the port (PORT 0 takes any free one)."""
     limits = connections.ConnectionLimits.of(settings)
     limits = replace(limits, connections_max=connections.raise_file_limit(limits.connections_max))
-    server = connections.HttpServer(build_app(service), limits, shutdown_timeout_s=_REQUESTS_END_S)
+    server = connections.HttpServer(build_site(service), limits, shutdown_timeout_s=_REQUESTS_END_S)
     stack.push_async_callback(server.stop)
     try:
         await server.start(sockets)

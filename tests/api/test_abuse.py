@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from trader.api import edge, rpc
+from trader.api import rpc
 from trader.api.connections import ConnectionLimits, HttpServer, bind
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
+from trader.api.site import Site
 from trader.settings import Settings
 
 CALL = b"POST /api/rpc/demo.wait HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -94,20 +95,19 @@ def request_id_of(answer: bytes) -> str:
 @asynccontextmanager
 async def running(limits: ConnectionLimits) -> AsyncIterator[Service]:
     settings = Settings.load({"HTTP_BODY_TIMEOUT_S": "1"}, None, demo=True)
-    app = web.Application()
+    site = Site(settings)
     untyped: Any = Context(settings)
-    edge.setup(app, settings)
-    rpc.setup(app, untyped, registry)
+    rpc.setup(site, untyped, registry)
 
-    async def health(_: web.Request) -> web.Response:
+    async def health(_: web.BaseRequest) -> web.Response:
         return web.json_response({"status": "healthy"})
 
-    async def broken(_: web.Request) -> web.Response:
+    async def broken(_: web.BaseRequest) -> web.Response:
         raise RuntimeError("a bug")
 
-    Route("/health").add_to(app, health)
-    Route("/broken").add_to(app, broken)
-    server = HttpServer(app, limits, shutdown_timeout_s=0.1)
+    Route("/health").add_to(site, health)
+    Route("/broken").add_to(site, broken)
+    server = HttpServer(site, limits, shutdown_timeout_s=0.1)
     sockets = bind("127.0.0.1", 0)
     await server.start(sockets)
     service = Service(server, int(sockets[0].getsockname()[1]))
@@ -236,8 +236,8 @@ async def test_a_request_for_no_path_is_answered_as_one_for_an_unknown_path(
     assert head.startswith(b"HTTP/1.1 404 ")
     assert b"\r\nContent-Type: application/json" in head
     assert json.loads(body) == {"error": "Not Found"}
-    assert request_id_of(answer)
-    assert request_id_of(answer) in caplog.text
+    [logged] = [vars(record) for record in caplog.records if record.name == "trader.request"]
+    assert logged["request_id"] == request_id_of(answer)
 
 
 async def test_a_bug_outside_the_procedures_is_told_by_the_id_that_is_in_the_log(

@@ -6,25 +6,23 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 from support.health_sources import NAMES, START, House
+from support.served import Client, served
 
 from trader.api import health
+from trader.api.site import Site
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
 
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
-Client = TestClient[web.Request, web.Application]
-
 
 @asynccontextmanager
 async def serving(house: House) -> AsyncIterator[Client]:
-    app = web.Application()
-    health.setup(app, house.sources())
-    async with TestClient(TestServer(app)) as client:
+    site = Site()
+    health.setup(site, house.sources())
+    async with served(site) as client:
         await house.schedulers.start()
         await house.clock.advance(timedelta(seconds=1))
         try:
@@ -156,9 +154,9 @@ async def test_the_detailed_report(path: str) -> None:
 
 async def test_before_the_schedulers_start_the_service_is_unhealthy() -> None:
     house = House()
-    app = web.Application()
-    health.setup(app, house.sources())
-    async with TestClient(TestServer(app)) as client:
+    site = Site()
+    health.setup(site, house.sources())
+    async with served(site) as client:
         status, report = await get(client, "/health")
         assert (status, report["schedulers"]) == (503, dict.fromkeys(NAMES, False))
         _, report = await get(client, "/health/schedulers")

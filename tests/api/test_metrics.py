@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 from support.health_sources import START, House
+from support.served import Client, served
 
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster
-from trader.api.edge import EDGE, Edge
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
+from trader.api.site import Site
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
@@ -32,7 +32,6 @@ from trader.setting_forms import Secret
 from trader.settings import Settings
 from trader.store.database.pool import PoolUse
 
-Client = TestClient[web.Request, web.Application]
 Figures = dict[tuple[str, tuple[str, ...]], float]
 
 registry = Registry()
@@ -77,12 +76,11 @@ async def parts() -> AsyncIterator[Parts]:
 
 @pytest.fixture
 async def client(parts: Parts) -> AsyncIterator[Client]:
-    app = web.Application()
+    site = Site()
     untyped: Any = parts.context
-    app[EDGE] = Edge()
-    dispatcher = rpc.setup(app, untyped, registry)
+    dispatcher = rpc.setup(site, untyped, registry)
     metrics.setup(
-        app,
+        site,
         metrics.MetricsSources(
             hubs={"workflow": parts.hub},
             schedulers=lambda: {"priceTracker": parts.status},
@@ -101,11 +99,11 @@ async def client(parts: Parts) -> AsyncIterator[Client]:
         ),
     )
 
-    async def health(_: web.Request) -> web.Response:
+    async def health(_: web.BaseRequest) -> web.Response:
         return web.json_response({})
 
-    Route("/health").add_to(app, health)
-    async with TestClient(TestServer(app)) as started:
+    Route("/health").add_to(site, health)
+    async with served(site) as started:
         yield started
 
 
@@ -245,17 +243,16 @@ async def test_requests_that_are_no_calls_are_one_line_each_too(
 
 
 async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
-    app = web.Application()
-    edge = app[EDGE] = Edge()
+    site = Site()
 
-    async def broken(_: web.Request) -> web.Response:
+    async def broken(_: web.BaseRequest) -> web.Response:
         raise RuntimeError("bug")
 
-    Route("/health").add_to(app, broken)
-    async with TestClient(TestServer(app)) as client, client.get("/health") as response:
+    Route("/health").add_to(site, broken)
+    async with served(site) as client, client.get("/health") as response:
         assert response.status == 500
-    assert list(edge.requests.latencies) == [("health", 500)]
-    assert json.dumps(edge.requests.latencies["health", 500].counts)
+    assert list(site.requests.latencies) == [("health", 500)]
+    assert json.dumps(site.requests.latencies["health", 500].counts)
 
 
 async def test_the_condition_of_the_service_has_gauges(client: Client, parts: Parts) -> None:

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import aiohttp
 import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
 from support.records import START
+from support.served import served
 
 from trader.api import streams
+from trader.api.site import Site
 from trader.api.stream_events import EVENTS_MAX, EventRing
 from trader.errors import Unavailable
 from trader.services.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
@@ -31,8 +31,8 @@ class Service:
         self.error: Exception | None = None
         self.events = EventBus()
         self.hubs = streams.Hubs(dict.fromkeys(STATES, self._load), self.events, ManualClock(START))
-        self.app = web.Application()
-        streams.setup(self.app, self.hubs, streams.Timing(watch_s=0.05))
+        self.site = Site()
+        streams.setup(self.site, self.hubs, streams.Timing(watch_s=0.05))
         self.address = ""
 
     async def _load(self) -> bytes:
@@ -49,8 +49,8 @@ class Service:
 async def serving() -> AsyncIterator[Service]:
     service = Service()
     await service.hubs.start()
-    async with TestServer(service.app) as server:
-        service.address = str(server.make_url("/api/events"))
+    async with served(service.site) as client:
+        service.address = str(client.make_url("/api/events"))
         yield service
         await service.hubs.close()
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from support.manual_clock import ManualClock
 
 from trader.api import streams
+from trader.api.site import Site
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Hubs, Timing
 from trader.errors import Unavailable
@@ -61,7 +62,14 @@ class Service:
         self.sources = {name: Source() for name in STATES}
         self.hubs = Hubs(self.sources, self.events, ManualClock(START))
         self.port = 0
-        self.runner: web.AppRunner | None = None
+        self.site = Site()
+        self.server = web.Server(self.site.handle)  # without the limits of the service's own connections
+        self.runner = web.ServerRunner(self.server, shutdown_timeout=20)
+
+    async def stop(self) -> None:
+        for end in self.site.endings:
+            await end()
+        await self.runner.cleanup()
 
     async def emptied(self) -> None:
         """Until no subscriber is left."""
@@ -73,9 +81,7 @@ class Service:
 @asynccontextmanager
 async def serving(**timing: float) -> AsyncIterator[Service]:
     service = Service()
-    app = web.Application()
-    streams.setup(app, service.hubs, Timing(**{"watch_s": 0.05, **timing}))
-    service.runner = web.AppRunner(app, shutdown_timeout=20)
+    streams.setup(service.site, service.hubs, Timing(**{"watch_s": 0.05, **timing}))
     await service.runner.setup()
     await web.TCPSite(service.runner, "127.0.0.1", 0).start()
     service.port = service.runner.addresses[0][1]
@@ -83,8 +89,7 @@ async def serving(**timing: float) -> AsyncIterator[Service]:
     try:
         yield service
     finally:
-        await service.runner.cleanup()
-        await service.hubs.close()
+        await service.stop()
 
 
 class Client:
@@ -318,9 +323,7 @@ async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
 async def test_the_kernel_gives_up_on_one_who_vanished_without_a_word() -> None:
     async with serving() as service, streaming(service, "positions") as client:
         await client.event()
-        assert service.runner is not None
-        assert service.runner.server is not None
-        [handler] = service.runner.server.connections
+        [handler] = service.server.connections
         assert handler.transport is not None
         sock = handler.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
@@ -343,9 +346,7 @@ class WatchedEvents(EventsMessage):
 
 def kept_bytes(service: Service, sent: Iterable[Message]) -> int:
     """Bytes that the process keeps for its readers: in transports, and of messages that were `sent` and still exist."""
-    assert service.runner is not None
-    assert service.runner.server is not None
-    transports = [handler.transport for handler in service.runner.server.connections]
+    transports = [handler.transport for handler in service.server.connections]
     waiting = sum(len(message.text(numbered=False)) for message in sent)
     return waiting + sum(t.get_write_buffer_size() for t in transports if t is not None)
 
@@ -378,10 +379,8 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str, kept_max: int
                 assert data[0] == number
             assert not client.reader.at_eof()
             assert hub.dropped == 1
-            assert service.runner is not None
-            assert service.runner.server is not None
             async with asyncio.timeout(PATIENCE_S):
-                while len(service.runner.server.connections) > 1:
+                while len(service.server.connections) > 1:
                     await asyncio.sleep(0.005)
         stalled.writer.close()
         await service.emptied()
@@ -479,9 +478,8 @@ async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None
         for _ in range(messages):
             service.hubs.positions.send(StateMessage("positions", b"[%b]" % b",".join([b"123456789"] * 500_000)))
             await asyncio.sleep(0.001)
-        assert service.runner is not None
         began = time.monotonic()
-        await service.runner.cleanup()
+        await service.stop()
         assert time.monotonic() - began < 3
         assert not any(len(hub) for hub in service.hubs.all.values())
         for client in clients[1:]:

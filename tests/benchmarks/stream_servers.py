@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, cast
 
-from aiohttp import web
 from benchmarks.stream_readers import STREAMS, Readers
 
 from trader.api import streams
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
-from trader.api.edge import EDGE, Edge
-from trader.api.requests import RequestLog
+from trader.api.site import Site
 from trader.api.stream_messages import frame
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
@@ -36,7 +34,7 @@ class Service:
     def __init__(self, timing: Timing | None = None) -> None:
         self._timing = timing or Timing()
         self._sent_ns = 0
-        self.requests = RequestLog()
+        self.site = Site()
         self.events = EventBus()
         self.hubs = Hubs(dict.fromkeys(STREAMS[:4], self._load), self.events, SystemClock())
 
@@ -45,10 +43,8 @@ class Service:
 
     async def start(self) -> int:
         """Listen. Return the port."""
-        app = web.Application()
-        app[EDGE] = Edge(self.requests)
-        streams.setup(app, self.hubs, self._timing)
-        self._server = HttpServer(app, ConnectionLimits())
+        streams.setup(self.site, self.hubs, self._timing)
+        self._server = HttpServer(self.site, ConnectionLimits())
         sockets = bind("127.0.0.1", 0)
         await self._server.start(sockets)
         await self.hubs.start()

@@ -76,7 +76,7 @@ class LoadedService(Service):
         return super().publish()
 
     def requested(self) -> int:
-        return sum(sum(latencies.counts) for latencies in self.requests.latencies.values())
+        return sum(sum(latencies.counts) for latencies in self.site.requests.latencies.values())
 
     def dropped(self) -> int:
         return sum(hub.dropped for hub in self.hubs.all.values())

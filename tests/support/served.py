@@ -1,13 +1,14 @@
-"""An application served by the service's own HTTP server, and a client of it."""
+"""A site served by the service's own HTTP server, and a client of it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from yarl import URL
 
 from trader.api.connections import ConnectionLimits, HttpServer, bind
+from trader.api.site import Site
 
 HOST: Final = "127.0.0.1"
 
@@ -27,9 +28,9 @@ class Client:
 
 
 @asynccontextmanager
-async def served(app: web.Application, limits: ConnectionLimits | None = None) -> AsyncIterator[Client]:
-    """Serve the application on a free port."""
-    server = HttpServer(app, limits or ConnectionLimits(), shutdown_timeout_s=0.1)
+async def served(site: Site, limits: ConnectionLimits | None = None) -> AsyncIterator[Client]:
+    """Serve the site on a free port."""
+    server = HttpServer(site, limits or ConnectionLimits(), shutdown_timeout_s=0.1)
     sockets = bind(HOST, 0)
     try:
         await server.start(sockets)

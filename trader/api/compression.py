@@ -19,7 +19,7 @@ THREAD_BYTES_MIN: Final = 32 * 1024
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
-def accepts_gzip(request: web.Request) -> bool:
+def accepts_gzip(request: web.BaseRequest) -> bool:
     """Return whether the header `Accept-Encoding` has gzip (or `*`) with a weight above 0."""
     weights: dict[str, bool] = {}
     for header in request.headers.getall(hdrs.ACCEPT_ENCODING, ()):
@@ -64,9 +64,10 @@ class StreamPacker:
         return piece if self._packer is None else self._packer.compress(piece) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-async def compress_response(request: web.Request, response: web.Response, body: bytes) -> None:
-    """Compress a whole response that its handler has left as it is, before its head is sent."""
-    if hdrs.CONTENT_ENCODING in response.headers:
+async def compress_response(request: web.BaseRequest, response: web.Response) -> None:
+    """Compress a whole response that its handler has left as it is, if it is long enough."""
+    body = response.body
+    if not isinstance(body, bytes) or len(body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
         return
     if not response.content_type.startswith(("text/", "application/")):  # fonts and pictures are compressed already
         return

@@ -1,9 +1,9 @@
-"""The HTTP server: an aiohttp application on connections with limits.
+"""The HTTP server: aiohttp's low-level server on connections with limits.
 
 aiohttp bounds the size of headers and the number of requests that wait on one connection, and closes connections that
 are silent. It has no bound for a head that arrives byte by byte, for a caller who does not read its answer, and for the
-number of connections: a protocol around aiohttp's own enforces those. Answers to what no handler answers are JSON too:
-bytes that are no request, a request for no path (`OPTIONS *`, CONNECT), and a bug outside the procedures.
+number of connections: a protocol around aiohttp's own enforces those. What aiohttp answers itself, bytes that are no
+request and a bug outside the handlers, is answered as JSON too.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from typing import Any, Final, cast
 from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from trader.api.edge import EDGE, Edge
 from trader.api.schemas.common import ENCODER
 from trader.api.schemas.streams import Refusal
+from trader.api.site import Site
 from trader.errors import StartError
 from trader.settings import Settings
 
@@ -45,7 +45,19 @@ _NOT_HERE: Final = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 _TOO_SLOW: Final = "The head of the request took too long"
 _HEAD: Final = b"HTTP/1."
 _ID: Final = b"\r\nX-Request-Id: "
-"""In the head of every answer of a handler, unlike aiohttp's own, to bytes that are no request or name no path."""
+"""In the head of every answer of a handler, unlike aiohttp's own, to bytes that are no request."""
+
+_PASSED_ON: Final = (
+    "abort",
+    "close",
+    "get_extra_info",
+    "get_write_buffer_size",
+    "is_closing",
+    "pause_reading",
+    "resume_reading",
+    "set_write_buffer_limits",
+)
+"""The methods of a transport, beside those that write, that aiohttp and handlers use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +84,7 @@ class ConnectionLimits:
 class Connection(asyncio.Protocol):
     """One connection: passes everything on to aiohttp's protocol and enforces the limits.
 
-    `edge.served` reports when a request begins and ends.
+    `Site` reports when a request begins and ends.
     """
 
     def __init__(self, http: asyncio.Protocol, server: "HttpServer") -> None:
@@ -170,28 +182,25 @@ class Connection(asyncio.Protocol):
 class _HttpTransport:
     """The transport that aiohttp writes to: the connection's own, but refusals without a handler are JSON.
 
-    aiohttp answers bytes that are no request, and requests without a path (`OPTIONS *`, CONNECT), itself, as text.
+    aiohttp answers bytes that are no request itself, as text.
     """
 
     def __init__(self, transport: asyncio.Transport, connection: Connection, server: "HttpServer") -> None:
         self._transport = transport
         self._server = server
         self.connection = connection
-        self.is_closing = transport.is_closing  # called for every request, unlike the rest
-        self.resume_reading = transport.resume_reading
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
+        for name in _PASSED_ON:
+            setattr(self, name, getattr(transport, name))
 
     def write(self, data: bytes | bytearray) -> None:
-        if data.startswith(_HEAD) and _ID not in data:
+        if data.startswith(_HEAD) and data.find(_ID) < 0:
             self._write_refusal(data)
         else:
             self._transport.write(data)
 
     def writelines(self, pieces: Iterable[bytes]) -> None:
         first, *others = pieces
-        if first.startswith(_HEAD) and _ID not in first:
+        if first.startswith(_HEAD) and first.find(_ID) < 0:
             self.write(b"".join((first, *others)))
         else:
             self._transport.writelines((first, *others))
@@ -204,7 +213,7 @@ class _HttpTransport:
         text = data.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
         reason = " ".join(text.split())[:_REASON_CHARACTERS] if status == HTTPStatus.BAD_REQUEST else status.phrase
         request_id = self._server.requests.new_id()
-        peer = self.get_extra_info("peername")
+        peer = self._transport.get_extra_info("peername")
         log.info("request %s: refused a connection of %s: %s", request_id, peer and peer[0], ascii(reason))
         self._transport.write(_closing_answer(status, reason, request_id))
         self._transport.close()
@@ -221,49 +230,59 @@ def _closing_answer(status: HTTPStatus, error: str, request_id: str) -> bytes:
 
 
 class HttpServer:
-    """Serves an application on connections with limits.
+    """Serves a site on connections with limits.
 
     When there are too many connections, the one that has been idle longest is closed, else the newcomer. The table of
     connections is kept in the order in which they were made, or answered last.
     """
 
-    def __init__(self, app: web.Application, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
-        self._runner = web.AppRunner(
-            app,
+    def __init__(self, site: Site, limits: ConnectionLimits, *, shutdown_timeout_s: float = 1.0) -> None:
+        self._server = web.Server(
+            site.handle,
             access_log=None,
             logger=_http_log,
             keepalive_timeout=limits.idle_s,
             lingering_time=limits.head_s,
             max_line_size=limits.line_bytes_max,
             max_field_size=limits.line_bytes_max,
-            shutdown_timeout=shutdown_timeout_s,
         )
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=shutdown_timeout_s)
+        self._site = site
+        self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[asyncio.Server] = []
         self.connections: OrderedDict[Connection, None] = OrderedDict()
         self.limits = limits
-        self.requests = (app.get(EDGE) or Edge()).requests
+        self.requests = site.requests
 
     def __len__(self) -> int:
         """How many connections aiohttp has, or still has tasks of."""
-        return 0 if self._runner.server is None else len(self._runner.server.connections)
+        return len(self._server.connections)
 
     async def start(self, sockets: Iterable[socket.socket]) -> None:
         """Listen on these bound sockets.
 
         :raises OSError: another process took the port in the same moment
         """
+        self._tasks = {asyncio.create_task(run(), name=name) for name, run in self._site.tasks.items()}
         await self._runner.setup()
-        server, loop = self._runner.server, asyncio.get_running_loop()
-        assert server is not None
+        loop = asyncio.get_running_loop()
         for one in sockets:
-            listening = await loop.create_server(lambda: Connection(server(), self), sock=one, backlog=WAITING_MAX)
+            listening = await loop.create_server(
+                lambda: Connection(self._server(), self), sock=one, backlog=WAITING_MAX
+            )
             self._listening.append(listening)
 
     async def stop(self) -> None:
         """Accept no more connections, end the streams, and give requests their time to end."""
         for listening in self._listening:
             listening.close()
+        for end in self._site.endings:
+            await end()
         await self._runner.cleanup()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def opened(self, connection: Connection) -> None:
         self.connections[connection] = None

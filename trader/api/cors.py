@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -80,7 +80,7 @@ class OriginRule:
         self._port = settings.port
         self._refused = _LoggedOnce("refused the origin %s; CORS_ORIGINS lists those that are allowed")
 
-    def refusal(self, request: web.Request) -> str | None:
+    def refusal(self, request: web.BaseRequest) -> str | None:
         """Return why the request is refused, or None. Callers without the header are not browsers."""
         origins = request.headers.getall(ORIGIN, None)
         if origins is None or self.allows(origins, self._port or _listen_port(request)):
@@ -106,7 +106,7 @@ class HostRule:
         self._accepted: set[str] = set()  # whole headers, so that not every request takes its own apart
         self._refused = _LoggedOnce("refused the host %s; ALLOWED_HOSTS lists names of the service beside SERVER_URL")
 
-    def refusal(self, request: web.Request) -> str | None:
+    def refusal(self, request: web.BaseRequest) -> str | None:
         """Return why the request is refused, or None. Callers of HTTP/1.0 may name no host."""
         text = request.headers.get(HOST, "localhost")
         if text in self._accepted:
@@ -135,12 +135,12 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _reached_address(request: web.Request) -> str | None:
+def _reached_address(request: web.BaseRequest) -> str | None:
     address = request.transport.get_extra_info("sockname") if request.transport is not None else None
     return str(address[0]) if isinstance(address, tuple) else None
 
 
-def _listen_port(request: web.Request) -> int:
+def _listen_port(request: web.BaseRequest) -> int:
     """Return the port that the system chose, for PORT=0."""
     address = request.transport.get_extra_info("sockname") if request.transport is not None else None
     return int(address[1]) if isinstance(address, tuple) else 0
@@ -163,14 +163,14 @@ class _Prefixes(AbstractRouterAdapter):
     def set_config_for_routing_entity(self, routing_entity: str, config: object) -> None:
         self._prefixes += (routing_entity,)
 
-    def is_preflight_request(self, request: web.Request) -> bool:
+    def is_preflight_request(self, request: web.BaseRequest) -> bool:
         return request.method == METH_OPTIONS
 
-    def is_cors_enabled_on_request(self, request: web.Request) -> bool:
+    def is_cors_enabled_on_request(self, request: web.BaseRequest) -> bool:
         return request.rel_url.raw_path.startswith(self._prefixes)
 
     async def get_preflight_request_config(
-        self, preflight_request: web.Request, origin: str, requested_method: str
+        self, preflight_request: web.BaseRequest, origin: str, requested_method: str
     ) -> Mapping[str, ResourceOptions]:
         # The library's types are partial.
         options = self._options.get(origin)
@@ -178,11 +178,11 @@ class _Prefixes(AbstractRouterAdapter):
             raise KeyError(requested_method)
         return self._options
 
-    def get_non_preflight_request_config(self, request: web.Request) -> Mapping[str, ResourceOptions]:
+    def get_non_preflight_request_config(self, request: web.BaseRequest) -> Mapping[str, ResourceOptions]:
         return self._options
 
 
-async def answer_plain_options(_: web.Request) -> web.Response:
+async def answer_plain_options(_: web.BaseRequest) -> web.Response:
     """Answer an OPTIONS request that is no preflight."""
     return web.Response(status=HTTPStatus.NO_CONTENT)
 
@@ -213,11 +213,11 @@ class CrossOrigin:
     def of(cls, settings: Settings) -> "CrossOrigin | None":
         return cls(settings.cors_origins) if settings.cors_origins else None
 
-    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def add_headers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Add the headers to the response to a request that has an origin."""
-        await self._on_response.send(request, response)
+        await self._on_response.send(cast("web.Request", request), response)  # of an application that serves nothing
 
-    async def answer_preflight(self, request: web.Request) -> web.StreamResponse:
+    async def answer_preflight(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer OPTIONS. aiohttp-cors decides on a preflight; the response then lists everything that is allowed.
 
         aiohttp-cors names only the requested method and headers, and a browser would ask again for the next.

@@ -7,16 +7,16 @@ The database is pinged with a short timeout, and the result is reused for a mome
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final, Literal, Protocol
 
 from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
 from trader.api.broadcast import Broadcaster
-from trader.api.edge import json_answer
 from trader.api.routes import Documented, Route
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
@@ -31,6 +31,7 @@ from trader.api.schemas.health import (
     StreamHealth,
     halts_in_force,
 )
+from trader.api.site import Site, json_answer
 from trader.clock import Clock
 from trader.domain.exchange.halts import Halt
 from trader.domain.operations.alarms import Alarm, AlarmCause
@@ -185,29 +186,23 @@ class _DatabaseProbe:
             return DatabaseHealth(ok=False, latency_ms=None)
 
 
-def setup(app: web.Application, sources: HealthSources) -> None:
-    """Add the endpoints to the application."""
+def setup(site: Site, sources: HealthSources) -> None:
+    """Add the endpoints to the site."""
     database = _DatabaseProbe(sources.ping)
 
-    async def health(_: web.Request) -> web.Response:
+    async def health(_: web.BaseRequest) -> web.Response:
         return _answer_health(sources, await database.ask())
 
-    async def schedulers(_: web.Request) -> web.Response:
+    async def schedulers(_: web.BaseRequest) -> web.Response:
         return json_answer(200, _schedulers_report(sources, await database.ask()), NOT_STORED)
 
-    async def live(_: web.Request) -> web.Response:
+    async def live(_: web.BaseRequest) -> web.Response:
         return json_answer(200, LiveReport(status="alive", timestamp=iso(sources.clock.now())), NOT_STORED)
 
-    async def watch_health(_: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(_watch(sources, database), name="health")
-        yield
-        task.cancel()
-        await asyncio.wait({task})
-
-    app.cleanup_ctx.append(watch_health)
-    HEALTH.add_to(app, health)
-    LIVE.add_to(app, live)
-    SCHEDULERS.add_to(app, schedulers)
+    site.tasks["health"] = partial(_watch, sources, database)
+    HEALTH.add_to(site, health)
+    LIVE.add_to(site, live)
+    SCHEDULERS.add_to(site, schedulers)
 
 
 def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:

@@ -6,7 +6,7 @@ them the service's own; no caller can add one.
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Protocol
@@ -18,12 +18,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from trader.api.broadcast import Broadcaster
-from trader.api.edge import EDGE
 from trader.api.health import HealthSources, SchedulerStatus
 from trader.api.requests import BUCKETS_S, Latencies, RequestLog
 from trader.api.response_cache import ResponseCache
 from trader.api.routes import Documented, Route
 from trader.api.rpc import LargeAnswers
+from trader.api.site import Site
 from trader.api.state_broadcast import StateBroadcaster
 from trader.gateways.agents.chat import ChatClient
 from trader.gateways.agents.providers import Provider, find_outages
@@ -261,23 +261,16 @@ def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, 
     return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
 
 
-def setup(app: web.Application, sources: MetricsSources) -> None:
-    """Add the endpoint, and measure the loop's lag while the application runs."""
+def setup(site: Site, sources: MetricsSources) -> None:
+    """Add the endpoint, and measure the loop's lag while the site is served."""
     lag = LoopLag()
     registry = CollectorRegistry()
-    registry.register(_Figures(sources, app[EDGE].requests, lag))
+    registry.register(_Figures(sources, site.requests, lag))
     ProcessCollector(registry=registry)
 
-    async def metrics(request: web.Request) -> web.Response:
+    async def metrics(request: web.BaseRequest) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=encode(registry), headers={hdrs.CONTENT_TYPE: content_type})
 
-    METRICS.add_to(app, metrics)
-
-    async def watch_lag(_: web.Application) -> AsyncIterator[None]:
-        task = asyncio.create_task(lag.watch(), name="loop lag")
-        yield
-        task.cancel()
-        await asyncio.wait({task})
-
-    app.cleanup_ctx.append(watch_lag)
+    METRICS.add_to(site, metrics)
+    site.tasks["loop lag"] = lag.watch

@@ -18,13 +18,13 @@ from trader import __version__, errors
 from trader.api import batch, broadcast, health, metrics, rpc, streams, typescript
 from trader.api.context import Context
 from trader.api.dashboard.assets import PAGE_HEADERS, Content
-from trader.api.edge import JSON
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
 from trader.api.routes import Route
 from trader.api.schemas.failures import ErrorBody
+from trader.api.site import JSON, Site
 from trader.settings import Settings
 
 DOCUMENT: Final = Route("/api/openapi.json", head=True)
@@ -261,7 +261,7 @@ def _introduction(settings: Settings) -> str:
     return re.sub("|".join(f"{{{name}}}" for name in figures), lambda found: figures[found[0][1:-1]], text)
 
 
-def setup(app: web.Application, context: Context, registry: Registry | None = None) -> None:
+def setup(site: Site, context: Context, registry: Registry | None = None) -> None:
     """Add the document and the page. Without a registry: with every procedure of `api/procedures`."""
     if registry is None:
         load_procedures()
@@ -273,11 +273,11 @@ def setup(app: web.Application, context: Context, registry: Registry | None = No
         (PAGE, page.render(document).encode(), "text/html; charset=utf-8", PAGE_HEADERS),
     )
     for route, body, media_type, headers in contents:
-        route.add_to(app, _constant(Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers}))
+        route.add_to(site, _constant(Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers}))
 
 
 def _constant(content: Content, headers: Mapping[str, str]) -> Handler:
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.Response:
         return content.respond(request, headers)
 
     return answer

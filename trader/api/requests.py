@@ -17,7 +17,7 @@ from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
 
 log = logging.getLogger("trader.request")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request, in its log line and in the header `X-Request-Id` of its response."""
@@ -84,7 +84,7 @@ class BodyTimeout(RequestError):
     """The body did not arrive in time."""
 
 
-def arrived_body(request: web.Request) -> bytes | None:
+def arrived_body(request: web.BaseRequest) -> bytes | None:
     """Return the request's body when all of it has come with the head, as short ones do; else None.
 
     :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
@@ -101,7 +101,7 @@ def arrived_body(request: web.Request) -> bytes | None:
     return body
 
 
-async def read_body(request: web.Request, wait_s: float) -> bytes:
+async def read_body(request: web.BaseRequest, wait_s: float) -> bytes:
     """Return the request's body, decompressed, waiting at most `wait_s` seconds.
 
     A body that declares its size is refused before it is read; any other, a compressed one too, once it exceeds it.

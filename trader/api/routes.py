@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from aiohttp import hdrs, web
 
-from trader.api.edge import EDGE, JSON, Edge, answer_expect, answer_options, refusal, served
-from trader.api.requests import UNKNOWN, Handler
+from trader.api.compression import compress_response
+from trader.api.requests import Handler
+from trader.api.site import JSON, Site, refusal
 
 
 class Documented(NamedTuple):
@@ -44,23 +45,31 @@ class Route:
     @property
     def name(self) -> str:
         """The name in the log and in metrics."""
-        return UNKNOWN if "{" in self.path else self.path.removeprefix("/api").strip("/")
+        return self.path.removeprefix("/api").strip("/")
 
-    def add_to(self, app: web.Application, handler: Handler) -> None:
+    def add_to(self, site: Site, handler: Handler) -> None:
         """Serve GET (and HEAD); every other method is a 405, except the OPTIONS of a browser's preflight."""
-        allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if self.head else (hdrs.METH_GET,)
-
-        origins = (app.get(EDGE) or Edge()).origins
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            if request.method in allowed:
-                foreign = None if origins is None else origins.refusal(request)
-                return await handler(request) if foreign is None else refusal(403, foreign)
-            if request.method == hdrs.METH_OPTIONS:
-                answer = await answer_options(request)
-                answer.headers[hdrs.ALLOW] = ", ".join(allowed)
-                return answer
-            return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
-
         for path in self.paths:
-            app.router.add_route(hdrs.METH_ANY, path, served(app, self.name, handle), expect_handler=answer_expect)
+            site.add(path, self.name, for_reading(site, handler, head=self.head))
+
+
+def for_reading(site: Site, handler: Handler, *, head: bool = False) -> Handler:
+    """Wrap the handler of GET (and HEAD) for all methods. Origins are checked, and long responses compressed."""
+    allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if head else (hdrs.METH_GET,)
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.method in allowed:
+            foreign = None if site.origins is None else site.origins.refusal(request)
+            if foreign is not None:
+                return refusal(403, foreign)
+            response = await handler(request)
+            if isinstance(response, web.Response):
+                await compress_response(request, response)
+            return response
+        if request.method == hdrs.METH_OPTIONS:
+            answer = await site.answer_options(request)
+            answer.headers[hdrs.ALLOW] = ", ".join(allowed)
+            return answer
+        return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
+
+    return handle

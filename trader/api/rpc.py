@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from trader.api import batch, envelope
-from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
-from trader.api.cors import PATHS
-from trader.api.edge import EDGE, JSON, Edge, answer_expect, answer_options, served
+from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip, compress_response
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
 from trader.api.schemas.common import ENCODER, LongOutput
+from trader.api.site import JSON, Site
 from trader.errors import (
     Conflict,
     Forbidden,
@@ -51,8 +50,6 @@ LARGE_BYTES: Final = 1_000_000
 """Answers above this are counted, for monitoring."""
 
 LARGE_LOGGED_EVERY_S: Final = 3600.0
-
-_ANYWHERE: Final = "/{path:.*}"
 
 _log = logging.getLogger("trader.request")
 
@@ -102,10 +99,9 @@ class LargeAnswers:
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
-    def __init__(self, registry: Registry, context: "Context", edge: Edge | None = None) -> None:
+    def __init__(self, registry: Registry, context: "Context", site: Site) -> None:
         self._context = context
-        edge = edge or Edge()
-        self._origins = edge.origins
+        self._site = site
         api_token = context.settings.api_token
         self._api_token = None if api_token is None else api_token.reveal().encode()
         self._is_public = context.settings.public == "on"
@@ -117,28 +113,21 @@ class Dispatcher:
             for path, style in ((name, Style.PLAIN), (name.replace(".", "/"), Style.ORPC)):
                 self._targets[PREFIX + path] = self._targets[f"{PREFIX}{path}/"] = Target(declared, style)
             self._enveloped[name] = self._targets[PREFIX + path]
-        self._requests = edge.requests
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
 
-    def add_to(self, app: web.Application) -> None:
-        """Mount a route for each path of a procedure, found without a pattern, for batches, and for all other paths."""
         for path, target in self._targets.items():
-            handler = served(
-                app, target.procedure.name, partial(self._handle, target), changes=target.procedure.changes
-            )
-            app.router.add_route(hdrs.METH_ANY, path, handler, expect_handler=answer_expect)
-        for path, name in ((r"{parent:(.*/)?}__batch__", "batch"), ("{path:.*}", UNKNOWN)):
-            handler = served(app, name, partial(self._handle, None))
-            app.router.add_route(hdrs.METH_ANY, PREFIX + path, handler, expect_handler=answer_expect)
+            site.add(path, target.procedure.name, partial(self._handle, target), changes=target.procedure.changes)
+        for pattern, name in ((r"(.*/)?__batch__", "batch"), (".*", UNKNOWN)):
+            site.add_pattern(PREFIX + pattern, name, partial(self._handle, None))
 
-    async def _handle(self, target: Target | None, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, target: Target | None, request: web.BaseRequest) -> web.StreamResponse:
         """Handle a request of any method, for a procedure or for an unknown path under `/api/rpc/`."""
-        if request.rel_url.raw_path not in self._targets:  # aiohttp's router decodes `%2E`; this endpoint does not
+        if request.rel_url.raw_path not in self._targets:  # `%2E` is a dot elsewhere, but not here
             target = None
         if request.method != hdrs.METH_POST:
             if request.method == hdrs.METH_OPTIONS:
-                return await answer_options(request)
+                return await self._site.answer_options(request)
             return _response(_method_not_supported(request.method, target.style) if target else _NOT_FOUND)
         batch_mode = request.headers.get(batch.HEADER)
         if batch_mode is not None:
@@ -160,7 +149,7 @@ class Dispatcher:
             answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
-    async def _long_response(self, request: web.Request, target: Target, answer: Answer) -> web.Response:
+    async def _long_response(self, request: web.BaseRequest, target: Target, answer: Answer) -> web.Response:
         """Return a response with the answer as gzip, made once, for a caller that accepts it."""
         self.large_answers.note(target.procedure.name, len(answer.body))
         response = _response(answer)
@@ -170,8 +159,9 @@ class Dispatcher:
             response.headers[hdrs.CONTENT_ENCODING] = GZIP
         return response
 
-    def _check_origin(self, request: web.Request) -> None:
-        if self._origins is not None and (why := self._origins.refusal(request)) is not None:
+    def _check_origin(self, request: web.BaseRequest) -> None:
+        origins = self._site.origins
+        if origins is not None and (why := origins.refusal(request)) is not None:
             raise Forbidden(why)
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
@@ -225,19 +215,21 @@ class Dispatcher:
         declared.output_decoder.decode(text)
         return text
 
-    async def _handle_batch(self, request: web.Request, mode: str) -> web.StreamResponse:
+    async def _handle_batch(self, request: web.BaseRequest, mode: str) -> web.StreamResponse:
         try:
             self._check_origin(request)
             items = batch.parse(await read_body(request, self._body_wait_s))
         except RequestError as error:
-            return _response(_error_answer(error, Style.ORPC))
+            response = _response(_error_answer(error, Style.ORPC))
+            await compress_response(request, response)
+            return response
         authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request[REQUEST_ID]
 
         async def call(index: int, item: batch.Item) -> batch.Reply:
             answer = await self._call_item(item, authorization, f"{request_id}.{index}")
             return batch.Reply(index, answer.status, answer.headers, answer.body)
 
-        return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
+        return await batch.respond(self._site, request, items, call, mode, HTTPStatus.MULTI_STATUS)
 
     async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
         """Answer one call of a batch. It comes from the oRPC client, so it has its style whatever the path."""
@@ -252,7 +244,7 @@ class Dispatcher:
             answer = await self.kept_or_called(enveloped, item.body, item.authorization or authorization, request_id)
             self.large_answers.note(target.procedure.name, len(answer.body))
         name, changes = (target.procedure.name, target.procedure.changes) if target else (UNKNOWN, False)
-        self._requests.finished(name, answer.status, started_s, request_id, changes=changes)
+        self._site.requests.finished(name, answer.status, started_s, request_id, changes=changes)
         return answer
 
 
@@ -299,19 +291,9 @@ def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: t
     return Answer(status, envelope.failure(style, status, code, message, issues))
 
 
-async def _elsewhere(request: web.Request) -> web.StreamResponse:
-    """Answer for every path that no other route has. Unlike a middleware, this costs other routes nothing."""
-    if request.method == "OPTIONS" and request.rel_url.raw_path.startswith(PATHS):
-        return await answer_options(request)
-    return _response(_NOT_FOUND)
-
-
-def setup(app: web.Application, context: "Context", registry: Registry | None = None) -> Dispatcher:
-    """Mount the RPC endpoint, JSON errors and request ids. Without a registry: every procedure of `api/procedures`."""
+def setup(site: Site, context: "Context", registry: Registry | None = None) -> Dispatcher:
+    """Add the procedures to the site. Without a registry: every procedure of `api/procedures`."""
     if registry is None:
         load_procedures()
         registry = REGISTRY
-    dispatcher = Dispatcher(registry, context, app.get(EDGE))
-    dispatcher.add_to(app)
-    app.router.add_route("*", _ANYWHERE, served(app, UNKNOWN, _elsewhere), expect_handler=answer_expect)
-    return dispatcher
+    return Dispatcher(registry, context, site)

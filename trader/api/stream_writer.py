@@ -32,7 +32,7 @@ class StreamWriter:
 
     def __init__(
         self,
-        request: web.Request,
+        request: web.BaseRequest,
         response: web.StreamResponse,
         payload: AbstractStreamWriter,
         subscriber: Subscriber,
@@ -97,11 +97,11 @@ def _chunk(message: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(message), message)
 
 
-def is_connected(request: web.Request) -> bool:
+def is_connected(request: web.BaseRequest) -> bool:
     return request.transport is not None and not request.transport.is_closing()
 
 
-def tune(request: web.Request) -> None:
+def tune(request: web.BaseRequest) -> None:
     """Keep buffers for the client small, and detect early that it has vanished.
 
     Without a write buffer the transport keeps only the unsent rest of one message, and a newer state replaces the next.

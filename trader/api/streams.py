@@ -17,15 +17,15 @@ from aiohttp import HttpVersion11, hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
-from trader.api.edge import finish_head, refusal
-from trader.api.requests import REQUEST_ID, Handler
-from trader.api.routes import Documented, Route
+from trader.api.requests import REQUEST_ID, UNKNOWN, Handler
+from trader.api.routes import Documented, Route, for_reading
 from trader.api.schemas.common import ENCODER, iso
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.models import InvocationView
 from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.streams import PositionEventData, Refusal, StreamEvents, WorkflowMessage
 from trader.api.schemas.trades import TradeView
+from trader.api.site import Site, refusal
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_events import ID_PATTERN, EventRing
 from trader.api.stream_messages import GZIP_HEADER, MessageForm
@@ -204,21 +204,17 @@ def _workflow_data(kind: str, timestamp: str, details: Mapping[str, Any]) -> byt
     return ENCODER.encode({**details, "type": kind, "timestamp": timestamp})
 
 
-def setup(app: web.Application, hubs: Hubs, timing: Timing | None = None) -> None:
-    """Add the streams to the application, and end them when it shuts down.
+def setup(site: Site, hubs: Hubs, timing: Timing | None = None) -> None:
+    """Add the streams to the site, and end them before its server stops.
 
     `Hubs.start` and `Hubs.close` stay with the owner of the hubs; closing twice does no harm.
     """
     timing = timing or Timing()
     for name in hubs.all:
-        ROUTES[name].add_to(app, _handler(hubs, _only(name), timing))
-    ONE_STREAM.add_to(app, _handler(hubs, _chosen, timing))
-    Route(PREFIX + "{path:.*}").add_to(app, _refuse_path)
-
-    async def end_streams(_: web.Application) -> None:
-        await hubs.close()
-
-    app.on_shutdown.append(end_streams)
+        ROUTES[name].add_to(site, _handler(site, hubs, _only(name), timing))
+    ONE_STREAM.add_to(site, _handler(site, hubs, _chosen, timing))
+    site.add_pattern(PREFIX + ".*", UNKNOWN, for_reading(site, _refuse_path))
+    site.endings.append(hubs.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +227,12 @@ class _Wanted:
     patched: bool = False
 
 
-def _only(name: str) -> Callable[[web.Request], _Wanted]:
+def _only(name: str) -> Callable[[web.BaseRequest], _Wanted]:
     wanted = _Wanted((name,))
     return lambda _: wanted
 
 
-def _chosen(request: web.Request) -> _Wanted:
+def _chosen(request: web.BaseRequest) -> _Wanted:
     """Return the streams that the query names, or all, and the id with which the client returns.
 
     :raises InvalidInput: a stream does not exist, or the id has another form
@@ -258,8 +254,8 @@ def _chosen(request: web.Request) -> _Wanted:
     return _Wanted(tuple(streams or ROUTES), True, last_id, patches == "true")
 
 
-def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timing) -> Handler:
-    async def stream(request: web.Request) -> web.StreamResponse:
+def _handler(site: Site, hubs: Hubs, choose: Callable[[web.BaseRequest], _Wanted], timing: Timing) -> Handler:
+    async def stream(request: web.BaseRequest) -> web.StreamResponse:
         try:
             wanted = choose(request)
         except InvalidInput as error:
@@ -279,7 +275,7 @@ def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timin
                     log.warning("stream %s refused: %s (request %s)", names, subscriber.error, request.get(REQUEST_ID))
                 return _refusal(subscriber.error or Unavailable("The stream has ended"))
             log.info("stream %s opened (request %s)", ", ".join(wanted.streams), request.get(REQUEST_ID))
-            return await _serve(request, followed, subscriber, timing)
+            return await _serve(site, request, followed, subscriber, timing)
         except Unavailable as error:
             return _refusal(error)
         finally:
@@ -290,7 +286,7 @@ def _handler(hubs: Hubs, choose: Callable[[web.Request], _Wanted], timing: Timin
 
 
 async def _serve(
-    request: web.Request, followed: Sequence[Broadcaster], subscriber: Subscriber, timing: Timing
+    site: Site, request: web.BaseRequest, followed: Sequence[Broadcaster], subscriber: Subscriber, timing: Timing
 ) -> web.StreamResponse:
     """Write to one client until it disconnects, cannot keep up, or the stream ends."""
     form = subscriber.form
@@ -301,7 +297,7 @@ async def _serve(
         response.enable_chunked_encoding()
     loop = asyncio.get_running_loop()
     with suppress(ConnectionError):
-        await finish_head(request, response)
+        await site.finish_head(request, response)
         payload = await response.prepare(request)
         assert payload is not None
         tune(request)
@@ -333,5 +329,5 @@ def _refusal(error: BaseException) -> web.Response:
     return refusal(500, "Internal server error")
 
 
-async def _refuse_path(_: web.Request) -> web.Response:
+async def _refuse_path(_: web.BaseRequest) -> web.Response:
     return refusal(404, "Not Found")

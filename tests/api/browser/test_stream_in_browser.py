@@ -4,17 +4,19 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from random import Random
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from support.chromium import open_tab
 from support.manual_clock import ManualClock
 from support.records import START
+from support.served import Client, served
 
 from trader.api import streams
+from trader.api.site import Site
 from trader.api.stream_events import EVENTS_MAX
 from trader.services.events import EventBus, WorkflowProgress
 
@@ -38,26 +40,27 @@ class Service:
         self.events = EventBus()
         loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), self._load)
         self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
-        app = web.Application()
-        streams.setup(app, self.hubs, streams.Timing(watch_s=0.05, retry_ms=1))
-        app.router.add_get("/page", self._page)
-        app.router.add_get("/empty", self._empty)
-        app.router.add_post("/call", self._call)
-        app.router.add_static("/module", MODULE)
-        app.router.add_static("/here", HERE)
-        self.server = TestServer(app, host="127.0.0.1")
+        self.site = Site()
+        streams.setup(self.site, self.hubs, streams.Timing(watch_s=0.05, retry_ms=1))
+        for path, answer in (("/page", self._page), ("/empty", self._empty), ("/call", self._call)):
+            self.site.add(path, path, answer)
+        for name, folder in (("module", MODULE), ("here", HERE)):
+            self.site.add_pattern(f"/{name}/.*", name, partial(self._file, folder))
 
     async def _load(self) -> bytes:
         return b'[{"modelId":"a","pnl":%d},{"modelId":"b","pnl":"%b"}]' % (self.positions, b"7" * 300)
 
-    async def _page(self, _: web.Request) -> web.Response:
+    async def _file(self, folder: Path, request: web.BaseRequest) -> web.FileResponse:
+        return web.FileResponse(folder / request.path.split("/", 2)[2])
+
+    async def _page(self, _: web.BaseRequest) -> web.Response:
         text = '<!doctype html><link rel="icon" href="data:,"><script type="module" src="/here/stream.mjs"></script>'
         return web.Response(text=text, content_type="text/html")
 
-    async def _empty(self, _: web.Request) -> web.Response:
+    async def _empty(self, _: web.BaseRequest) -> web.Response:
         return web.Response(text="<!doctype html>", content_type="text/html")
 
-    async def _call(self, _: web.Request) -> web.Response:
+    async def _call(self, _: web.BaseRequest) -> web.Response:
         return web.json_response({})
 
     def step(self) -> None:
@@ -71,14 +74,11 @@ class Service:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Service]:
+async def serving() -> AsyncIterator[tuple[Service, Client]]:
     service = Service()
     await service.hubs.start()
-    async with service.server:
-        try:
-            yield service
-        finally:
-            await service.hubs.close()
+    async with served(service.site) as client:
+        yield service, client
 
 
 class Scissors:
@@ -122,8 +122,8 @@ class Scissors:
 
 
 async def test_cuts_neither_lose_nor_double_an_event(tmp_path: Path) -> None:
-    async with serving() as service:
-        scissors = Scissors(service.server.port or 0)
+    async with serving() as (service, client):
+        scissors = Scissors(client.port)
         proxy = await asyncio.start_server(scissors.serve, "127.0.0.1", 0)
         address = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/page"
         async with proxy, open_tab(tmp_path, address) as tab:
@@ -152,8 +152,8 @@ async def test_cuts_neither_lose_nor_double_an_event(tmp_path: Path) -> None:
 
 
 async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_path: Path) -> None:
-    async with serving() as service, open_tab(tmp_path, str(service.server.make_url("/page"))) as first:
-        address = str(service.server.make_url("/page"))
+    async with serving() as (service, client), open_tab(tmp_path, str(client.make_url("/page"))) as first:
+        address = str(client.make_url("/page"))
         others = [await first.open_another(address) for _ in range(4)]
         for tab in (first, *others):
             await tab.until("tab.positions !== null && tab.states.includes('open')")
@@ -176,8 +176,8 @@ async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_pa
 
 
 async def test_five_tabs_of_other_pages_leave_a_connection_for_procedures(tmp_path: Path) -> None:
-    async with serving() as service, open_tab(tmp_path, str(service.server.make_url("/empty"))) as first:
-        others = [await first.open_another(str(service.server.make_url("/empty"))) for _ in range(4)]
+    async with serving() as (service, client), open_tab(tmp_path, str(client.make_url("/empty"))) as first:
+        others = [await first.open_another(str(client.make_url("/empty"))) for _ in range(4)]
         for tab in (first, *others):
             await tab.evaluate("globalThis.source = new EventSource('/api/events'); 0")
         for tab in (first, *others):

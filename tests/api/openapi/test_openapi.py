@@ -1,7 +1,7 @@
 """The OpenAPI document: valid, complete, and as the wire is; and the page made of it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -9,19 +9,17 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from pytest_aiohttp.plugin import AiohttpClient
 from support import contract, shapes
+from support.served import Client, served
 
-from trader.api import edge, openapi, rpc
+from trader.api import openapi, rpc
 from trader.api.dashboard import assets
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, load_procedures
+from trader.api.site import Site
 from trader.settings import Settings
 
-Client = TestClient[web.Request, web.Application]
 Document = dict[str, Any]
 
 LISTED = "https://app.example"
@@ -44,13 +42,13 @@ def document() -> Document:
 
 
 @pytest.fixture
-async def client(aiohttp_client: AiohttpClient) -> Client:
-    app = web.Application()
+async def client() -> AsyncIterator[Client]:
+    site = Site(make_settings(CORS_ORIGINS=LISTED))
     context: Any = SimpleNamespace(settings=make_settings(CORS_ORIGINS=LISTED))
-    edge.setup(app, context.settings)
-    rpc.setup(app, context)
-    openapi.setup(app, context)
-    return await aiohttp_client(app)
+    rpc.setup(site, context)
+    openapi.setup(site, context)
+    async with served(site) as started:
+        yield started
 
 
 def operations(document: Document) -> Iterator[tuple[str, Document]]:

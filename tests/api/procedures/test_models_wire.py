@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient
-from pytest_aiohttp.plugin import AiohttpClient
 from support.floor import Floor, calling, hold, open_floor, opening
 from support.records import make_model
 from support.scripted import START
+from support.served import Client, served
 
-from trader.api import edge, rpc
+from trader.api import rpc
+from trader.api.site import Site
 from trader.clock import iso
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
@@ -33,7 +32,7 @@ class AgentsContext:
 class Caller:
     """A floor, and a caller of its procedures."""
 
-    def __init__(self, floor: Floor, client: TestClient[web.Request, web.Application]) -> None:
+    def __init__(self, floor: Floor, client: Client) -> None:
         self.floor = floor
         self._client = client
 
@@ -45,13 +44,13 @@ class Caller:
 
 
 @pytest.fixture
-async def caller(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Caller]:
+async def caller(database: Database) -> AsyncIterator[Caller]:
     async with open_floor(database) as floor:
-        app = web.Application()
         context: Any = AgentsContext(floor.settings, floor.agents)
-        edge.setup(app, floor.settings)
-        rpc.setup(app, context)
-        yield Caller(floor, await aiohttp_client(app))
+        site = Site(floor.settings)
+        rpc.setup(site, context)
+        async with served(site) as client:
+            yield Caller(floor, client)
 
 
 async def test_models_with_their_activity(caller: Caller) -> None:

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
-from pytest_aiohttp.plugin import AiohttpClient
+from pytest_aiohttp.plugin import AiohttpClient, AiohttpRawServer
 from support.served import Client, served
 
-from trader.api import edge, rpc
+from trader.api import rpc
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
+from trader.api.site import Site
 from trader.errors import (
     InvalidInput,
     Issue,
@@ -165,20 +166,19 @@ def load_settings(**environment: str) -> Settings:
     return Settings.load(environment, None, demo=True)
 
 
-def build_app(context: DemoContext) -> web.Application:
-    app = web.Application()
+def build_site(context: DemoContext) -> Site:
+    site = Site(context.settings)
     untyped: Any = context
-    edge.setup(app, context.settings)
-    rpc.setup(app, untyped, registry)
+    rpc.setup(site, untyped, registry)
 
-    async def plain(_: web.Request) -> web.Response:
+    async def plain(_: web.BaseRequest) -> web.Response:
         return web.json_response({"ok": True})
 
-    Route("/health").add_to(app, plain)
-    Route("/api/events/positions").add_to(app, plain)
-    Route("/elsewhere").add_to(app, plain)
-    Route("/figures").add_to(app, plain)
-    return app
+    Route("/health").add_to(site, plain)
+    Route("/api/events/positions").add_to(site, plain)
+    Route("/elsewhere").add_to(site, plain)
+    Route("/figures").add_to(site, plain)
+    return site
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ async def make_service() -> AsyncIterator[ServiceFactory]:
     async with AsyncExitStack() as stack:
 
         async def make(**environment: str) -> Client:
-            app = build_app(DemoContext(load_settings(**environment)))
-            return await stack.enter_async_context(served(app))
+            site = build_site(DemoContext(load_settings(**environment)))
+            return await stack.enter_async_context(served(site))
 
         yield make
 
@@ -200,14 +200,17 @@ async def context() -> DemoContext:
 
 @pytest.fixture
 async def client(context: DemoContext) -> AsyncIterator[Client]:
-    async with served(build_app(context)) as started:
+    async with served(build_site(context)) as started:
         yield started
 
 
 @pytest.fixture
-async def plain_client(aiohttp_client: AiohttpClient) -> TestClient[web.Request, web.Application]:
+async def plain_client(
+    aiohttp_client: AiohttpClient, aiohttp_raw_server: AiohttpRawServer
+) -> TestClient[web.BaseRequest, None]:
     """The same procedures as the framework alone serves them, on connections of its own."""
-    return await aiohttp_client(build_app(DemoContext(load_settings())))
+    site = build_site(DemoContext(load_settings()))
+    return await aiohttp_client(await aiohttp_raw_server(site.handle))
 
 
 @pytest.fixture

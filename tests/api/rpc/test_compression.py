@@ -8,13 +8,14 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+from support.served import served
 
 from trader.api import compression, rpc
 from trader.api.compression import BYTES_MIN, THREAD_BYTES_MIN
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
+from trader.api.site import Site
 from trader.settings import Settings
 
 LONG = "x" * THREAD_BYTES_MIN
@@ -42,16 +43,16 @@ async def short(_: Any, __: Empty) -> Text:
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    app = web.Application()
+    site = Site()
     context: Any = Context()
-    rpc.setup(app, context, registry)
+    rpc.setup(site, context, registry)
 
-    async def page(_: web.Request) -> web.Response:
+    async def page(_: web.BaseRequest) -> web.Response:
         return web.Response(text=LONG)
 
-    Route("/page").add_to(app, page)
-    async with TestServer(app) as server:
-        yield str(server.make_url("")).rstrip("/")
+    Route("/page").add_to(site, page)
+    async with served(site) as client:
+        yield str(client.make_url("/")).rstrip("/")
 
 
 async def fetch(url: str, accepted: str | None, **options: Any) -> tuple[aiohttp.ClientResponse, bytes]:

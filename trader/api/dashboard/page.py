@@ -12,8 +12,8 @@ from aiohttp import web
 from trader import __version__
 from trader.api.context import Context
 from trader.api.dashboard import assets
-from trader.api.edge import JSON
 from trader.api.routes import Route
+from trader.api.site import JSON, Site
 from trader.clock import floor_time, iso
 from trader.settings import Settings
 
@@ -30,13 +30,13 @@ PLACES: Final[Mapping[str, str]] = {
 }
 
 
-def setup(app: web.Application, context: Context) -> None:
+def setup(site: Site, context: Context) -> None:
     """Serve `/` and the files of the pages."""
-    assets.setup(app)
+    assets.setup(site)
     places = assets.Content.of(msgspec.json.encode({"service": f"trader {__version__}", **PLACES}), JSON)
     page = lru_cache(maxsize=1)(partial(_page, context.settings))
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.Response:
         if context.settings.dashboard == "off":
             return places.respond(request, {})
         accounts = context.exchange.accounts
@@ -46,7 +46,7 @@ def setup(app: web.Application, context: Context) -> None:
         found = page(len(context.agents.models), min(starts, default=None), now, ends_at)
         return found.respond(request, assets.PAGE_HEADERS)
 
-    INDEX.add_to(app, answer)
+    INDEX.add_to(site, answer)
 
 
 def _page(
