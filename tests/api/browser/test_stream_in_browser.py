@@ -50,8 +50,9 @@ class Service:
     async def _load(self) -> bytes:
         return b'[{"modelId":"a","pnl":%d},{"modelId":"b","pnl":"%b"}]' % (self.positions, b"7" * 300)
 
-    async def _file(self, folder: Path, request: web.BaseRequest) -> web.FileResponse:
-        return web.FileResponse(folder / request.path.split("/", 2)[2])
+    async def _file(self, folder: Path, request: web.BaseRequest) -> web.Response:
+        file = folder / request.path.split("/", 2)[2]
+        return web.Response(body=file.read_bytes(), content_type="text/javascript")
 
     async def _page(self, _: web.BaseRequest) -> web.Response:
         text = '<!doctype html><link rel="icon" href="data:,"><script type="module" src="/here/stream.mjs"></script>'
