@@ -3,6 +3,8 @@
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.books import deep_quote
 from support.paper_bench import BUY, SELL, D, PaperBench, eth, prices
 
@@ -255,3 +257,20 @@ def test_a_partial_close_splits_off_its_share_of_fees_and_funding() -> None:
     assert trade.part.fees == 1 + 1
     assert trade.part.funding == D(-2000) * D("0.0000125")
     assert (desk.position.fees, desk.position.funding) == (D(3), D(-6000) * D("0.0000125"))
+
+
+@given(
+    quantity=st.integers(0, 300).map(lambda power: f"1e{power}"),
+    price=st.integers(0, 300).map(lambda power: f"1e{power}"),
+    side=st.sampled_from(OrderSide),
+    reduce_only=st.booleans(),
+)
+def test_an_order_of_any_size_is_answered(quantity: str, price: str, side: OrderSide, reduce_only: bool) -> None:
+    bench = PaperBench()
+    bench.order(OrderSide.BUY, "1")
+    cash = bench.account.cash
+    answer = bench.order(side, quantity, limit=price, reduce_only=reduce_only)
+    assert answer.status in OrderStatus
+    if answer.status is OrderStatus.REJECTED:
+        assert answer.reason
+        assert bench.account.cash == cash

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
+from trader.domain.exchange.orders import Cause, ExitPlan, Fill, Order, OrderSide, Side
 from trader.domain.market.markets import Market
 from trader.domain.money import ONE, ZERO, divide, share
 
@@ -150,6 +150,15 @@ class Taken(msgspec.Struct, frozen=True):
             take = take._replace(quantity=kept.pop().quantity + take.quantity)
         takes = (*kept, take)
         return Taken(takes, self.sell) if side is OrderSide.BUY else Taken(self.buy, takes)
+
+
+def taken_with(taken: Mapping[str, Taken], fills: Iterable[Fill]) -> dict[str, Taken]:
+    """Return what an account has taken with these fills, by market. A reset closes at the mark, without a book."""
+    sums = dict(taken)
+    for fill in fills:
+        if fill.cause is not Cause.RESET:
+            sums[fill.symbol] = sums.get(fill.symbol, Taken()).plus(fill.side, Take(fill.at, fill.quantity))
+    return sums
 
 
 def all_taken(accounts: Collection["Account"]) -> dict[str, Taken]:

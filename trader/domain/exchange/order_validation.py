@@ -2,12 +2,17 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from trader.domain.exchange.account import Account, opposing, promised_notional
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide, Side
 from trader.domain.market.markets import Market
-from trader.domain.money import ONE, ZERO, ceil_to, floor_to, format_decimal
+from trader.domain.money import ONE, ZERO, ceil_to, floor_to, format_decimal, round_to
+
+NOTIONAL_MAX: Final = Decimal("1e12")
+"""Largest notional of an order: the digits of what is computed of it fit the decimal context, so it is exact."""
+
+_CENT: Final = Decimal("0.01")
 
 
 def quantity_of(account: Account, order: Order, market: Market) -> Decimal:
@@ -34,22 +39,22 @@ def entry_mark(side: OrderSide, mark: Decimal, limit: Decimal | None) -> Decimal
 
 
 def refusal_of_size(account: Account, order: Order, quantity: Decimal, price: Decimal, market: Market) -> str | None:
-    """Return why an order is too small to trade, or None; one that closes a whole position never is."""
+    """Return why an order is too small or too large to trade, or None; what closes a position is never too small."""
     if price <= 0:
         limit, tick = format_decimal(order.limit_price or ZERO), format_decimal(market.tick)
         return f"the limit price {limit} is below one tick ({tick})"
-    if order.reduce_only:
-        position = opposing(account, order.symbol, order.side)
-        if not position:
-            return f"nothing to reduce: no {order.symbol} position that a {order.side} would reduce"
-        if quantity == position:
-            return None
-    if quantity < market.lot:
+    position = opposing(account, order.symbol, order.side) if order.reduce_only else ZERO
+    if order.reduce_only and not position:
+        return f"nothing to reduce: no {order.symbol} position that a {order.side} would reduce"
+    closes = order.reduce_only and quantity == position
+    if quantity < market.lot and not closes:
         asked, lot = format_decimal(order.quantity), format_decimal(market.lot)
         return f"the quantity {asked} is below one lot of {order.symbol} ({lot})"
     notional = quantity * price
-    if notional < market.min_notional:
+    if notional < market.min_notional and not closes:
         return f"the notional {format_decimal(notional)} is below the minimum of {format_decimal(market.min_notional)}"
+    if notional > NOTIONAL_MAX:
+        return f"the notional is above the maximum of {format_decimal(NOTIONAL_MAX)}"
     return None
 
 
@@ -67,7 +72,7 @@ def refusal_of_leverage(after: Account, order: Order, mark: Decimal, market: Mar
         return None
     return (
         f"the leverage {format_decimal(leverage)} is above {allowed}, the maximum of a {order.symbol} position of "
-        f"{format_decimal(round(notional, 2))}"
+        f"{format_decimal(round_to(notional, _CENT))}"
     )
 
 

@@ -6,6 +6,7 @@ quote currency.
 
 from datetime import datetime
 from decimal import Decimal
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -39,7 +40,10 @@ from trader.domain.exchange.orders import (
     OrderType,
 )
 from trader.domain.exchange.tick_rules import Moment, fund_held, liquidate
-from trader.domain.money import ZERO, format_decimal
+from trader.domain.money import ZERO, format_decimal, round_to
+
+_SHOWN: Final = Decimal("1e-8")
+"""Digits of amounts in a reason."""
 
 # --- orders -----------------------------------------------------------------------------------------------------------
 
@@ -117,8 +121,8 @@ def _refusal_of_opening(
         return None
     available = max(ZERO, free_margin(account, update.marks))
     return (
-        f"insufficient margin: with its fees the order needs {format_decimal(round(available + missing, 8))}, "
-        f"available is {format_decimal(round(available, 8))}"
+        f"insufficient margin: with its fees the order needs {format_decimal(round_to(available + missing, _SHOWN))}, "
+        f"available is {format_decimal(round_to(available, _SHOWN))}"
     )
 
 
