@@ -123,7 +123,8 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         async with database.connection() as conn:
             await ensure_partitions(conn, clock.now())
             await upsert_model(conn, model)
-        record = InvocationRecorder(database, events, PayloadPacker(), Entrants(database, settings), model, clock.now())
+        entrants = Entrants(database, settings)
+        record = InvocationRecorder(database, events, PayloadPacker(), entrants, model, clock.now(), exchange.settle)
         limits = InvocationLimits(settings.run_tokens_max, settings.answer_tokens_max)
         async with clock.busy():
             await Workflow(record, providers, exchange, observer, clock, events, limits).execute()

@@ -112,19 +112,18 @@ class Leadership:
         return here if self.role == "leader" else {name: self._leader_schedulers.get(name, False) for name in here}
 
     async def follow_market(self) -> None:
-        """Apply every tick of the market to the exchange and to the loss limits, for ever."""
-        is_lockstep = isinstance(self._clock, LockstepClock)
+        """Follow the market, for ever."""
+        await self._market.run(self.on_tick, self._accounts.processed_until or self._started_at)
 
-        async def on_tick(tick: Tick) -> None:
-            await self._exchange.on_tick(tick)
-            await self._baselines.on_tick(tick)
-            halts = self._halts.in_force
-            await self._limits.on_tick(tick)
-            if is_lockstep and self._halts.in_force is not halts:
-                # Operator commands are polled in real time, which has no fixed place in a replay.
-                await self._operations.sweep()
-
-        await self._market.run(on_tick, self._accounts.processed_until or self._started_at)
+    async def on_tick(self, tick: Tick) -> None:
+        """Apply a tick to the exchange, to the baselines and to the loss limits."""
+        await self._exchange.on_tick(tick)
+        await self._baselines.on_tick(tick)
+        halts = self._halts.in_force
+        await self._limits.on_tick(tick)
+        if isinstance(self._clock, LockstepClock) and self._halts.in_force is not halts:
+            # Operator commands are polled in real time, which has no fixed place in a replay.
+            await self._operations.sweep()
 
     async def take_role(self) -> None:
         """Lead when no other process does and this one may, else begin to follow.

@@ -45,6 +45,10 @@ PRICE_PERCENT_MAX = 3.0
 REASON = "BTC: range with ADX 18.6, 1.9 deviations from VWAP 87407.4, RSI 70.4; no entry without a confirmed turn."
 
 
+async def _no_order_to_settle(account_id: str) -> None:
+    """Return at once: these invocations place no orders."""
+
+
 class Writer:
     """Writes invocations of one model after the other, as the workflow does."""
 
@@ -75,7 +79,9 @@ class Writer:
     async def _write_one(self, number: int) -> None:
         at = START + timedelta(seconds=number // len(self._models))
         model = self._models[number % len(self._models)]
-        record = InvocationRecorder(self._database, self._events, self._packer, self._entrants, model, at)
+        record = InvocationRecorder(
+            self._database, self._events, self._packer, self._entrants, model, at, _no_order_to_settle
+        )
         assert await record.open()
         record.note_messages([{"role": "user", "content": REASON * 100}])
         for step in range(2):

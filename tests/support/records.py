@@ -195,6 +195,9 @@ async def add_tool_call(
 class FakeExchange:
     """What the records ask the exchange for: accounts and marks, in the test's hand."""
 
+    term = 0
+    """As in a database that no service has used."""
+
     def __init__(self, *accounts: Account, marks: Mapping[str, str] | None = None) -> None:
         self.accounts: dict[str, Account] = {account.id: account for account in accounts}
         self.known_marks = {symbol: Decimal(mark) for symbol, mark in (marks or {}).items()}

@@ -216,3 +216,20 @@ async def test_an_order_that_cannot_finish_when_the_term_ends_is_unavailable(
     assert [type(one) for one in ended] == [Unavailable] * 2
     proxy.pass_on()
     await venue.exchange.lead()
+
+
+async def test_shared_depth_comes_back_when_the_commit_that_took_it_fails(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(database, ScriptedSource(), ManualClock(START), SHARED_DEPTH="on") as venue:
+        await venue.see(QUIET)
+        for account_id in ("a", "b"):
+            await venue.exchange.open_account(account_id)
+        with monkeypatch.context() as patch:
+            break_ledger_writer(patch, "a")
+            with pytest.raises(InternalError):
+                await venue.buy("10", leverage=Decimal(40))
+        answer = await venue.buy("1", account_id="b", leverage=Decimal(40))
+        assert answer.average_price == Decimal("94000.1"), "the best level is whole again"
+        await persist(venue, "buy", "0.01", account_id="a")
+        await agree_with_rows(venue)

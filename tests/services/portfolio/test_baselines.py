@@ -74,6 +74,7 @@ async def bench(database: Database) -> Bench:
     made = Bench(database)
     async with database.connection() as conn:
         await ensure_partitions(conn, START)
+    await made.exchange.lead()
     await made.baselines.lead()
     await made.tick()
     return made

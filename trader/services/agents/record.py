@@ -227,7 +227,8 @@ class InvocationRecord:
         for call in self.calls[calls:]:
             await insert_tool_call(conn, call)
         if not self.is_closed:
-            await update_invocation(conn, self.invocation)
+            if not await update_invocation(conn, self.invocation):
+                raise AlreadyClosed
             return
         encoded = self._encoded = msgspec.json.encode(self._messages), msgspec.json.encode(self._answers)
         shown, answers = (encoded_digest(part) for part in encoded)

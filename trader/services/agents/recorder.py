@@ -1,7 +1,7 @@
 """Recorders: the record of an invocation written to its rows, and the inputs of its calls, kept for reproduction."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
@@ -37,7 +37,10 @@ _log = logging.getLogger("trader.agents")
 
 
 class InvocationRecorder(InvocationRecord):
-    """Writes the record of an invocation to its rows in few transactions; a failed `save` can be called again."""
+    """Writes the record of an invocation to its rows in few transactions; a failed `save` can be called again.
+
+    `settle` waits until every order of an account that is under way is certain in the books.
+    """
 
     def __init__(
         self,
@@ -47,12 +50,14 @@ class InvocationRecorder(InvocationRecord):
         entrants: Entrants,
         model: Model,
         started_at: datetime,
+        settle: Callable[[str], Awaitable[None]],
     ) -> None:
         super().__init__(model, started_at)
         self._database = database
         self._events = events
         self._packer = packer
         self._entrants = entrants
+        self._settle = settle
         self._is_saved = False
 
     @property
@@ -81,6 +86,8 @@ class InvocationRecorder(InvocationRecord):
         if self._entrant is not None and self.answered_by is not None:
             started_at = self.invocation.started_at
             self.set_entrant(await self._entrants.answered(self._entrant, self.answered_by, started_at))
+        if self._pending is not None and self.is_closed:
+            await self._settle(self.model.id)  # the order's outcome is read from the books
         is_only_end = self.is_closed and self._pending is None
         is_only_end = is_only_end and self._written == (len(self.steps), len(self.calls))
         with suppress(AlreadyClosed):  # the last time it was written, but not confirmed; or another process did

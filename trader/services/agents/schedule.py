@@ -334,7 +334,15 @@ class Agents:
 
     async def _invoke(self, model: Model, batch: Batch, started_at: datetime, slot_of: str) -> None:
         async with self._clock.busy():
-            record = InvocationRecorder(self._database, self._events, self._packer, self._entrants, model, started_at)
+            record = InvocationRecorder(
+                self._database,
+                self._events,
+                self._packer,
+                self._entrants,
+                model,
+                started_at,
+                self._exchange.settle,
+            )
             workflow = Workflow(
                 record,
                 self._providers,

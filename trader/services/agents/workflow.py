@@ -7,7 +7,6 @@ pass the guard and carry ids derived from the invocation's, so nothing is placed
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -319,9 +318,6 @@ class Workflow:
         """Write the closed record. After `limit_s` real seconds (None: no limit) it is left to a later `save`."""
         try:
             async with asyncio.timeout(limit_s):
-                if self._record.has_pending_order:
-                    with suppress(Unavailable):
-                        await self._exchange.open_account(self._model.id)  # waits until the account has settled
                 await self._record.save()
         except (Unavailable, TimeoutError) as error:
             _log.warning("%s: invocation %s is not recorded yet: %s", self._model.id, self._record.id, error)

@@ -17,7 +17,7 @@ from typing import Final
 import aiojobs
 import msgspec
 
-from trader.domain.exchange.account import Account, Run, Taken, all_taken
+from trader.domain.exchange.account import Account, Run, Taken, all_taken, taken_with
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.exchange.orders import Cause, OrderStatus
 from trader.domain.money import divide, format_decimal, round_to
@@ -80,6 +80,10 @@ class Accounts:
         self._catch_up: CatchUp | None = None
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._in_doubt: dict[str, datetime | None] = {}
+        self._under_way: defaultdict[str, set[asyncio.Future[Posting | None]]] = defaultdict(set)
+        self._decided: dict[str, Account] = {}
+        """The accounts as they will be once what was decided is committed."""
+
         self._changes: aiojobs.Scheduler | None = None
         self._term: int | None = None
 
@@ -94,6 +98,7 @@ class Accounts:
             holds what is not among the `symbols` that are followed
         """
         async with self._database.transaction() as conn:
+            await leadership_store.lock_accounts(conn)  # an earlier leader may still book, and not know that it is one
             state = await store.upsert_service_state(conn, identity)
             _refuse_foreign(state.identity, identity)
             if differences := await audit_store.select_differences(conn):
@@ -129,10 +134,10 @@ class Accounts:
         :raises StartError: the database is of another market or trading mode
         :raises Unavailable: the database cannot answer now
         """
-        async with self._database.connection() as conn:
-            found = await store.select_identity(conn)
-            if found is not None:  # else the leader is about to begin
-                _refuse_foreign(found, identity)
+        async with self._database.reading() as conn:
+            known_identity = await store.select_identity(conn)
+            if known_identity is not None:  # else the leader is about to begin
+                _refuse_foreign(known_identity, identity)
             sequences = await leadership_store.select_sequences(conn)
             known = {one: account.sequence for one, account in self._accounts.items()}
             changed = tuple(one for one, sequence in sequences.items() if known.get(one) != sequence)
@@ -176,14 +181,28 @@ class Accounts:
         """Whether the account is changing right now or in doubt: its state is certain only under its lock."""
         return account_id in self._in_doubt or self._locks[account_id].locked()
 
+    def under_way(self, account_id: str) -> Collection[asyncio.Future[Posting | None]]:
+        """Return the changes of the account that go on, with or without callers that wait for them."""
+        return tuple(self._under_way[account_id])
+
+    async def settle(self, account_id: str) -> None:
+        """Wait until every change of the account that is under way has ended, and is certain in the rows.
+
+        :raises Unavailable: the database cannot answer now, or this process has stopped trading
+        """
+        if under_way := self.under_way(account_id):
+            await asyncio.wait(under_way)
+        if account_id in self._in_doubt:
+            await self.change(account_id, lambda _: None)
+
     async def open(self, account_id: str, run: Run) -> Account:
         """Return the account; open it with this first run when it does not exist."""
         async with self._locks[account_id]:
             if account_id not in self._accounts:
-                async with self._database.transaction() as conn:
+                async with self._database.connection() as conn:
                     await store.insert_account(conn, account_id, run)
-                    opened = await store.select_accounts(conn, account_id)
-                self._accounts.update(opened)  # after the commit: a lost connection must leave no account without a row
+                async with self._database.reading() as conn:
+                    self._accounts.update(await store.select_accounts(conn, account_id))
                 self.version += 1
         return self._accounts[account_id]
 
@@ -202,8 +221,12 @@ class Accounts:
         :raises InternalError: a bug ended the write; the account is read again as well
         """
         assert self._changes is not None, "only a leader changes accounts"
+        change = asyncio.ensure_future(self._change(account_id, decide, within or nullcontext()))
+        under_way = self._under_way[account_id]
+        under_way.add(change)
+        change.add_done_callback(under_way.discard)
         try:
-            return await self._changes.shield(self._change(account_id, decide, within or nullcontext()))
+            return await self._changes.shield(change)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
@@ -216,9 +239,12 @@ class Accounts:
         if not self.shares_depth:
             return decide(account)
         posting = decide(msgspec.structs.replace(account, taken=self._taken))
-        if posting is not None:
-            self._taken = posting.account.taken
-        return posting
+        if posting is None:
+            return None
+        self._taken = posting.account.taken
+        own = msgspec.structs.replace(posting.account, taken=taken_with(account.taken, posting.fills))
+        self._decided[account_id] = own
+        return msgspec.structs.replace(posting, account=own)
 
     async def commit(self, posting: Posting) -> None:
         """Commit, apply and publish. Call it only under the account's lock: within `change` or its catch-up."""
@@ -228,10 +254,13 @@ class Accounts:
         except (Unavailable, InternalError):
             self._in_doubt.setdefault(account.id, self.processed_until)
             self.version += 1
+            self._return_depth(account.id)
             raise
         except LedgerViolated as error:
             self._events.publish(PostingRefused(account.id, str(error)))
+            self._return_depth(account.id)
             raise
+        self._decided.pop(account.id, None)
         self._accounts[account.id] = account
         self.version += 1
         self.tally.add(posting)
@@ -239,6 +268,12 @@ class Accounts:
             self._events.publish(PositionsChanged(account.changed_at, (account.id,)))
         if posting.trades:
             self._events.publish(TradesChanged(account.changed_at, (account.id,), tuple(posting.trades)))
+
+    def _return_depth(self, account_id: str) -> None:
+        """Give back to the books what was taken by a posting that failed; what has committed is read again later."""
+        if self.shares_depth:
+            self._decided.pop(account_id, None)
+            self._taken = all_taken({**self._accounts, **self._decided}.values())
 
     def mark_missed(self, account_id: str) -> None:
         """Record that the account has missed every tick after the last processed one."""
@@ -273,10 +308,15 @@ class Accounts:
             return posting
 
     async def _recover(self, account_id: str) -> None:
-        since = self._in_doubt[account_id]
-        async with self._database.connection() as conn:
+        since, term = self._in_doubt[account_id], self._term
+        assert term is not None, "only a leader recovers accounts"
+        async with self._database.writing() as conn:  # what is still under way at the server is refused from here on
+            if not await store.update_account_fenced(conn, account_id, term):
+                raise _ended()
+        async with self._database.reading() as conn:
             self._accounts.update(await store.select_accounts(conn, account_id))
         self.version += 1
+        self._return_depth(account_id)
         if since is not None and self._catch_up is not None:
             await self._catch_up(account_id, since)
         del self._in_doubt[account_id]

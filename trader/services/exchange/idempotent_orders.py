@@ -11,7 +11,8 @@ from trader.clock import iso
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderStatus, OrderType
 from trader.domain.market.markets import Market, canonical_symbol, untimely
 from trader.domain.money import ZERO, divide, format_decimal
-from trader.errors import Conflict, InvalidInput, Issue, LedgerViolated, NotFound
+from trader.errors import Conflict, InvalidInput, Issue, NotFound
+from trader.services.exchange.accounts import Accounts
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 from trader.store.exchange import accounts as store
@@ -20,8 +21,9 @@ from trader.store.exchange import accounts as store
 class IdempotentOrders:
     """Places each client order id once, however often and concurrently it is asked for."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, accounts: Accounts) -> None:
         self._database = database
+        self._accounts = accounts
         self._placing: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     async def once(self, order: Order, place: Callable[[Order], Awaitable[OrderAnswer]]) -> OrderAnswer:
@@ -38,15 +40,13 @@ class IdempotentOrders:
         self._placing[key] = finished
         try:
             return await self._first_answer(order) or await place(order)
-        except LedgerViolated:
-            # An earlier call whose caller was cancelled may have committed since the look-up.
-            answer = await self._first_answer(order)
-            if answer is None:
-                raise
-            return answer
         finally:
-            del self._placing[key]
-            finished.set_result(None)
+            # A change whose caller was cancelled goes on: who asks again waits for it, and gets its answer.
+            left = asyncio.gather(*self._accounts.under_way(order.account_id), return_exceptions=True)
+            left.add_done_callback(lambda _: self._release(key))
+
+    def _release(self, key: tuple[str, str]) -> None:
+        self._placing.pop(key).set_result(None)
 
     async def _first_answer(self, order: Order) -> OrderAnswer | None:
         answer = await first_answer(self._database, order.account_id, order.client_order_id or "")
@@ -107,7 +107,7 @@ def order_id_of(account_id: str, text: str) -> UUID:
 
 async def present_answer(database: Database, account_id: str, order_id: UUID) -> OrderAnswer:
     """Return an order's answer with its fills until now. Raise `NotFound` when the account has no such order."""
-    async with database.connection() as conn:
+    async with database.reading() as conn:
         answer = await store.select_answer(conn, account_id, order_id)
         if answer is None:
             raise no_such_order(account_id, str(order_id))

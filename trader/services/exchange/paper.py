@@ -59,7 +59,7 @@ class PaperExchange(ExchangeBase):
         self._halts = halts
         self._ticks = TickProcessor(accounts, market, clock, self._rules, checkpoint_every)
         self._identity = store.DatabaseIdentity(market.identity, "simulated")
-        self._orders = IdempotentOrders(database)
+        self._orders = IdempotentOrders(database, accounts)
         self._opening = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------

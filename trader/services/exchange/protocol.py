@@ -137,6 +137,10 @@ class Exchange(Protocol):
         """End the account's run and start the next. Raise `Precondition` where the money is real."""
         ...
 
+    async def settle(self, account_id: str) -> None:
+        """Wait until every change of the account that is under way has ended and is certain. Raise `Unavailable`."""
+        ...
+
 
 class ExchangeBase:
     """What all exchanges have in common: their rules, their accounts as of the last commit, and the market's marks."""
@@ -165,3 +169,6 @@ class ExchangeBase:
 
     def marks(self) -> Mapping[str, Decimal]:
         return self._market.marks
+
+    async def settle(self, account_id: str) -> None:
+        await self._accounts.settle(account_id)

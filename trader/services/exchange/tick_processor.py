@@ -69,18 +69,26 @@ class TickProcessor:
         self._market.restore_marks(marks)
         self._processed_marks = marks
         self._ask_again_at = self._give_up_at = None
+        await self._catch_up_until(self._clock.now())
+        await self._market.prime()
+        await self._catch_up_until(self._seen_until)
+        # Nothing is awaited from here on: the next tick is applied as it happens.
+        self._note_processed()
+        self._is_live = True
+
+    async def _catch_up_until(self, until: datetime | None) -> None:
+        """Catch up, also on the ticks that go on arriving meanwhile. A market that is away leaves a gap for later."""
         since = self._accounts.processed_until
-        while since is not None and since < (until := max(self._clock.now(), self._seen_until or since)):
+        while since is not None and not self._is_in_gap:
+            until = max(filter(None, (until, self._seen_until)), default=since)
+            if until <= since:
+                return
             try:
                 await self._catch_up_all(since, until)
             except MarketUnavailable as error:
                 log.warning("catching up waits until the market is back: %s", error)
-                break
-            # Ticks went on arriving meanwhile; they are caught up on too, until none is missing.
-            since = until if self._seen_until is not None and self._seen_until > until else None
-        await self._market.prime()
-        self._note_processed()
-        self._is_live = True
+                self._give_up_at, self._ask_again_at = until + _CATCH_UP_FOR, until
+            since = until
 
     def stop(self) -> None:
         """Stop applying ticks at once."""

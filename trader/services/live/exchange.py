@@ -71,7 +71,7 @@ class LiveExchange(ExchangeBase):
         self._identity = store.DatabaseIdentity(market.identity, "live", venue.url, venue.default_index)
         self._context = LiveContext(database, market, clock, accounts, rules, events, venue, halts, drift)
         self._bindings = Bindings(self._context, settings.quote_currency)
-        self._idempotent = IdempotentOrders(database)
+        self._idempotent = IdempotentOrders(database, accounts)
         self._live_accounts: dict[str, LiveAccount] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._jobs: aiojobs.Scheduler | None = None
@@ -211,6 +211,14 @@ class LiveExchange(ExchangeBase):
                 if account_id in active and account_id not in self._live_accounts:
                     await self._open_new(active)
         return self.account(account_id)
+
+    async def settle(self, account_id: str) -> None:
+        account = self._live_accounts.get(account_id)
+        if account is not None:
+            async with account.lock:  # what is done for the account goes on without its callers
+                if account.undecided:
+                    raise Unavailable(f"{account_id} has an order at the venue whose outcome is not known yet.", 5)
+        await super().settle(account_id)
 
     async def reset_account(self, account_id: str) -> Account:
         raise Precondition("An account at a venue cannot be reset: its money is real. Use TRADING_MODE=simulated.")

@@ -51,7 +51,7 @@ class LossLimits:
         if not (self._each.are_set or self._together.are_set):
             return
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             recorded = await store.select_recorded_equity(conn, midnight)
             total = await store.select_total_baseline(conn)
         baselines = {one.account_id: one.baseline for one in recorded if one.baseline is not None}
@@ -142,7 +142,9 @@ class LossLimits:
 
     async def _save(self, now: datetime) -> None:
         """Record the baselines that changed, except where a limit halted: lifting the halt resets that row."""
-        assert self._total is not None
+        term = self._exchange.term
+        if self._total is None or term is None:
+            return
         changed = [
             (account_id, baseline)
             for account_id, baseline in ((None, self._total), *self._baselines.items())
@@ -152,7 +154,7 @@ class LossLimits:
             return
         try:
             async with self._database.connection() as conn:
-                await store.upsert_baselines(conn, changed, now)
+                await store.upsert_baselines(conn, changed, now, term)
         except Unavailable as error:
             log.warning("the baselines of the loss limits are not recorded yet: %s", error)
             return

@@ -132,7 +132,7 @@ class Baselines:
         now = self._clock.now()
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         self._followers, since = {}, None
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             for baseline, state, seen_until in await store.select_baseline_states(conn):
                 if not state.account.positions.keys() <= self._rules.markets.keys():
                     log.warning("%s begins again: it holds a market that is not followed now", baseline.id)
@@ -146,8 +146,11 @@ class Baselines:
                 follower.is_saved = True
                 since = seen_until if since is None else min(since, seen_until)
         self._seen_until, self._seen_marks = since, dict(self._market.marks)
-        if since is not None and since < now:
-            await self._catch_up(since, now)
+        until = now
+        while self._seen_until is not None and self._seen_until < until:
+            await self._catch_up(self._seen_until, until)
+            self._seen_until = until
+            until = self._market.last_update_at or until  # ticks go on arriving meanwhile
         self._is_leading = True
 
     def resign(self) -> None:
@@ -277,25 +280,26 @@ class Baselines:
 
     async def record(self, now: datetime) -> None:
         """Record what the baselines are worth, at every call or, of one without positions, once an hour."""
-        if not self._is_leading or not self._followers:
+        term = self._exchange.term
+        if not self._is_leading or not self._followers or term is None:
             return
-        marks, due, changed = self._market.marks, [], []
+        marks, due, changed, seen_until = self._market.marks, [], [], self._seen_until
         for follower in self._followers.values():
             account = follower.state.account
             if not follower.is_saved:
                 state = msgspec.structs.replace(
                     follower.state, account=msgspec.structs.replace(account, taken={})
                 )  # the depth that was taken comes back
-                changed.append(store.SavedBaseline(follower.baseline, state, self._seen_until or now))
+                changed.append(store.SavedBaseline(follower.baseline, state, seen_until or now))
             snapshot = value_account(account, marks, now) if is_due(account, follower.last, now) else None
             if snapshot is not None:
                 due.append((follower, snapshot))
         saved = {one.baseline.id: self._followers[one.baseline.id].state for one in changed}
         async with self._database.transaction() as conn:
-            await insert_snapshots(conn, [snapshot for _, snapshot in due])
-            await store.upsert_baselines(conn, changed)
-            if self._seen_until is not None:
-                await store.update_baselines_seen(conn, self._seen_until)
+            await insert_snapshots(conn, [snapshot for _, snapshot in due], term)
+            await store.upsert_baselines(conn, changed, term)
+            if seen_until is not None:  # as of the states: ticks go on arriving while they are written
+                await store.update_baselines_seen(conn, seen_until, term)
         for baseline_id, state in saved.items():
             follower = self._followers[baseline_id]
             follower.is_saved = follower.state is state  # it may have changed while it was written

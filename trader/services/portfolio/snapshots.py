@@ -117,6 +117,9 @@ class Portfolio:
 
     async def take_snapshots(self, now: datetime) -> None:
         """Record what accounts are worth: the active ones at every call, the idle ones once an hour and run."""
+        term = self._exchange.term
+        if term is None:
+            return
         await self.maintain(now)
         if self._last is None:
             async with self._database.connection() as conn:
@@ -132,7 +135,7 @@ class Portfolio:
         due.sort(key=lambda snapshot: snapshot.account_id)
         try:
             async with self._database.connection() as conn:
-                self._created = await store.insert_snapshots(conn, due)
+                self._created = await store.insert_snapshots(conn, due, term)
         finally:
             self.version += 1  # what was not confirmed may have been written
         for snapshot in due:

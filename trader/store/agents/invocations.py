@@ -116,9 +116,9 @@ WHERE id = $1 AND status = 'running'
 """
 
 
-async def update_invocation(conn: Connection, invocation: Invocation) -> None:
-    """Update the record of a running invocation; a closed one never changes."""
-    await conn.execute(UPDATE_INVOCATION, *invocation_values(invocation))
+async def update_invocation(conn: Connection, invocation: Invocation) -> bool:
+    """Update the record of a running invocation. Return False for a closed one, which never changes."""
+    return await conn.execute(UPDATE_INVOCATION, *invocation_values(invocation)) == "UPDATE 1"
 
 
 def invocation_values(invocation: Invocation) -> tuple[object, ...]:

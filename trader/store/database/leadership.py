@@ -92,6 +92,17 @@ class LeaderLock:
                 await connection.close(timeout=_CHECK_TIMEOUT_S)
 
 
+LOCK_ACCOUNTS = "LOCK TABLE accounts IN SHARE ROW EXCLUSIVE MODE"
+
+
+async def lock_accounts(conn: Connection) -> None:
+    """Wait for the postings under way, and hold off others until the transaction ends.
+
+    Every posting updates its account first. One that waits here sees the term of the new leader, and is refused.
+    """
+    await conn.execute(LOCK_ACCOUNTS)
+
+
 UPDATE_TERM = "UPDATE service_state SET term = term + 1 RETURNING term"
 
 

@@ -125,7 +125,7 @@ class Database:
             await self._release(conn)
 
     def _unavailable(self, problem: str, error: Exception) -> Unavailable:
-        """Return the caller's error, without the cause; log the cause, the same one at most every ten seconds."""
+        """Return the caller's error, without the cause; log the cause, the same one at most once a minute."""
         cause = (str(error) or type(error).__name__).split("\n", 1)[0]
         now_s = time.monotonic()
         if now_s - self._logged_at_s.get(cause, -LOG_AGAIN_S) >= LOG_AGAIN_S:
@@ -167,6 +167,17 @@ class Database:
         :raises Unavailable: the server cannot be reached, or does not answer in time
         """
         async with self.connection() as conn, conn.transaction():
+            yield conn
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """Borrow a connection whose statements all see the database as of one moment, and write nothing.
+
+        For every read of more than one statement whose parts must agree.
+
+        :raises Unavailable: the server cannot be reached, or does not answer in time
+        """
+        async with self.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
             yield conn
 
     async def probe_write(self) -> None:

@@ -24,8 +24,22 @@ SELECT $3, id, 1, $4, $5, $2 FROM opened
 
 
 async def insert_account(conn: Connection, account_id: str, run: Run) -> None:
-    """Insert an account with its first run; without effect when it exists."""
+    """Insert an account with its first run in one statement; without effect when it exists."""
     await conn.execute(INSERT_ACCOUNT, account_id, run.started_at, run.id, run.initial_capital, run.quote_currency)
+
+
+UPDATE_ACCOUNT_FENCED = """
+UPDATE accounts SET sequence = sequence + 1 WHERE id = $1 AND (SELECT term FROM service_state) = $2 RETURNING sequence
+"""
+
+
+async def update_account_fenced(conn: Connection, account_id: str, term: int) -> bool:
+    """Have every posting refused that was decided on the account as it is, and is not committed yet.
+
+    A statement that nobody waits for any more may still be under way at the server: this one waits for it, or comes
+    first. Return False when the term is over.
+    """
+    return await conn.fetchval(UPDATE_ACCOUNT_FENCED, account_id, term) is not None
 
 
 # The sums that cash is made of come from `orders` alone; `trader audit` compares them with the ledger.
@@ -70,7 +84,10 @@ ORDER BY f.account_id, f.symbol, f.side, f.created_at
 
 
 async def select_accounts(conn: Connection, account_id: str | None = None) -> dict[str, Account]:
-    """Return every account, or the named one, in its present run, rebuilt from the rows alone."""
+    """Return every account, or the named one, in its present run, rebuilt from the rows alone.
+
+    Its statements must see one moment: call it in `Database.reading`, or with the accounts locked.
+    """
     positions: defaultdict[str, dict[str, Position]] = defaultdict(dict)
     for record in await conn.fetch(SELECT_POSITIONS, account_id):
         positions[record["account_id"]][record["symbol"]] = _position(record)

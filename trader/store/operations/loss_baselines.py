@@ -84,6 +84,7 @@ async def select_total_baseline(conn: Connection) -> LossBaseline | None:
 UPSERT_BASELINES = """
 INSERT INTO equity_marks (account_id, run_id, day, day_start, peak, last, updated_at)
 SELECT *, $7 FROM unnest($1::text[], $2::uuid[], $3::date[], $4::numeric[], $5::numeric[], $6::numeric[])
+WHERE (SELECT term FROM service_state) = $8
 ON CONFLICT (account_id) DO UPDATE
 SET run_id = excluded.run_id, day = excluded.day, day_start = excluded.day_start, peak = excluded.peak,
     last = excluded.last, updated_at = excluded.updated_at
@@ -91,11 +92,11 @@ SET run_id = excluded.run_id, day = excluded.day, day_start = excluded.day_start
 
 
 async def upsert_baselines(
-    conn: Connection, baselines: Sequence[tuple[str | None, LossBaseline]], at: datetime
+    conn: Connection, baselines: Sequence[tuple[str | None, LossBaseline]], at: datetime, term: int
 ) -> None:
-    """Record baselines, by account or of all together (None), as of a moment of the service's time."""
+    """Record baselines, by account or of all together (None), as of a moment of the service's time, in this term."""
     rows = [(account_id, *msgspec.structs.astuple(baseline)) for account_id, baseline in baselines]
-    await conn.execute(UPSERT_BASELINES, *(list(column) for column in zip(*rows, strict=True)), at)
+    await conn.execute(UPSERT_BASELINES, *(list(column) for column in zip(*rows, strict=True)), at, term)
 
 
 UPDATE_BASELINES_RESET = """

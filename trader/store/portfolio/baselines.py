@@ -62,14 +62,15 @@ UPSERT_BASELINES = """
 INSERT INTO baselines AS b (id, name, variant, run_id, initial_capital, started_at, state, seen_until)
 SELECT * FROM unnest($1::text[], $2::text[], $3::variant_id[], $4::uuid[], $5::numeric[], $6::timestamptz[],
                      $7::jsonb[], $8::timestamptz[])
+WHERE $9::bigint IS NULL OR (SELECT term FROM service_state) = $9
 ON CONFLICT (id) DO UPDATE
 SET name = excluded.name, run_id = excluded.run_id, initial_capital = excluded.initial_capital,
     started_at = excluded.started_at, state = excluded.state, seen_until = excluded.seen_until
 """
 
 
-async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline]) -> None:
-    """Save the states of baselines."""
+async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline], term: int | None = None) -> None:
+    """Save the states of baselines; of a leader only in its term."""
     runs = [saved.state.account.run for saved in baselines]
     await conn.execute(
         UPSERT_BASELINES,
@@ -81,12 +82,15 @@ async def upsert_baselines(conn: Connection, baselines: Sequence[SavedBaseline])
         [run.started_at for run in runs],
         [msgspec.to_builtins(saved.state) for saved in baselines],
         [saved.seen_until for saved in baselines],
+        term,
     )
 
 
-UPDATE_BASELINES_SEEN = "UPDATE baselines SET seen_until = $1 WHERE seen_until < $1"
+UPDATE_BASELINES_SEEN = """
+UPDATE baselines SET seen_until = $1 WHERE seen_until < $1 AND (SELECT term FROM service_state) = $2
+"""
 
 
-async def update_baselines_seen(conn: Connection, until: datetime) -> None:
-    """Record that every baseline has seen every tick until then."""
-    await conn.execute(UPDATE_BASELINES_SEEN, until)
+async def update_baselines_seen(conn: Connection, until: datetime, term: int) -> None:
+    """Record that every baseline has seen every tick until then. Only in this term."""
+    await conn.execute(UPDATE_BASELINES_SEEN, until, term)

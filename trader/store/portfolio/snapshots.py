@@ -23,6 +23,7 @@ INSERT_SNAPSHOTS = """
 WITH added AS (
     INSERT INTO portfolio_snapshots (account_id, run_id, net_portfolio, cash, unrealized_pnl, created_at)
     SELECT * FROM unnest($1::text[], $2::uuid[], $3::numeric[], $4::numeric[], $5::numeric[], $6::timestamptz[])
+    WHERE $7::bigint IS NULL OR coalesce((SELECT term FROM service_state), 0) = $7
     ON CONFLICT DO NOTHING
     RETURNING account_id, date_trunc('hour', created_at, 'UTC') AS hour, run_id, net_portfolio, created_at
 ), sums AS MATERIALIZED (
@@ -65,10 +66,10 @@ SELECT count(*) FROM added
 """
 
 
-async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot]) -> int:
+async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot], term: int | None = None) -> int:
     """Add snapshots to the raw rows and to both rollups in one statement. Return how many were new.
 
-    The partitions of their times must exist.
+    The partitions of their times must exist. With a `term` nothing is added once that is over.
     """
     added: int = await conn.fetchval(
         INSERT_SNAPSHOTS,
@@ -78,6 +79,7 @@ async def insert_snapshots(conn: Connection, snapshots: Sequence[Snapshot]) -> i
         [snapshot.cash for snapshot in snapshots],
         [snapshot.unrealized_pnl for snapshot in snapshots],
         [snapshot.created_at for snapshot in snapshots],
+        term,
     )
     return added
 
