@@ -1,0 +1,165 @@
+"""What must hold after every schedule: the books, the memory, the record, and the independent reference account."""
+
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
+
+from interleavings.arena import STOP, Arena, Process, same
+from support.gaps import run_as
+from support.reference_account import ReferenceAccount
+
+from trader.domain.exchange.tick_rules import Moment
+from trader.domain.market.markets import PLAIN_FUNDING_RATE, Tick
+from trader.services.agents.chain import verify
+from trader.services.events import PostingRefused
+from trader.services.exchange.audit import audit
+from trader.store.database.pool import Connection
+from trader.store.exchange.accounts import select_accounts, select_processed_until
+from trader.store.portfolio.baselines import select_baseline_states
+
+
+async def problems_before(arena: Arena) -> list[str]:
+    """What a crash at this moment would lose: rows that say that a tick was seen which they have not seen."""
+    async with arena.database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
+        seen_until = await select_processed_until(conn)
+        accounts = await select_accounts(conn)
+        baselines = await select_baseline_states(conn)
+    found = []
+    for account in accounts.values():
+        position = account.positions.get("BTC")
+        if position is None or position.exit_plan.stop != STOP or seen_until is None:
+            continue
+        if (at := _touched(arena, max(position.opened_at, account.changed_at), seen_until)) is not None:
+            found.append(f"account {account.id} is saved as having seen {at:%X}, and its stop did not fire")
+    for baseline, state, until in baselines:
+        if state.account.positions and (at := _touched(arena, state.account.changed_at, until)) is not None:
+            found.append(f"{baseline.id} is saved as having seen {at:%X}, and its stop did not fire")
+    for process in arena.processes.values():
+        if process.leadership.role == "standby" and process.lock is not arena.holder:
+            await run_as(process.name, process.exchange.follow())
+            if not same(process.accounts.by_id, accounts):
+                found.append(f"{process.name}, which follows, does not show the rows")
+    return found
+
+
+def _touched(arena: Arena, after: datetime, until: datetime) -> datetime | None:
+    """Return the time of the first tick of (after, until] that reaches the stop."""
+    touches = (tick.at for tick in arena.source.script if after < tick.at <= until and tick.quotes["BTC"].mark <= STOP)
+    return next(touches, None)
+
+
+async def problems_of(arena: Arena, leader: Process) -> list[str]:
+    """What is wrong once everything has come to its end."""
+    found = [f"audit: {problem}" for problem in (await audit(arena.database)).problems]
+    async with arena.database.connection() as conn:
+        rows = await select_accounts(conn)
+        found += [problem async for problem in _broken_promises(arena, conn)]
+        for account_id in rows:
+            found += [f"reference, {account_id}: {one}" for one in await _differences(arena, conn, account_id)]
+    if not same(leader.accounts.by_id, rows):
+        found.append(f"the memory of the leader {leader.name} is not its rows")
+    for process in arena.processes.values():
+        found += [f"alarm: {event.text}" for event in process.events if isinstance(event, PostingRefused)]
+    found += [f"chain: {finding}" for finding in (await verify(arena.database, [])).findings]
+    return found
+
+
+async def _broken_promises(arena: Arena, conn: Connection):  # type: ignore[no-untyped-def]  # an async iterator
+    rows = await conn.fetch("SELECT account_id, client_order_id, id FROM order_requests")
+    booked = {(row["account_id"], row["client_order_id"]): row["id"] for row in rows}
+    for key, answer in arena.acknowledged.items():
+        if booked.get(key) != answer.id:
+            yield f"{key} was acknowledged as {answer.id}, and is booked as {booked.get(key)}"
+    unrecorded = await conn.fetch(
+        """
+        SELECT i.id, q.client_order_id FROM invocations i
+        JOIN order_requests q ON starts_with(q.client_order_id, i.id || ':')
+        LEFT JOIN tool_calls c ON c.invocation_id = i.id AND i.id || ':' || c.number = q.client_order_id
+        WHERE i.status <> 'running' AND (c.status IS NULL OR (q.answer ->> 'status' = 'filled') <> (c.status = 'ok'))
+        """
+    )
+    for row in unrecorded:
+        yield f"the record of {row['id']} does not say what became of its order {row['client_order_id']}"
+
+
+async def _differences(arena: Arena, conn: Connection, account_id: str) -> list[str]:
+    """Compare an account with the reference, which meets the same orders and every tick in order of time."""
+    reference, account = await _replayed(arena, conn, account_id), (await select_accounts(conn, account_id))[account_id]
+    found = []
+    if account.cash != reference.cash():
+        found.append(f"cash {account.cash}, not {Decimal(float(reference.cash())):.8f}")
+    held = {symbol: one.side.direction * one.quantity for symbol, one in account.positions.items()}
+    expected = {symbol: holding.quantity for symbol, holding in reference.books().holdings.items()}
+    if {symbol: Fraction(quantity) for symbol, quantity in held.items()} != expected:
+        found.append(f"holds {held}, not { {symbol: float(quantity) for symbol, quantity in expected.items()} }")
+    rests = [Fraction(one.remaining) for one in account.resting]
+    if rests != [one.remaining for one in reference.resting]:
+        found.append(f"rests {rests}, not {[one.remaining for one in reference.resting]}")
+    return found
+
+
+async def _replayed(arena: Arena, conn: Connection, account_id: str) -> ReferenceAccount:
+    rules = arena.process("A").exchange.rules
+    runs = await conn.fetch(
+        "SELECT id, initial_capital, started_at, ended_at FROM runs WHERE account_id = $1 ORDER BY number", account_id
+    )
+    reference = ReferenceAccount(
+        runs[0]["initial_capital"], dict(rules.markets), runs[0]["started_at"], taker=rules.taker_rate,
+        maker=rules.maker_rate, liquidation=rules.liquidation_rate, recovery=rules.book_recovery,
+    )  # fmt: skip
+    numbers: dict[str, int] = {}
+    ticks = iter([tick for tick in arena.source.script if tick.at > runs[0]["started_at"]])
+    moment = _moment(next(one for one in reversed(arena.source.script) if one.at <= runs[0]["started_at"]), None)
+    tick = next(ticks, None)
+    for number, run in enumerate(runs):
+        if number:
+            reference.reset(run["initial_capital"], _at(moment, runs[number - 1]["ended_at"]), _rate)
+        for at, kind, name, order_id in await _acts(conn, run["id"]):
+            while tick is not None and tick.at <= at:
+                moment = _moment(tick, moment)
+                reference.update(moment, _rate)
+                tick = next(ticks, None)
+            if kind == "order":
+                reference.place(arena.asked[account_id, name], _at(moment, at), _rate)
+                if reference.resting:
+                    numbers.setdefault(order_id, reference.resting[-1].number)
+            elif order_id in numbers:
+                reference.cancel(numbers[order_id], at)
+        while tick is not None and (run["ended_at"] is None or tick.at <= run["ended_at"]):
+            moment = _moment(tick, moment)
+            reference.update(moment, _rate)
+            tick = next(ticks, None)
+    return reference
+
+
+async def _acts(conn: Connection, run_id: object) -> list[tuple[datetime, str, str, str]]:
+    """Return the orders and cancellations of a run in the order in which they were decided."""
+    rows = await conn.fetch(
+        """
+        SELECT q.id::text, q.client_order_id AS name, q.created_at AS at,
+               coalesce((SELECT min(sequence) FROM fills f WHERE f.request_id = q.id), l.sequence) AS sequence,
+               CASE WHEN l.cancel_reason LIKE 'cancelled by%' OR l.cancel_reason = 'cancelled' THEN l.closed_at END
+               AS cancelled_at
+        FROM order_requests q LEFT JOIN limit_orders l ON l.id = q.id
+        WHERE q.run_id = $1 AND q.answer ->> 'status' <> 'rejected'
+        """,
+        run_id,
+    )
+    placed = [(row["at"], row["sequence"], "order", row["name"], row["id"]) for row in rows]
+    cancelled = [
+        (row["cancelled_at"], 1 << 60, "cancel", row["name"], row["id"]) for row in rows if row["cancelled_at"]
+    ]
+    return [(at, kind, name, id_) for at, _, kind, name, id_ in sorted(placed + cancelled)]
+
+
+def _moment(tick: Tick, before: Moment | None) -> Moment:
+    marks = {symbol: quote.mark for symbol, quote in tick.quotes.items()}
+    return Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), {} if before is None else before.marks)
+
+
+def _at(moment: Moment, at: datetime) -> Moment:
+    return Moment(at, moment.quotes, moment.marks)
+
+
+def _rate(symbol: str, boundary: datetime) -> Decimal:
+    return PLAIN_FUNDING_RATE

@@ -1,0 +1,285 @@
+"""Operations of the service, and the actors that come in between: every pair of them is a set of schedules."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from interleavings.arena import MODEL, QUIET, Arena, D
+from support.floor import calling, hold, opening
+from support.gaps import Gaps, run_as
+from support.tasks import ended
+
+from trader.domain.agents.conversation import ModelAnswer, Turn
+from trader.domain.exchange.halts import Verb
+from trader.domain.exchange.orders import OrderType
+
+INVOCATION: Final = f"invocation of {MODEL}"
+DECISION: Final = opening(stop=90_000)
+STOPPED: Final = {**QUIET, "BTC": "92500"}
+FILLED: Final = {**QUIET, "ETH": "3100"}
+
+
+class Schedule:
+    """One run of an operation, with an actor in one of its gaps."""
+
+    def __init__(self, arena: Arena, gaps: Gaps) -> None:
+        self.arena, self.gaps = arena, gaps
+        self.task: asyncio.Task[object] | None = None
+        """The operation."""
+
+        self.ticking: asyncio.Task[None] | None = None
+        self.thought = asyncio.Event()
+
+
+Step = Callable[[Schedule], Awaitable[object]]
+
+
+async def _nothing(schedule: Schedule) -> None:
+    """Prepare nothing."""
+
+
+class Operation(NamedTuple):
+    """What the watched process does, after preparations that are not watched."""
+
+    run: Step
+    prepare: Step = _nothing
+    process: str = "A"
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
+
+
+async def order(s: Schedule) -> None:
+    await s.arena.process("A").place("op")
+
+
+async def limit_order(s: Schedule) -> None:
+    await s.arena.process("A").place("op", type=OrderType.LIMIT, limit_price=D(93500))
+
+
+async def cancel(s: Schedule) -> None:
+    assert s.arena.resting is not None
+    await s.arena.process("A").exchange.cancel_order("a", str(s.arena.resting.id))
+
+
+async def reset(s: Schedule) -> None:
+    await s.arena.process("A").exchange.reset_account("a")
+
+
+async def stop_tick(s: Schedule) -> None:
+    await s.arena.see(STOPPED)
+
+
+async def fill_tick(s: Schedule) -> None:
+    await s.arena.see(FILLED)
+
+
+async def funding_tick(s: Schedule) -> None:
+    await s.arena.see(after_s=20)
+
+
+async def open_large(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").place("large", "4", account_id="c", leverage=D(40)))
+
+
+async def snapshot(s: Schedule) -> None:
+    await s.arena.process("A").snapshot()
+
+
+async def halt(s: Schedule) -> None:
+    await s.arena.halt(s.arena.process("A"), Verb.HALT)
+
+
+async def flatten(s: Schedule) -> None:
+    await s.arena.halt(s.arena.process("A"), Verb.FLATTEN)
+
+
+async def follow(s: Schedule) -> None:
+    await s.arena.process("C").leadership.take_role()
+
+
+async def have_news(s: Schedule) -> None:
+    await run_as("C", follow(s))
+    await run_as("A", s.arena.process("A").place("news"))
+
+
+async def take_role(s: Schedule) -> None:
+    await s.arena.process("B").leadership.take_role()
+
+
+async def free_lock(s: Schedule) -> None:
+    """Have the server free the lock of a leader that does not know it."""
+    await run_as("B", take_role(s))
+    s.arena.holder = None
+
+
+async def doubt(s: Schedule) -> None:
+    """Have a commit in doubt that the server executes later."""
+    s.gaps.fault, s.gaps.fault_in = "late statement", "write_postings"
+    with s.gaps.watching("A", -1, lambda: asyncio.sleep(0)):
+        await asyncio.gather(run_as("A", s.arena.process("A").place("doubtful")), return_exceptions=True)
+    s.gaps.fault_in = None
+
+
+async def invoke(s: Schedule) -> None:
+    await s.arena.process("A").agents.start_batch(s.arena.clock.now())
+    await ended(INVOCATION)
+
+
+async def have_decision(s: Schedule) -> None:
+    s.arena.process("A").provider.scripts[MODEL] = [calling(DECISION), hold()]
+
+
+async def have_tick_at_order(s: Schedule) -> None:
+    """Have a tick begin just before the model's order, which waits until it is applied."""
+    await have_decision(s)
+    exchange = s.arena.process("A").exchange
+
+    async def begin_tick() -> None:
+        s.ticking = asyncio.create_task(s.arena.see(STOPPED))
+        while exchange.by_tick is None:
+            await asyncio.sleep(0)
+
+    exchange.before_order = begin_tick
+
+
+async def invoke_at_tick(s: Schedule) -> None:
+    await invoke(s)
+    if s.ticking is not None:
+        await s.ticking
+
+
+async def have_slow_model(s: Schedule) -> None:
+    """Have a model that still thinks when its next cycle is due."""
+
+    async def answer(turn: Turn) -> ModelAnswer:
+        await s.thought.wait()
+        return hold()
+
+    s.arena.process("A").provider.scripts[MODEL] = [answer]
+    await run_as("A", s.arena.process("A").agents.start_batch(s.arena.clock.now()))
+
+
+async def count_missed(s: Schedule) -> None:
+    await s.arena.process("A").agents.start_batch(s.arena.clock.now())
+    s.thought.set()
+    await ended(INVOCATION)
+
+
+OPERATIONS: Final = {
+    "order": Operation(order),
+    "limit order": Operation(limit_order),
+    "cancel": Operation(cancel),
+    "reset": Operation(reset),
+    "tick with stop": Operation(stop_tick),
+    "tick with limit fill": Operation(fill_tick),
+    "tick with funding": Operation(funding_tick),
+    "tick with liquidation": Operation(stop_tick, open_large),
+    "snapshot": Operation(snapshot),
+    "halt": Operation(halt),
+    "flatten": Operation(flatten),
+    "follow": Operation(follow, have_news, "C"),
+    "take over": Operation(take_role, free_lock, "B"),
+    "recover": Operation(order, doubt),
+    "invocation": Operation(invoke, have_decision),
+    "invocation at a tick": Operation(invoke_at_tick, have_tick_at_order),
+    "missed cycle": Operation(count_missed, have_slow_model),
+}
+
+
+# --- actors -----------------------------------------------------------------------------------------------------------
+
+
+async def other_order(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").place("actor", "0.02"))
+
+
+async def same_order(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").place("op"))
+
+
+async def order_elsewhere(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").place("actor", "0.02", account_id="b"))
+
+
+async def cancelled_limit(s: Schedule) -> None:
+    await run_as("A", cancel(s))
+
+
+async def reset_account(s: Schedule) -> None:
+    await run_as("A", reset(s))
+
+
+async def quiet_tick(s: Schedule) -> None:
+    await s.arena.see()
+
+
+async def touched_stop(s: Schedule) -> None:
+    await s.arena.see(STOPPED)
+    await s.arena.see()
+
+
+async def lost_statement(s: Schedule) -> None:
+    s.gaps.fault = "lost statement"
+
+
+async def lost_acknowledgement(s: Schedule) -> None:
+    s.gaps.fault = "lost acknowledgement"
+
+
+async def late_statement(s: Schedule) -> None:
+    s.gaps.fault = "late statement"
+
+
+async def late_lands(s: Schedule) -> None:
+    await s.gaps.land()
+
+
+async def cancellation(s: Schedule) -> None:
+    """Cancel what the first does, and wait until it has ended: its callers, and the invocation that it began."""
+    assert s.task is not None
+    begun = [s.task, *(task for task in asyncio.all_tasks() if task.get_name() == INVOCATION)]
+    for task in begun:
+        task.cancel()
+    await asyncio.wait(begun)
+
+
+async def retry(s: Schedule) -> None:
+    """Cancel the first order's caller, who asks again at once."""
+    await cancellation(s)
+    await same_order(s)
+
+
+async def lost_lock(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").lose_lock())
+
+
+async def second_leader(s: Schedule) -> None:
+    s.arena.holder = None
+    second = s.arena.process("B")
+    await run_as("B", second.leadership.take_role())
+    await run_as("B", second.place("second", "0.03"))
+
+
+async def stop(s: Schedule) -> None:
+    await run_as("A", s.arena.process("A").leadership.resign())
+
+
+ACTORS: Final[dict[str, Step]] = {
+    "order": other_order,
+    "same order": same_order,
+    "order elsewhere": order_elsewhere,
+    "cancel": cancelled_limit,
+    "reset": reset_account,
+    "tick": quiet_tick,
+    "touched stop": touched_stop,
+    "lost statement": lost_statement,
+    "lost acknowledgement": lost_acknowledgement,
+    "late statement": late_statement,
+    "late commit": late_lands,
+    "cancellation": cancellation,
+    "retry": retry,
+    "lost lock": lost_lock,
+    "second leader": second_leader,
+    "stop": stop,
+}

@@ -1,0 +1,139 @@
+"""Every operation of the service, with another actor in every gap of it: the books, the memory and the record agree.
+
+`scripts/test` tries a seeded sample of the gaps, `scripts/test --all` every one. A failure prints its schedules; one of
+them runs again with SCHEDULE="operation / actor / gap" and `-k again`.
+"""
+
+import asyncio
+import logging
+import os
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
+from random import Random
+from typing import Final
+
+import pytest
+from interleavings.arena import Arena
+from interleavings.checks import problems_before, problems_of
+from interleavings.schedules import ACTORS, OPERATIONS, Schedule
+from support.gaps import GapDatabase, Gaps, run_as
+
+from trader.errors import TraderError
+
+AFTER_ITS_END: Final = 999
+"""The number of a gap that no operation has: the actor acts when the operation is over."""
+
+SAMPLE: Final = 2
+SHOWN: Final = 12
+END_S: Final = 20.0
+PAIRS: Final = [f"{operation} / {actor}" for operation in OPERATIONS for actor in ACTORS]
+
+EMPTY: Final = """
+DO $$ BEGIN
+    EXECUTE (SELECT 'TRUNCATE ' || string_agg(quote_ident(c.relname), ', ') FROM pg_class c
+             WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+               AND c.relname <> 'schema_version');
+END $$
+"""
+
+
+@pytest.fixture
+async def database(dsn: str) -> AsyncIterator[GapDatabase]:
+    database = await GapDatabase.connect(dsn, size=12)
+    assert isinstance(database, GapDatabase)
+    yield database
+    await database.close()
+
+
+class Bugs(logging.Handler):
+    """Collects the traces that the service logs: what it did not expect."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            self.found.append(f"bug: {record.getMessage()}: {record.exc_info[1]!r}")
+
+
+class Outcome:
+    """What came of one schedule."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.gap = ""
+        self.gaps = 0
+        self.problems: list[str] = []
+
+    def __str__(self) -> str:
+        return "\n    ".join([f'SCHEDULE="{self.name}"  # {self.gap}', *self.problems[:SHOWN]])
+
+
+async def run(database: GapDatabase, operation: str, actor: str, at: int) -> Outcome:
+    """Run one schedule from an empty database to its end, and look at everything."""
+    outcome, bugs = Outcome(f"{operation} / {actor} / {at}"), Bugs()
+    logging.getLogger("trader").addHandler(bugs)
+    gaps = database.gaps = Gaps()
+    async with database.connection() as conn:
+        await conn.execute(EMPTY)
+    arena = Arena(database)
+    schedule = Schedule(arena, gaps)
+    chosen = OPERATIONS[operation]
+    try:
+        async with asyncio.timeout(END_S):
+            await arena.open()
+            await chosen.prepare(schedule)
+            with gaps.watching(chosen.process, at, lambda: _step(ACTORS[actor], schedule)):
+                schedule.task = asyncio.ensure_future(run_as(chosen.process, _step(chosen.run, schedule)))
+                ended = (await asyncio.gather(schedule.task, return_exceptions=True))[0]
+                await gaps.act()  # where the operation had no such gap: after its end
+                assert gaps.acted is not None
+                acted = (await asyncio.gather(gaps.acted, return_exceptions=True))[0]
+            outcome.gaps, outcome.gap = len(gaps.passed), gaps.passed[at] if at < len(gaps.passed) else "after its end"
+            gaps.fault = None
+            for who, error in (("the operation", ended), ("the actor", acted)):
+                if isinstance(error, Exception) and not isinstance(error, TraderError):
+                    outcome.problems.append(f"{who} raised {error!r}")
+            outcome.problems += await problems_before(arena)
+            await gaps.land()
+            outcome.problems += await problems_of(arena, await arena.settle())
+    except TimeoutError as error:
+        outcome.problems.append(f"it came to no end within {END_S:g} s; what waited:")
+        outcome.problems += traceback.format_exception(error.__cause__ or error.__context__ or error)
+    except Exception as error:
+        error.add_note(outcome.name)
+        raise
+    finally:
+        await arena.close()
+        logging.getLogger("trader").removeHandler(bugs)
+    outcome.problems += bugs.found
+    return outcome
+
+
+async def _step(step, schedule: Schedule) -> object:  # type: ignore[no-untyped-def]
+    return await step(schedule)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+async def test_an_actor_in_a_gap_of_an_operation(
+    database: GapDatabase, pair: str, record_property: Callable[[str, object], None]
+) -> None:
+    operation, actor = pair.split(" / ")
+    last = await run(database, operation, actor, AFTER_ITS_END)
+    assert last.gaps, "the operation has no gap: nothing was watched"
+    gaps: Sequence[int] = range(last.gaps)
+    if not os.environ.get("TRADER_TEST_ALL"):
+        gaps = sorted(Random(pair).sample(gaps, min(SAMPLE, len(gaps))))
+    outcomes = [last, *[await run(database, operation, actor, at) for at in gaps]]
+    record_property("schedules", len(outcomes))
+    failed = [outcome for outcome in outcomes if outcome.problems]
+    assert not failed, f"{len(failed)} of {len(outcomes)} schedules:\n" + "\n".join(map(str, failed[:8]))
+
+
+@pytest.mark.skipif("SCHEDULE" not in os.environ, reason="SCHEDULE names none")
+async def test_again(database: GapDatabase) -> None:
+    operation, actor, at = os.environ["SCHEDULE"].split(" / ")
+    outcome = await run(database, operation, actor, int(at))
+    print("\n".join(f"{number}: {label}" for number, label in enumerate(database.gaps.passed)))
+    assert not outcome.problems, str(outcome)

@@ -1,0 +1,281 @@
+"""Gaps of the services under test: every statement, commit and await at which somebody else may come in between.
+
+A task factory drives each task step by step, and a database hands out connections that stop around each statement.
+Between two gaps a task of the watched process is alone: nobody sees what it does there, or comes in between.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from pathlib import Path
+from types import coroutine
+from typing import Any, Final, Literal, cast
+
+import asyncpg
+
+from trader.store.database.pool import Connection, Database
+
+SERVICE: Final = f"{Path(inspect.getfile(Database)).parents[2]}/"
+
+IDLE_TURNS: Final = 12
+STUCK_S: Final = 0.25
+"""Somebody who makes no step for so many turns of the loop, or, in a statement, for so long, waits for the first."""
+
+Fault = Literal["lost statement", "lost acknowledgement", "late statement"]
+
+_process: ContextVar[str | None] = ContextVar("process", default=None)
+_in_driver: ContextVar[bool] = ContextVar("in_driver", default=False)
+
+
+def running_as(process: str) -> Context:
+    """Return a context whose tasks belong to this process."""
+    context = copy_context()
+    context.run(_process.set, process)
+    return context
+
+
+async def run_as(process: str, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run work as a task of this process."""
+    return await asyncio.create_task(work, context=running_as(process))
+
+
+class Gaps:
+    """Counts the gaps of one process while it is watched, and lets an actor act in one of them."""
+
+    def __init__(self) -> None:
+        self.passed: list[str] = []
+        """What each gap was before or after."""
+
+        self.acted: asyncio.Task[Any] | None = None
+        self.fault: Fault | None = None
+        """What happens to the next statement of the watched process, or to the next one of the function `fault_in`."""
+
+        self.fault_in: str | None = None
+
+        self.late: list[Callable[[], Awaitable[object]]] = []
+        """Statements that the server has not executed yet though nobody waits for them any more."""
+
+        self._watched: str | None = None
+        self._act: Callable[[], Coroutine[Any, Any, Any]] | None = None
+        self._at = -1
+        self._standing: asyncio.Task[Any] | None = None
+        self._steps = 0
+        self._in_flight = 0
+
+    @contextmanager
+    def watching(self, process: str, at: int, act: Callable[[], Coroutine[Any, Any, Any]]) -> Iterator[None]:
+        """Count the gaps of a process, and act in gap number `at`."""
+        self.passed, self.acted, self._watched, self._act, self._at = [], None, process, act, at
+        loop = asyncio.get_running_loop()
+        before = loop.get_task_factory()
+        loop.set_task_factory(self._make_task)
+        try:
+            yield
+        finally:
+            loop.set_task_factory(before)
+            self._watched = None
+
+    async def land(self) -> None:
+        """Let the server execute what is late."""
+        late, self.late = self.late, []
+        for execute in late:
+            await execute()
+
+    def take_fault(self, label: str) -> Fault | None:
+        """Return the fault of the statement that begins."""
+        if not self._is_watched() or self.fault_in not in {None, label}:
+            return None
+        fault, self.fault = self.fault, None
+        return fault
+
+    async def reach(self, label: str) -> None:
+        """Pass a gap, after the actor if this is where it acts."""
+        if self._standing is not None or not self._is_watched():
+            return
+        number = len(self.passed)
+        self.passed.append(label)
+        if number == self._at:
+            await self.act()
+
+    async def act(self) -> None:
+        """Let the actor do its whole step, or all that it can while the first stands in its gap."""
+        if self._act is None:
+            return
+        act, self._act = self._act, None
+        self.acted = asyncio.create_task(act(), context=running_as("actor"))
+        self._standing = asyncio.current_task()
+        try:
+            await self._done_or_stuck(self.acted)
+        finally:
+            self._standing = None
+
+    async def statement(self, label: str, execute: Callable[[], Awaitable[Any]]) -> Any:
+        """Execute a statement between two gaps."""
+        await self.reach(f"before {label}")
+        token = _in_driver.set(True)
+        self._in_flight += 1
+        try:
+            result = await execute()
+        finally:
+            self._in_flight -= 1
+            _in_driver.reset(token)
+        await self.reach(f"after {label}")
+        return result
+
+    def _is_watched(self) -> bool:
+        return self._watched is not None and _process.get() == self._watched
+
+    async def _done_or_stuck(self, task: asyncio.Task[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        steps, turns, since_s = self._steps, 0, loop.time()
+        while not task.done():
+            await _turn()
+            if self._steps != steps:
+                steps, turns, since_s = self._steps, 0, loop.time()
+            turns += 1
+            if (turns > IDLE_TURNS and not self._in_flight) or loop.time() - since_s > STUCK_S:
+                return
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(self._driven(work), loop=loop, **options)
+        task.add_done_callback(lambda _: work.close())  # of a task that was cancelled before its first step
+        return task
+
+    async def _driven(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await self._drive(work)
+
+    @coroutine
+    def _drive(self, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Run a coroutine; each of its suspensions outside the driver of the database is a gap."""
+        value, error = None, None
+        while True:
+            try:
+                waits_for = work.send(value) if error is None else work.throw(error)
+            except StopIteration as end:
+                return end.value
+            value = error = None
+            place = None if _in_driver.get() or not self._is_watched() else _place(work)
+            try:
+                value = yield waits_for
+                self._steps += asyncio.current_task() is not self._standing
+                if place is not None:
+                    yield from self.reach(place).__await__()
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as raised:  # noqa: BLE001 - whatever it is, it belongs to the coroutine
+                error = raised
+
+
+@coroutine
+def _turn() -> Generator[None, None, None]:
+    """Let every task that can run do so once."""
+    yield
+
+
+def _place(work: Any) -> str | None:
+    """Return the line of the service at which a coroutine waits; None when it is not in the service."""
+    place = None
+    while work is not None:
+        frame = getattr(work, "cr_frame", None) or getattr(work, "ag_frame", None)
+        if frame is not None and frame.f_code.co_filename.startswith(SERVICE):
+            name = frame.f_code.co_filename.removeprefix(SERVICE)
+            place = f"await in {name}:{frame.f_lineno} {frame.f_code.co_name}"
+        work = getattr(work, "cr_await", None) or getattr(work, "ag_await", None)
+    return place
+
+
+class GapDatabase(Database):
+    """A database whose connections stop before and after each statement."""
+
+    gaps: Gaps
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        borrowed = super().connection()
+        token = _in_driver.set(True)
+        try:
+            conn = await borrowed.__aenter__()
+        finally:
+            _in_driver.reset(token)
+        try:
+            yield cast("Connection", GapConnection(conn, self))
+        except BaseException as error:
+            if not await borrowed.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await borrowed.__aexit__(None, None, None)
+
+    async def execute_late(self, method: str, query: str, *args: object) -> None:
+        """Execute a statement for which nobody waits any more."""
+        async with super().connection() as conn:
+            await getattr(conn, method)(query, *args)
+
+
+class GapConnection:
+    """A borrowed connection with a gap before and after each statement."""
+
+    def __init__(self, conn: Connection, database: GapDatabase) -> None:
+        self._conn = conn
+        self._database = database
+        self._gaps = database.gaps
+        self._is_in_transaction = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conn, name)
+
+    async def fetch(self, query: str, *args: object, **options: Any) -> Any:
+        return await self._statement("fetch", query, *args, **options)
+
+    async def fetchrow(self, query: str, *args: object, **options: Any) -> Any:
+        return await self._statement("fetchrow", query, *args, **options)
+
+    async def fetchval(self, query: str, *args: object, **options: Any) -> Any:
+        return await self._statement("fetchval", query, *args, **options)
+
+    async def execute(self, query: str, *args: object, **options: Any) -> Any:
+        return await self._statement("execute", query, *args, **options)
+
+    @asynccontextmanager
+    async def transaction(self, **options: Any) -> AsyncIterator[None]:
+        transaction = self._conn.transaction(**options)
+        await self._gaps.statement("BEGIN", transaction.start)
+        self._is_in_transaction = True
+        try:
+            yield
+        except BaseException:
+            if not self._conn.is_closed():
+                await self._gaps.statement("ROLLBACK", transaction.rollback)
+            raise
+        else:
+            await self._gaps.statement("COMMIT", partial(self._with_fault, "COMMIT", transaction.commit))
+        finally:
+            self._is_in_transaction = False
+
+    async def _statement(self, method: str, query: str, *args: object, **options: Any) -> Any:
+        frame = inspect.currentframe()
+        caller = None if frame is None or frame.f_back is None else frame.f_back.f_back
+        label = query.split(maxsplit=1)[0] if caller is None else caller.f_code.co_name
+
+        async def late() -> Any:
+            self._gaps.late.append(partial(self._database.execute_late, method, query, *args))
+            raise TimeoutError
+
+        execute = partial(getattr(self._conn, method), query, *args, **options)
+        return await self._gaps.statement(label, partial(self._with_fault, label, execute, late))
+
+    async def _with_fault(
+        self, label: str, execute: Callable[[], Awaitable[Any]], late: Callable[[], Awaitable[Any]] | None = None
+    ) -> Any:
+        fault = self._gaps.take_fault(label)
+        if fault is None:
+            return await execute()
+        if fault == "late statement" and late is not None and not self._is_in_transaction:
+            return await late()
+        if fault == "lost acknowledgement":
+            await execute()
+        self._conn.terminate()
+        raise asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation")
