@@ -28,17 +28,13 @@ pytest.register_assert_rewrite("support")  # an assertion there that fails shows
 FOLDER_PREFIX = "trader-test-"
 
 
-# HYPOTHESIS_PROFILE=nightly looks twenty times as far. A deadline per example would measure the machine, not the code.
+# The extent of a run (tests/support/extent.py). A deadline per example would measure the machine, not the code.
 settings.register_profile(
-    "normal", max_examples=100, deadline=None, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
+    "normal", max_examples=25, deadline=None, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("all", settings.get_profile("normal"), max_examples=100)
 settings.register_profile("nightly", settings.get_profile("normal"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
-
-
-HERE = Path(__file__).parent
-LONG = ("e2e", "scripts", "api/client", "api/browser", "api/openapi/test_schemathesis.py", "api/test_stream_load.py")
-"""The tests that wait for other processes for seconds."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -49,10 +45,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests begin early, so that none runs alone at the end; others between them make use of their waiting."""
+    """Tests of processes begin early, so that none runs alone at the end; others between them use their waiting."""
     parts: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
     for item in items:
-        parts[any(item.path.is_relative_to(HERE / place) for place in LONG)].append(item)
+        parts[item.get_closest_marker("processes") is not None].append(item)
     short, long = parts
     between = len(short) * 2 // 3 // max(1, len(long))
     items[:] = [

@@ -165,9 +165,10 @@ def test_commands_files_and_settings_exist(name: str) -> None:
         assert (ROOT / path).exists() or (ROOT / "trader" / path).exists(), f"{name} names {path}"
     for benchmark in re.findall(r"scripts/benchmark (\w+)(?=`| *#|$)", document, re.MULTILINE):
         assert benchmark == "NAME" or (ROOT / "tests" / "benchmarks" / f"{benchmark}.py").exists(), benchmark
-    for command in re.findall(r"scripts/(?!make_environment)[\w.]+ [^`\n#]*", document):
-        for option in re.findall(r"(?<!\S)--[a-z-]+", command):
-            assert f'"{option}"' in SOURCES or option == "--help", f"{name}: {command}"
+    for script, arguments in re.findall(r"(scripts/(?!make_environment)[\w.]+)( [^`\n#]*)", document):
+        text = SOURCES + (ROOT / script).read_text(encoding="utf-8")
+        for option in re.findall(r"(?<!\S)--[a-z-]+", arguments):
+            assert re.search(rf'"{option}"| {option} ]', text) or option == "--help", f"{name}: {script}{arguments}"
     settings = {variable.name for variable in VARIABLES.values()} | OTHER_NAMES
     providers = "|".join(PROVIDERS).upper()
     for variable in re.findall(r"(?<![\w.])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=", document):

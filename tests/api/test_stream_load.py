@@ -45,6 +45,7 @@ def test_a_ping_is_late_until_it_comes(pings_s: tuple[float, ...], late_s: float
     assert judged([one], [], 3, 9 * SECOND_NS).pings_late_s == pytest.approx(late_s)
 
 
+@pytest.mark.processes
 def test_abuse_of_the_streams_costs_the_others_nothing() -> None:
     command = [sys.executable, "-m", "benchmarks.streams", "2", "--shared", "--page-minutes", "0"]
     done = subprocess.run(

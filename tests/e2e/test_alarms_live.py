@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import orjson
+import pytest
 from support.process import serving
 from support.sinks import sinks
+
+pytestmark = pytest.mark.processes
 
 TOKEN = "s3cret-t0ken"
 

@@ -15,8 +15,8 @@ import msgspec
 import orjson
 import pytest
 from support.candles import write_walk
+from support.extent import is_nightly
 from support.lockstep import replay
-from support.nightly import is_nightly
 from support.process import serving
 
 from trader.__main__ import main
@@ -33,6 +33,8 @@ from trader.services.backtest.market import BacktestMarket
 from trader.services.backtest.participant import Participant
 from trader.services.backtest.run import Backtest, rule_models
 from trader.settings import Settings
+
+pytestmark = pytest.mark.processes
 
 MARKETS = ("BTC", "ETH", "SOL")
 KEYS = {

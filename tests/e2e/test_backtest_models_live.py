@@ -20,6 +20,8 @@ from trader.domain.models import Model, ModelConfiguration, VariantId
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
 
+pytestmark = pytest.mark.processes
+
 BEGIN = datetime(2025, 3, 1, 12, tzinfo=UTC)
 MODELS = """
 [[models]]

@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.process import COMMAND, ServiceProcess, serving
 from support.tables import digests
 
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
+
+pytestmark = pytest.mark.processes
 
 QUICKLY = {"SIM_LATENCY_MS": "0"}
 

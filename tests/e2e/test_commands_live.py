@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.process import COMMAND, serving
+
+pytestmark = pytest.mark.processes
 
 
 async def call(folder: Path, *arguments: str, port: str = "0") -> tuple[int, Any]:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 from support.contract import OUTPUTS, VARIANT
 from support.orpc import run_client
 from support.process import ServiceProcess, serving
 from support.shapes import assert_shape
 
 from trader.variants import VARIANTS
+
+pytestmark = pytest.mark.processes
 
 READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("trading.getTrades", {}),

@@ -21,6 +21,8 @@ from trader.services.exchange.audit import audit
 from trader.services.market.feed import MarketFeed
 from trader.store.database.pool import Database
 
+pytestmark = pytest.mark.processes
+
 BEGIN = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 END = datetime(2025, 2, 3, 2, 12, tzinfo=UTC)
 SMALL = Decimal(10_000)

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from support.contract import OUTPUTS
 from support.process import ServiceProcess, serving
 from support.shapes import assert_shape, text
 from yarl import URL
+
+pytestmark = pytest.mark.processes
 
 ALLOWED = "https://desk.example"
 FOREIGN = "https://evil.example"

@@ -5,8 +5,11 @@ import time
 from pathlib import Path
 
 import orjson
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.process import ServiceProcess, serving
+
+pytestmark = pytest.mark.processes
 
 IDLE = 2000
 

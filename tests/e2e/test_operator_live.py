@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from support.process import ServiceProcess, serving
 
+pytestmark = pytest.mark.processes
+
 QUICKLY = {"SIM_LATENCY_MS": "0"}
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 from support.process import ServiceProcess, serving
 from support.replication import replicated
 from support.sse import streaming
+
+pytestmark = pytest.mark.processes
 
 READS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("trading.getTrades", {}),

@@ -20,6 +20,8 @@ from trader.gateways.market.replay import ReplaySource
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
 
+pytestmark = pytest.mark.processes
+
 ROUNDS = int(os.environ.get("REPLAY_KILL_ROUNDS", "3"))
 SEED = int(os.environ.get("REPLAY_KILL_SEED") or SystemRandom().randrange(10**6))
 BEGIN = datetime(2025, 6, 2, 23, tzinfo=UTC)

@@ -6,11 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
+import pytest
+from support.extent import is_nightly
 from support.lockstep import replay
-from support.nightly import is_nightly
 
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
+
+pytestmark = pytest.mark.processes
 
 BEGIN = "2025-01-15T00:00:00.000Z"
 END = "2025-01-16T00:00:00.000Z"

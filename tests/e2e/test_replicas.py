@@ -8,12 +8,15 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.kills import write_candles
 from support.process import ServiceProcess, serving
 from support.sse import Stream
 
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Connection, Database
+
+pytestmark = pytest.mark.processes
 
 
 async def role(service: ServiceProcess) -> str:

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from support.process import serving
 from support.slow_provider import slow_provider
 
@@ -12,6 +13,8 @@ from trader.clock import SystemClock
 from trader.domain.models import Model, VariantId
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
+
+pytestmark = pytest.mark.processes
 
 MODELS = 6
 

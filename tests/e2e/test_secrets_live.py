@@ -22,6 +22,8 @@ from trader.settings import Settings
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.pool import Database
 
+pytestmark = pytest.mark.processes
+
 KEYS = tuple(f"sk-e2e-secret-{number}-0f9e8d7c6b5a" for number in range(4))
 SECRETS = {
     **{f"OPENAI_API_KEY_{number}": key for number, key in enumerate(KEYS, 1)},

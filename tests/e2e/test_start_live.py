@@ -12,9 +12,12 @@ from typing import Any
 
 import aiohttp
 import asyncpg
+import pytest
 from support.contract import OUTPUTS, VARIANT
 from support.process import ROOT, ServiceProcess, serving
 from support.shapes import assert_shape
+
+pytestmark = pytest.mark.processes
 
 
 async def ended(folder: Path, *arguments: str, **environ: str) -> tuple[int, str]:

@@ -8,10 +8,13 @@ from typing import Any
 
 import aiohttp
 import orjson
+import pytest
 from support.contract import INVOCATION, LIVE_PORTFOLIO, OUTPUTS, POSITION_EVENT, TRADE
 from support.process import ServiceProcess, serving
 from support.shapes import Shape, assert_shape, iso, text
 from support.sse import Message, Stream, streaming
+
+pytestmark = pytest.mark.processes
 
 STATES: dict[str, Shape] = {
     "positions": [POSITION_EVENT],

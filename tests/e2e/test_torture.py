@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from support.torture import torture
+
+pytestmark = pytest.mark.processes
 
 
 async def test_books_are_clean_after_five_rounds_of_kills(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from trader.gateways.market.recorded import RecordedSource
 from trader.services.exchange.audit import audit
 from trader.store.database.pool import Database
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def venue() -> AsyncIterator[FakeVenue]:

@@ -26,7 +26,7 @@ from trader.store.database.pool import Database
 from trader.store.exchange.accounts import select_accounts
 
 sdk = pytest.importorskip("lighter.signer_client", reason="the extra `live` is not installed")
-pytestmark = pytest.mark.sdk
+pytestmark = [pytest.mark.sdk, pytest.mark.processes]
 
 D = Decimal
 BTC = 1

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from support.process import ROOT
 
+pytestmark = pytest.mark.processes
+
 CONTAINER = ROOT / "scripts" / "packaging" / "container"
 BASE = "localhost/trader-test-base"
 IMAGE = "localhost/trader-test"

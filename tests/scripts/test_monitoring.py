@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.process import ROOT, serving
 
+pytestmark = pytest.mark.processes
+
 FOLDER = ROOT / "scripts" / "packaging" / "monitoring"
 METRIC = re.compile(r"\b(?:trader|process)_[a-z_]+\b")
 

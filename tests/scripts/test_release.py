@@ -21,6 +21,8 @@ from support.process import ROOT
 
 from trader import __version__
 
+pytestmark = pytest.mark.processes
+
 LOCK = ROOT / "scripts" / "packaging" / "requirements.lock"
 PINNED = re.compile(
     r"^([a-z0-9-]+)==(\S+)(?: ; (.+?))? \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE

@@ -12,6 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "try_model.py"
 KEY = "sk-try-model-secret-0001"
 

@@ -13,6 +13,8 @@ from support.chromium import browsing, chromium_program, open_tab
 from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
 
+pytestmark = pytest.mark.processes
+
 HERE = Path(__file__).parent
 SEEN_WITHIN_S = 60
 

@@ -18,6 +18,8 @@ from support.orpc import installed_packages
 from support.process import ServiceProcess, serving
 from support.switch import switching
 
+pytestmark = pytest.mark.processes
+
 WITHIN_S = 30
 
 RECORD_ANSWERS = """

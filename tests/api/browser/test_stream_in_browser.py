@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from random import Random
 
+import pytest
 from aiohttp import web
 from support.chromium import open_tab
 from support.manual_clock import ManualClock
@@ -19,6 +20,8 @@ from trader.api import streams
 from trader.api.site import Site
 from trader.api.stream_events import EVENTS_MAX
 from trader.services.events import EventBus, WorkflowProgress
+
+pytestmark = pytest.mark.processes
 
 HERE = Path(__file__).parent
 MODULE = Path(str(resources.files("trader.api.dashboard") / "static"))

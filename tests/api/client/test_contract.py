@@ -12,6 +12,8 @@ import pytest
 from support.orpc import FOLDER, installed_packages, run_client
 from support.process import ROOT, serving
 
+pytestmark = pytest.mark.processes
+
 _ERROR = re.compile(r"^([\w./@-]+)\((\d+),\d+\): error (TS\d+)", re.MULTILINE)
 
 

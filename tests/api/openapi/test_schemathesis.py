@@ -5,7 +5,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from support.process import ServiceProcess, serving
+
+pytestmark = pytest.mark.processes
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TOKEN = "open-sesame-0123456789"

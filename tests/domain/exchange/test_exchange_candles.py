@@ -1,7 +1,6 @@
 """The exchange rules against the reference account on recorded candles, the crash of 3 February 2025 included."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -9,6 +8,7 @@ from random import Random
 
 import pytest
 from support.candles import FOLDER
+from support.extent import is_nightly
 from support.side_by_side import SideBySide
 
 from trader.domain.exchange import account as figures
@@ -21,7 +21,7 @@ from trader.gateways.market.replay import ReplaySource
 CRASH = datetime(2025, 2, 3, 1, 30, tzinfo=UTC)
 """Half an hour before ETH fell from 2,785 to 2,125 in 38 minutes."""
 
-FLOWS = 40 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 2
+FLOWS = 40 if is_nightly() else 2
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the recorded candles are not beside the project")
 

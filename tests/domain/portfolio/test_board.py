@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from support.nightly import is_nightly
+from support.extent import is_nightly
 from support.null_seasons import PROCESSES, share_interval
 
 from trader.domain.models import VariantId

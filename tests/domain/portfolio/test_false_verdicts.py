@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.nightly import is_nightly
+from support.extent import is_nightly
 from support.null_seasons import (
     BOARDS,
     PROCESSES,

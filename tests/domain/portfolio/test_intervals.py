@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.nightly import is_nightly
+from support.extent import is_nightly
 
 from trader.domain.portfolio import intervals as ours
 

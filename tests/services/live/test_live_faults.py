@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from support.extent import is_nightly
 from support.fake_exchange import ACCOUNT
 from support.fake_venue import IDS
 from support.live import SYMBOLS, Bench, add_model, prepared
@@ -26,7 +27,7 @@ from trader.store.database.pool import Database
 
 D = Decimal
 BLOCKS = 10
-SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else "30"))
+SCHEDULES = int(os.environ.get("FAULT_SCHEDULES", "500" if is_nightly() else "30"))
 STEPS_MAX = 10
 LOOKS_MAX = 8
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from random import Random
 
 from msgspec.structs import replace
+from support.extent import is_nightly
 from support.kills import SIZES, Act, Timed, repeat, rows
-from support.nightly import is_nightly
 from support.records import START
 
 from trader.domain.market.markets import MARKETS, Market, Tick
