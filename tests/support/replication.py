@@ -26,8 +26,8 @@ class Replica:
 
     def __init__(self, folder: Path, binaries: Binaries) -> None:
         self._folder = folder
-        self._binaries = binaries
         self._account = server_account()
+        self._binaries = binaries.readable_copy() if self._account else binaries
         self._user = None if self._account is None else self._account.uid
         self._group = None if self._account is None else self._account.gid
         self._process: subprocess.Popen[bytes] | None = None
