@@ -245,7 +245,7 @@ async def state_of(run: Path) -> Recorded:
 async def shown_of(run: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     """The leaderboard, the evidence and the page that a service in the folder of a backtest shows."""
     async with serving(run) as service:
-        board = await service.call("analytics.getLeaderboard", window="run")
+        board = await service.call("analytics.getLeaderboard", window="run", details=True)
         evidence = await service.call("analytics.getEvidence", window="run")
         async with service.http.get(f"{service.url}/") as response:
             html = await response.text()

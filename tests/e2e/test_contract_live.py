@@ -41,6 +41,7 @@ READ_CALLS: Sequence[tuple[str, dict[str, Any]]] = (
     ("analytics.getLeaderboard", {}),
     ("analytics.getEvidence", {}),
     ("analytics.getEvidence", {"window": "7d", "variant": "Apex", "modelId": "apex-rules"}),
+    ("analytics.getLeaderboard", {"details": True}),
     ("analytics.getLeaderboard", {"window": "30d", "sortBy": "maxDrawdown", "variant": "Contrarian"}),
     ("analytics.getFailures", {}),
     ("analytics.getRunInfo", {}),
@@ -268,7 +269,10 @@ def check_models(by_call: dict[tuple[str, ...], Any]) -> None:
     ranked = [entry["pnlPercent"] for entry in board["entries"] if entry["rank"] is not None]
     assert is_sorted(ranked, newest_first=True)
     assert {entry["ci95"] for entry in board["entries"]} == {None}  # under 24 hours of data
-    assert all("24" in entry["ci95Reason"] or "whole hours" in entry["ci95Reason"] for entry in board["entries"])
+    assert all("details" not in entry for entry in board["entries"])
+    reasons = [entry["details"]["ci95Reason"] for entry in by_call["analytics.getLeaderboard", "details"]["entries"]]
+    assert len(reasons) == 5
+    assert all("24" in reason or "whole hours" in reason for reason in reasons)
     assert {
         entry["variant"] for entry in by_call["analytics.getLeaderboard", "sortBy", "variant", "window"]["entries"]
     } <= {"Contrarian"}

@@ -64,7 +64,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "simulator.resetAccount": ("accountId",),
     "simulator.getCompletedTradesFromDB": ("modelId", "limit", "before"),
     "analytics.getModelStats": ("mode", "variant"),
-    "analytics.getLeaderboard": ("window", "sortBy", "variant"),
+    "analytics.getLeaderboard": ("window", "sortBy", "variant", "details"),
     "analytics.getEvidence": ("window", "variant", "modelId"),
     "analytics.getFailures": ("limit", "variant", "before"),
     "variants.getVariantHistory": ("window",),

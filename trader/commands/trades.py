@@ -3,7 +3,7 @@
 import argparse
 from typing import get_args
 
-from trader.api.schemas.analytics import LeaderboardRow
+from trader.api.schemas.analytics import LeaderboardDetails, LeaderboardRow
 from trader.api.schemas.common import VariantFilter, chosen_variant
 from trader.api.schemas.trades import TradeView
 from trader.commands.accounts import known_account
@@ -85,7 +85,7 @@ async def board(options: argparse.Namespace, found: FoundDatabase) -> Result:
     window, at = options.window, None if now is None else minute_end(now)
     entries = [] if at is None else make_board(make_entries(contestants, window, at), window, options.sort_by, at)
     heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
-    listed = [LeaderboardRow.of(each, has_verdict=options.sort_by != "maxDrawdown") for each in entries]
+    listed = [LeaderboardRow.of(each, LeaderboardDetails.of(each, options.sort_by)) for each in entries]
     rows = [
         (
             "-" if one.rank is None else str(one.rank),

@@ -122,7 +122,7 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
         async with on_page(tmp_path / "profile", service.url) as tab:
             board = await figures(
                 tab,
-                'analytics.getLeaderboard {"window":"run","variant":"all"}',
+                'analytics.getLeaderboard {"window":"run","variant":"all","details":true}',
                 "entries",
                 "Leaderboard",
                 lambda one: [one["pnlPercent"]],

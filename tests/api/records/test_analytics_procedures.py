@@ -143,7 +143,7 @@ async def test_model_statistics_advanced(call: Call) -> None:
 
 @pytest.mark.usefixtures("season")
 async def test_leaderboard(call: Call) -> None:
-    answer = await call("analytics.getLeaderboard")
+    answer = await call("analytics.getLeaderboard", details=True)
     first, second = answer["entries"]
     assert answer["window"] == "7d"
     assert first == {
@@ -159,27 +159,33 @@ async def test_leaderboard(call: Call) -> None:
         "endValue": Decimal("10018.75"),
         "tradesCount": 2,
         "ci95": None,
-        "ci95Reason": "2 completed trades; a statement about a model needs 10",
-        "tie": False,
-        "verdict": {
-            "above": None,
-            "below": {
-                "modelId": "so",
-                "verdict": "not distinguishable yet",
-                "smallestDifference": None,
-                "reason": first["verdict"]["below"]["reason"],
+        "details": {
+            "ci95Reason": "2 completed trades; a statement about a model needs 10",
+            "tie": False,
+            "verdict": {
+                "above": None,
+                "below": {
+                    "modelId": "so",
+                    "verdict": "not distinguishable yet",
+                    "smallestDifference": None,
+                    "reason": first["details"]["verdict"]["below"]["reason"],
+                },
             },
+            "entrant": 0,
+            "runNumber": 1,
+            "fingerprint": None,
+            "coverage": 50,
+            "trainingCutoff": None,
+            "contamination": "unknown",
         },
-        "entrant": 0,
-        "runNumber": 1,
-        "fingerprint": None,
-        "coverage": 50,
-        "trainingCutoff": None,
-        "contamination": "unknown",
     }
     assert float(first["maxDrawdown"]) == pytest.approx(100 * 30.25 / 10_049)
     assert (second["rank"], second["modelId"], second["ci95"]) == (None, "so", None)
-    by_drawdown = await call("analytics.getLeaderboard", sortBy="maxDrawdown", window="30d")
+    for entry in answer["entries"]:
+        del entry["details"]
+    assert await call("analytics.getLeaderboard") == answer
+    by_drawdown = await call("analytics.getLeaderboard", sortBy="maxDrawdown", window="30d", details=True)
+    assert {entry["details"]["verdict"] for entry in by_drawdown["entries"]} == {None}
     drawdowns = [entry["maxDrawdown"] for entry in by_drawdown["entries"]]
     assert drawdowns == sorted(drawdowns)
     assert by_drawdown["window"] == "30d"

@@ -10,9 +10,10 @@ from trader.api.schemas.analytics import (
     GetFailuresOutput,
     GetLeaderboardInput,
     GetLeaderboardOutput,
+    LeaderboardDetails,
     LeaderboardRow,
 )
-from trader.api.schemas.common import Empty, chosen_variant, or_none
+from trader.api.schemas.common import UNSET, Empty, chosen_variant, or_none
 from trader.api.schemas.evidence import GetEvidenceInput, GetEvidenceOutput
 from trader.api.schemas.model_stats import (
     AdvancedStats,
@@ -41,8 +42,10 @@ async def get_leaderboard(context: Context, request: GetLeaderboardInput) -> Get
     A model that was opened within the window counts from its opening, one that was configured otherwise from then on.
     """
     entries = await context.analytics.leaderboard(request.window, request.sort_by, chosen_variant(request.variant))
-    has_verdict = request.sort_by != "maxDrawdown"
-    rows = [LeaderboardRow.of(entry, has_verdict=has_verdict) for entry in entries]
+    rows = [
+        LeaderboardRow.of(entry, LeaderboardDetails.of(entry, request.sort_by) if request.details else UNSET)
+        for entry in entries
+    ]
     return GetLeaderboardOutput(entries=rows, window=request.window)
 
 

@@ -39,11 +39,13 @@ def day(moment: date | None) -> str | None:
 
 
 class GetLeaderboardInput(Input, kw_only=True):
-    """`run` is all of the current runs, an addition to the specification."""
+    """The window `run` is all of the current runs; with `details` each entry has them. Both are additions to the
+    specification."""
 
     window: RunWindow = "7d"
     sort_by: SortKey = "pnlPercent"
     variant: VariantFilter = "all"
+    details: bool = False
 
 
 class IntervalPercent(Wire, kw_only=True):
@@ -138,18 +140,51 @@ class ReplicatesRow(Wire, kw_only=True):
         )
 
 
+class LeaderboardDetails(Wire, kw_only=True):
+    """What an entry of the leaderboard is worth, and what it is made of.
+
+    `ci95Reason` says why there is no `ci95`. `tie`: a neighbour in the order has the same figure. `verdict` is null in
+    the order of maxDrawdown. `runNumber` above 1 says that the account was reset; p values are multiplied by its
+    square. `coverage` is how many of the cycles that were due the entrant decided, in percent. `contamination` says
+    whether the entry begins after the end of what the model was trained on (`trainingCutoff` of the models file).
+    """
+
+    ci95_reason: str | None
+    tie: bool
+    verdict: Neighbours | None
+    entrant: int
+    run_number: int
+    fingerprint: str | None
+    coverage: Percent | None
+    training_cutoff: str | None
+    contamination: Contamination
+    replicates: ReplicatesRow | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, entry: LeaderboardEntry, sort_by: SortKey) -> "LeaderboardDetails":
+        neighbours = Neighbours(above=Neighbour.of(entry.above), below=Neighbour.of(entry.below))
+        training_cutoff = entry.model.configuration.training_cutoff
+        return cls(
+            ci95_reason=entry.evidence.reason,
+            tie=entry.tie,
+            verdict=None if sort_by == "maxDrawdown" else neighbours,
+            entrant=entry.record.number,
+            run_number=entry.attempt,
+            fingerprint=entry.record.fingerprint,
+            coverage=entry.record.coverage_percent,
+            training_cutoff=day(training_cutoff),
+            contamination=contamination(training_cutoff, entry.since),
+            replicates=UNSET if entry.replicates is None else ReplicatesRow.of(entry.replicates),
+        )
+
+
 class LeaderboardRow(Wire, kw_only=True):
     """A model's present entrant within the window, live at its end.
 
-    `coverage` is how many of the cycles that were due it decided, in percent; below 95 it is listed without a `rank`,
-    after those that have one. Models that are replicates of one configuration are one row with their means, the sum of
-    their trades, and the first of them as `modelId`. `contamination` says whether the row begins after the end of what
-    the model was trained on (`trainingCutoff` of the models file).
-
-    `ci95` is the 95 % interval of the return in the whole hours of the window, for one look. It needs 24 hours and 10
-    completed trades in the window; before that it is null and `ci95Reason` says why. `tie`: a neighbour in the order
-    has the same figure. `verdict` is null when ordered by maxDrawdown. `runNumber` above 1 says that the account was
-    reset; p values are multiplied by its square.
+    An entrant that decided less than 95 % of the cycles that were due is listed without a `rank`, after those that have
+    one. Models that are replicates of one configuration are one row with their means, the sum of their trades, and the
+    first of them as `modelId`. `ci95` is the 95 % interval of the return in the whole hours of the window, for one
+    look. It needs 24 hours and 10 completed trades in the window; before that it is null.
     """
 
     rank: int | None
@@ -164,19 +199,10 @@ class LeaderboardRow(Wire, kw_only=True):
     end_value: Decimal
     trades_count: int
     ci95: IntervalPercent | None
-    ci95_reason: str | None
-    tie: bool
-    verdict: Neighbours | None
-    entrant: int
-    run_number: int
-    fingerprint: str | None
-    coverage: Percent | None
-    training_cutoff: str | None
-    contamination: Contamination
-    replicates: ReplicatesRow | UnsetType = UNSET
+    details: LeaderboardDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, entry: LeaderboardEntry, *, has_verdict: bool) -> "LeaderboardRow":
+    def of(cls, entry: LeaderboardEntry, details: LeaderboardDetails | UnsetType = UNSET) -> "LeaderboardRow":
         return cls(
             rank=entry.rank,
             model_id=entry.model.id,
@@ -190,18 +216,7 @@ class LeaderboardRow(Wire, kw_only=True):
             end_value=trimmed(entry.end_value),
             trades_count=entry.trades_count,
             ci95=IntervalPercent.of(entry.evidence.interval_percent),
-            ci95_reason=entry.evidence.reason,
-            tie=entry.tie,
-            verdict=Neighbours(above=Neighbour.of(entry.above), below=Neighbour.of(entry.below))
-            if has_verdict
-            else None,
-            entrant=entry.record.number,
-            run_number=entry.attempt,
-            fingerprint=entry.record.fingerprint,
-            coverage=entry.record.coverage_percent,
-            training_cutoff=day(entry.model.configuration.training_cutoff),
-            contamination=contamination(entry.model.configuration.training_cutoff, entry.since),
-            replicates=UNSET if entry.replicates is None else ReplicatesRow.of(entry.replicates),
+            details=details,
         )
 
 

@@ -7,7 +7,7 @@ import { WINDOWS, useModels } from './models.js'
 
 export function Board({ window, onWindow, variant = 'all', isCompact = false }) {
   const known = useModels()
-  const board = useAnswer('analytics.getLeaderboard', { window, variant })
+  const board = useAnswer('analytics.getLeaderboard', { window, variant, details: true })
   const stats = useAnswer('analytics.getModelStats', { variant })
   const costs = useMemo(() => new Map((stats.data?.overall ?? []).map(one => [one.modelId, one])), [stats.data])
   const entries = board.data?.entries ?? []
@@ -15,16 +15,16 @@ export function Board({ window, onWindow, variant = 'all', isCompact = false }) 
   const columns = [
     { key: 'rank', title: '#', cell: one => one.rank ?? html`<span title="not ranked: it decided under 95 % of its cycles">–</span>` },
     { key: 'model', title: 'Model', isText: true, by: one => one.modelName.toLowerCase(),
-      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />${one.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.replicates.modelIds.length}</span>`}` },
+      cell: one => html`<${ModelName} id=${one.modelId} name=${one.modelName} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />${one.details.replicates && html` <span title="replicates of one configuration: the row is their mean">× ${one.details.replicates.modelIds.length}</span>`}` },
     !isCompact && { key: 'variant', title: 'Variant', isText: true, className: 'narrow-hide', by: one => one.variant, cell: one => html`<${VariantName} variant=${one.variant} />` },
     { key: 'return', title: 'Return', by: one => one.pnlPercent,
       cell: one => html`<span class=${tone(one.pnlPercent)} title=${one.pnlPercent}>${signedPercent(one.pnlPercent)}</span>` },
     { key: 'interval', title: '95 % interval', isText: true, by: one => one.ci95?.low,
       cell: one => html`<${Interval} low=${one.ci95?.low} high=${one.ci95?.high} value=${one.pnlPercent} least=${least} most=${most}
-        reason=${one.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
-    { key: 'verdict', title: 'Against the next', isText: true, cell: one => html`<${Verdict} found=${one.verdict?.below} known=${known} />` },
+        reason=${one.details.ci95Reason} color=${one.color ?? known.colorOf(one.modelId, one.variant)} />` },
+    { key: 'verdict', title: 'Against the next', isText: true, cell: one => html`<${Verdict} found=${one.details.verdict?.below} known=${known} />` },
     { key: 'drawdown', title: 'Drawdown', by: one => one.maxDrawdown, cell: one => percent(one.maxDrawdown) },
-    { key: 'coverage', title: 'Coverage', className: 'narrow-hide', by: one => one.coverage, cell: one => percent(one.coverage) },
+    { key: 'coverage', title: 'Coverage', className: 'narrow-hide', by: one => one.details.coverage, cell: one => percent(one.details.coverage) },
     { key: 'trades', title: 'Trades', by: one => one.tradesCount, cell: one => whole(one.tradesCount) },
     !isCompact && { key: 'cost', title: 'Model cost', className: 'narrow-hide', by: one => figureOf(costs.get(one.modelId)?.costUsd),
       cell: one => number(figureOf(costs.get(one.modelId)?.costUsd)) },
