@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from random import Random
 from typing import Final, NamedTuple
 
@@ -28,6 +29,9 @@ from trader.domain.portfolio.snapshots import Snapshot
 from trader.gateways.market.synthetic import SyntheticSource
 
 MINUTE: Final = timedelta(minutes=1)
+
+SPAN_MINUTES: Final = 24 * 60
+"""Traders follow the market one after the other, each for a day, so that what they see of it is made once for all."""
 
 ACTIVE_MINUTES: Final = 10
 """As `services.portfolio.snapshots.ACTIVE_AFTER_ORDER`."""
@@ -61,6 +65,7 @@ class SeasonMarket:
         self._source = SyntheticSource(seed, tuple(markets), markets)
         self.markets = self._source.markets
         self.times = [start + number * MINUTE for number in range((end - start) // MINUTE + 1)]
+        self._span = lru_cache(maxsize=2)(self._make_span)
         self.marks: dict[str, list[Decimal]] = {symbol: [] for symbol in markets}
         for minute in range(len(self.times)):
             for symbol, mark in self.moment(minute).marks.items():
@@ -69,9 +74,17 @@ class SeasonMarket:
 
     def moment(self, minute: int) -> Moment:
         """Return the markets at a minute, all quotes new."""
-        tick = self._source.tick(int(self.times[minute].timestamp()))
-        marks = {symbol: quote.mark for symbol, quote in tick.quotes.items()}
-        return Moment(tick.at, tick.quotes, marks, frozenset(marks))
+        span, place = divmod(minute, SPAN_MINUTES)
+        return self._span(span)[place]
+
+    def _make_span(self, span: int) -> list[Moment]:
+        """Return the moments of a span, in order: the source keeps only what the latest ones need."""
+        moments = []
+        for at in self.times[span * SPAN_MINUTES : (span + 1) * SPAN_MINUTES]:
+            tick = self._source.tick(int(at.timestamp()))
+            marks = {symbol: quote.mark for symbol, quote in tick.quotes.items()}
+            moments.append(Moment(tick.at, tick.quotes, marks, frozenset(marks)))
+        return moments
 
     def move(self, symbol: str, since: int, minute: int) -> float:
         """Return the relative change of the mark between two minutes, cut to those of the season."""
