@@ -10,12 +10,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 from trader.embedded.binaries import Binaries, system_binaries
@@ -24,6 +25,7 @@ from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema
 
 pytest.register_assert_rewrite("support")  # an assertion there that fails shows its values, as one of a test does
+from support.process import ServiceProcess, serving  # noqa: E402 - rewritten from here on
 
 FOLDER_PREFIX = "trader-test-"
 
@@ -148,13 +150,31 @@ async def empty_dsn(server_dsn: str) -> AsyncIterator[str]:
     await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture
-async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
-    """The connection string of a fresh database with the schema."""
+@asynccontextmanager
+async def _fresh_database(server_dsn: str, template: str) -> AsyncIterator[str]:
     name = f"trader_test_{os.getpid()}_{next(_numbers)}"
     await _administer(server_dsn, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield _with_database(server_dsn, name)
     await _administer(server_dsn, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+async def dsn(server_dsn: str, template: str) -> AsyncIterator[str]:
+    """The connection string of a fresh database with the schema."""
+    async with _fresh_database(server_dsn, template) as dsn:
+        yield dsn
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def service(
+    server_dsn: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ServiceProcess]:
+    """A service with four models, for tests that only read: one for all of a worker, in the loop of the session."""
+    async with (
+        _fresh_database(server_dsn, template) as dsn,
+        serving(tmp_path_factory.mktemp("service"), DATABASE_URL=dsn) as service,
+    ):
+        yield service
 
 
 @pytest.fixture

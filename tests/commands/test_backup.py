@@ -22,6 +22,8 @@ from trader.errors import StartError
 from trader.store.database.pool import Database
 from trader.store.database.schema import SCHEMA_VERSION, apply_schema
 
+pytestmark = pytest.mark.processes
+
 SEAL = len("\ntrader backup sha256 ") + 64
 Restore = Callable[[Path, str], Awaitable[int]]
 

@@ -9,6 +9,8 @@ import pytest
 
 from trader.store.database.pool import Database, place
 
+pytestmark = pytest.mark.processes
+
 NO_RUN = "0f4c1f2e-8d0e-5b2a-9c55-3f0f6a1f9f10"
 
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from support.books import make_quote
 from support.outline import Outline
 from support.records import START, add_model, add_trade, id_of
@@ -22,6 +23,8 @@ from trader.gateways.market.recorder import Recorder
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.store.database.pool import Database
 from trader.store.live.drift import insert_drift, select_drift_figures, select_uncompared
+
+pytestmark = pytest.mark.processes
 
 INSERT_FILL = """
 INSERT INTO fills (account_id, sequence, run_id, order_id, symbol, side, quantity, price, fee, liquidation_fee, maker,

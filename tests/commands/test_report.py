@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.chromium import is_installed, open_tab
 from support.outline import Outline
 
 from trader.store.database.pool import Database
 from trader.store.portfolio import season as store
 from trader.variants import VARIANTS
+
+pytestmark = pytest.mark.processes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

@@ -134,49 +134,48 @@ def is_error(answer: Any) -> bool:
     return {"error", "code"} <= set(answer) <= {"error", "code", "issues"}
 
 
-async def test_errors_name_the_field_and_paths_are_exact(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
-        status, body = await service.try_call("variants.getVariantHistory", window="90d", other=1)
-        assert status == 400
-        assert_shape(body, ERROR)
-        assert body["code"] == "VALIDATION_ERROR"
-        assert sorted(issue["path"] for issue in body["issues"]) == [["other"], ["window"]]
-        for path in ("variants.nothing", "nothing", "", "variants%2EgetVariants", "variants%2FgetVariants", "a/b/c"):
-            url = URL(f"{service.url}/api/rpc/{path}", encoded=True)
-            async with service.http.post(url, data=b"{}") as response:
-                assert (response.status, orjson.loads(await response.read())) == (404, {"error": "Not Found"}), path
-        async with service.http.get(f"{service.url}/api/rpc/variants.getVariants") as response:
-            assert (response.status, response.headers["Allow"]) == (405, "POST")
-            assert orjson.loads(await response.read())["code"] == "METHOD_NOT_SUPPORTED"
-        for path in ("variants.getVariants/", "variants/getVariants/"):
-            async with service.http.post(f"{service.url}/api/rpc/{path}", data=b"") as response:
-                assert response.status == 200
-        assert (await service.try_call("simulator.cancelOrder", orderId="x"))[0] == 404
-        for path in ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers"):
-            assert (await service.get(path))[0] == 200
+@pytest.mark.asyncio(loop_scope="session")
+async def test_errors_name_the_field_and_paths_are_exact(service: ServiceProcess) -> None:
+    status, body = await service.try_call("variants.getVariantHistory", window="90d", other=1)
+    assert status == 400
+    assert_shape(body, ERROR)
+    assert body["code"] == "VALIDATION_ERROR"
+    assert sorted(issue["path"] for issue in body["issues"]) == [["other"], ["window"]]
+    for path in ("variants.nothing", "nothing", "", "variants%2EgetVariants", "variants%2FgetVariants", "a/b/c"):
+        url = URL(f"{service.url}/api/rpc/{path}", encoded=True)
+        async with service.http.post(url, data=b"{}") as response:
+            assert (response.status, orjson.loads(await response.read())) == (404, {"error": "Not Found"}), path
+    async with service.http.get(f"{service.url}/api/rpc/variants.getVariants") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert orjson.loads(await response.read())["code"] == "METHOD_NOT_SUPPORTED"
+    for path in ("variants.getVariants/", "variants/getVariants/"):
+        async with service.http.post(f"{service.url}/api/rpc/{path}", data=b"") as response:
+            assert response.status == 200
+    assert (await service.try_call("simulator.cancelOrder", orderId="x"))[0] == 404
+    for path in ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers"):
+        assert (await service.get(path))[0] == 200
 
 
-async def test_a_body_over_one_mebibyte_is_refused(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn) as service:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_body_over_one_mebibyte_is_refused(service: ServiceProcess) -> None:
+    async def post(size: int, *, chunked: bool) -> tuple[int, Any]:
+        body = b'{"modelId":"%b"}' % (b"x" * (size - 14))
+        assert len(body) == size
 
-        async def post(size: int, *, chunked: bool) -> tuple[int, Any]:
-            body = b'{"modelId":"%b"}' % (b"x" * (size - 14))
-            assert len(body) == size
+        async def chunks() -> Any:
+            for start in range(0, size, 65_536):
+                yield body[start : start + 65_536]
 
-            async def chunks() -> Any:
-                for start in range(0, size, 65_536):
-                    yield body[start : start + 65_536]
+        url = f"{service.url}/api/rpc/trading.getPositions"
+        async with service.http.post(url, data=chunks() if chunked else io.BytesIO(body)) as response:
+            return response.status, orjson.loads(await response.read())
 
-            url = f"{service.url}/api/rpc/trading.getPositions"
-            async with service.http.post(url, data=chunks() if chunked else io.BytesIO(body)) as response:
-                return response.status, orjson.loads(await response.read())
-
-        for chunked in (False, True):
-            assert (await post(MIB, chunked=chunked))[0] == 400  # small enough to be looked at: the id is too long
-            status, answer = await post(MIB + 1, chunked=chunked)
-            assert (status, answer["code"]) == (413, "PAYLOAD_TOO_LARGE")
-            assert_shape(answer, ERROR)
-        assert (await service.try_call("trading.getPositions"))[0] == 200
+    for chunked in (False, True):
+        assert (await post(MIB, chunked=chunked))[0] == 400  # small enough to be looked at: the id is too long
+        status, answer = await post(MIB + 1, chunked=chunked)
+        assert (status, answer["code"]) == (413, "PAYLOAD_TOO_LARGE")
+        assert_shape(answer, ERROR)
+    assert (await service.try_call("trading.getPositions"))[0] == 200
 
 
 async def test_only_listed_origins_and_this_server_may_call(tmp_path: Path, dsn: str) -> None:

@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 from support.process import ROOT
 
-pytestmark = pytest.mark.processes
-
 CONTAINER = ROOT / "scripts" / "packaging" / "container"
 BASE = "localhost/trader-test-base"
 IMAGE = "localhost/trader-test"
@@ -108,6 +106,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         run("buildah", "rmi", "--force", IMAGE, BASE)
 
 
+@pytest.mark.processes
 def test_the_image_asks_for_an_unprivileged_user_and_one_volume(image: dict[str, Any]) -> None:
     assert image["User"] == "trader"
     assert list(image["Volumes"]) == ["/var/lib/trader"]
@@ -116,6 +115,7 @@ def test_the_image_asks_for_an_unprivileged_user_and_one_volume(image: dict[str,
     assert "/health/live" in " ".join(image["Healthcheck"]["Test"])
 
 
+@pytest.mark.processes
 def test_the_demo_trades_on_a_read_only_root_without_privileges(image: dict[str, Any], tmp_path: Path) -> None:
     container = run("buildah", "from", "--pull-never", IMAGE).strip()
     root = Path(run("buildah", "mount", container).strip())

@@ -12,8 +12,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.process import ROOT, serving
 
-pytestmark = pytest.mark.processes
-
 FOLDER = ROOT / "scripts" / "packaging" / "monitoring"
 METRIC = re.compile(r"\b(?:trader|process)_[a-z_]+\b")
 
@@ -42,6 +40,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.processes
 def test_promtool_accepts_the_rules_and_they_fire_as_they_should() -> None:
     checked = promtool("check", "rules", FOLDER / "alerts.yml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -49,6 +48,7 @@ def test_promtool_accepts_the_rules_and_they_fire_as_they_should() -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+@pytest.mark.processes
 def test_promtool_accepts_every_expression_of_the_dashboard(tmp_path: Path) -> None:
     recorded = [
         {"record": f"panel:{number}", "expr": expression.replace("$job", "trader").replace("$instance", ".+")}
@@ -79,6 +79,7 @@ def test_panels_neither_overlap_nor_share_an_id() -> None:
         taken |= cells
 
 
+@pytest.mark.processes
 async def test_every_metric_that_is_named_exists_in_the_running_service(tmp_path: Path, dsn: str) -> None:
     environ = {"DATABASE_URL": dsn, "NOTIFY_URL": "http://127.0.0.1:9/"}
     async with serving(tmp_path, **environ) as service, service.http.get(f"{service.url}/metrics") as response:

@@ -21,8 +21,6 @@ from support.process import ROOT
 
 from trader import __version__
 
-pytestmark = pytest.mark.processes
-
 LOCK = ROOT / "scripts" / "packaging" / "requirements.lock"
 PINNED = re.compile(
     r"^([a-z0-9-]+)==(\S+)(?: ; (.+?))? \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE
@@ -76,6 +74,7 @@ def test_the_version_stands_once() -> None:
     assert __version__ in (latest[1], latest[2])
 
 
+@pytest.mark.processes
 def test_a_release_installs_into_an_empty_environment_and_runs(tmp_path: Path) -> None:
     if os.environ.get("TRADER_TEST_RELEASE") != "on":
         pytest.skip("building a release takes a minute: TRADER_TEST_RELEASE=on")

@@ -125,7 +125,10 @@ TRY = """(async () => {
 })()"""
 
 
-async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(tmp_path: Path, dsn: str) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
     chromium_program()
     shown = "[...document.querySelectorAll('article')].filter(one => one.offsetParent).map(one => one.id)"
     search = """(words => {
@@ -134,30 +137,27 @@ async def test_the_reference_page_is_found_through_and_shown_in_both_schemes(tmp
         input.dispatchEvent(new Event('input'))
     })"""
     ground = "getComputedStyle(document.body).backgroundColor"
-    async with serving(tmp_path, DATABASE_URL=dsn) as service:
-        _, document = await service.get("/api/openapi.json")
-        async with open_tab(tmp_path / "profile", f"{service.url}/api/docs") as tab:
-            assert len(await tab.evaluate(shown)) == len(document["paths"])
-            await tab.evaluate(f"{search}('order simulator')")
-            found = await tab.evaluate(shown)
-            assert {"simulator.placeOrder", "simulator.cancelOrder"} <= set(found)
-            assert "variants.getVariants" not in found
-            await tab.evaluate(f"{search}('liquidationprice')")
-            assert {"trading.getPositions", "positions"} & set(await tab.evaluate(shown)), "fields are found too"
-            await tab.evaluate(f"{search}('')")
-            assert await tab.evaluate(TRY) == 200
-            assert await tab.evaluate("document.querySelectorAll('pre .copy').length") > 0
-            assert len(await tab.evaluate(shown)) == len(document["paths"])
-            colours = {}
-            for scheme in ("light", "dark"):
-                features = [{"name": "prefers-color-scheme", "value": scheme}]
-                await tab.command("Emulation.setEmulatedMedia", features=features)
-                colours[scheme] = await tab.evaluate(ground)
-            assert colours == {"light": "rgb(247, 248, 250)", "dark": "rgb(11, 13, 16)"}
-            await tab.command(
-                "Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True
-            )
-            wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-            assert await tab.evaluate(wider) is False
-            assert tab.problems == []
-        assert service.traceback() == ""
+    _, document = await service.get("/api/openapi.json")
+    async with open_tab(tmp_path / "profile", f"{service.url}/api/docs") as tab:
+        assert len(await tab.evaluate(shown)) == len(document["paths"])
+        await tab.evaluate(f"{search}('order simulator')")
+        found = await tab.evaluate(shown)
+        assert {"simulator.placeOrder", "simulator.cancelOrder"} <= set(found)
+        assert "variants.getVariants" not in found
+        await tab.evaluate(f"{search}('liquidationprice')")
+        assert {"trading.getPositions", "positions"} & set(await tab.evaluate(shown)), "fields are found too"
+        await tab.evaluate(f"{search}('')")
+        assert await tab.evaluate(TRY) == 200
+        assert await tab.evaluate("document.querySelectorAll('pre .copy').length") > 0
+        assert len(await tab.evaluate(shown)) == len(document["paths"])
+        colours = {}
+        for scheme in ("light", "dark"):
+            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            await tab.command("Emulation.setEmulatedMedia", features=features)
+            colours[scheme] = await tab.evaluate(ground)
+        assert colours == {"light": "rgb(247, 248, 250)", "dark": "rgb(11, 13, 16)"}
+        await tab.command("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        wider = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        assert await tab.evaluate(wider) is False
+        assert tab.problems == []
+    assert service.traceback() == ""

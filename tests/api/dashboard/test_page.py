@@ -5,45 +5,47 @@ import re
 from pathlib import Path
 
 import pytest
-from support.process import serving
+from support.process import ServiceProcess, serving
 
 from trader.api.dashboard import assets
+
+pytestmark = pytest.mark.processes
 
 BYTES_MAX = 150_000
 GZIP = {"Accept-Encoding": "gzip"}
 
 
-async def test_the_page_is_small_compressed_and_kept(tmp_path: Path, dsn: str) -> None:
-    async with serving(tmp_path, DATABASE_URL=dsn) as service:
-        async with service.http.get(f"{service.url}/", headers=GZIP, auto_decompress=False) as response:
-            body = await response.read()
-            assert response.headers["Content-Encoding"] == "gzip"
-            assert "'unsafe-inline'" not in response.headers["Content-Security-Policy"]
-            etag = response.headers["ETag"]
-        html = gzip.decompress(body).decode()
-        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", html), "nothing inline"
-        info = await service.call("analytics.getRunInfo")
-        assert f'data-models="{info["models"]}" data-run="{info["runStartTime"]}"' in html, "what its curves depend on"
-        paths = set(re.findall(r'(?:href|src)="(/assets/[^"]+)"', html))
-        total = len(body)
-        for path in paths | {f"{assets.FOLDER}/vendor/inter.woff2"}:
-            async with service.http.get(service.url + path, headers=GZIP, auto_decompress=False) as response:
-                assert response.status == 200, path
-                assert "immutable" in response.headers["Cache-Control"]
-                assert ("Content-Encoding" in response.headers) is not path.endswith(".woff2")
-                total += len(await response.read())
-        assert total <= BYTES_MAX
-        for path, headers in (("/", {"If-None-Match": etag}), ("/", {"If-None-Match": f'"x", {etag}'})):
-            async with service.http.get(service.url + path, headers=headers) as response:
-                assert (response.status, await response.read()) == (304, b"")
-        async with service.http.head(f"{service.url}/") as response:
-            assert response.status == 200
-        assert (await service.get("/assets/another-version/app.js"))[0] == 404
-        imported = {name for name in assets.FILES if name.endswith(".js") and "/" not in name}
-        for name in imported:
-            for found in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
-                assert found in assets.FILES, (name, found)
-        assert service.traceback() == ""
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_page_is_small_compressed_and_kept(service: ServiceProcess) -> None:
+    async with service.http.get(f"{service.url}/", headers=GZIP, auto_decompress=False) as response:
+        body = await response.read()
+        assert response.headers["Content-Encoding"] == "gzip"
+        assert "'unsafe-inline'" not in response.headers["Content-Security-Policy"]
+        etag = response.headers["ETag"]
+    html = gzip.decompress(body).decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", html), "nothing inline"
+    info = await service.call("analytics.getRunInfo")
+    assert f'data-models="{info["models"]}" data-run="{info["runStartTime"]}"' in html, "what its curves depend on"
+    paths = set(re.findall(r'(?:href|src)="(/assets/[^"]+)"', html))
+    total = len(body)
+    for path in paths | {f"{assets.FOLDER}/vendor/inter.woff2"}:
+        async with service.http.get(service.url + path, headers=GZIP, auto_decompress=False) as response:
+            assert response.status == 200, path
+            assert "immutable" in response.headers["Cache-Control"]
+            assert ("Content-Encoding" in response.headers) is not path.endswith(".woff2")
+            total += len(await response.read())
+    assert total <= BYTES_MAX
+    for path, headers in (("/", {"If-None-Match": etag}), ("/", {"If-None-Match": f'"x", {etag}'})):
+        async with service.http.get(service.url + path, headers=headers) as response:
+            assert (response.status, await response.read()) == (304, b"")
+    async with service.http.head(f"{service.url}/") as response:
+        assert response.status == 200
+    assert (await service.get("/assets/another-version/app.js"))[0] == 404
+    imported = {name for name in assets.FILES if name.endswith(".js") and "/" not in name}
+    for name in imported:
+        for found in re.findall(r"from '\./([^']+)'", assets.text_of(name)):
+            assert found in assets.FILES, (name, found)
+    assert service.traceback() == ""
 
 
 async def test_without_the_dashboard_the_root_says_where_things_are(tmp_path: Path, dsn: str) -> None:

@@ -95,6 +95,7 @@ async def test_workflow_events_are_as_documented(database: Database, document: D
         check(document, "workflow", seen[0] | {"surprise": 1})
 
 
+@pytest.mark.processes
 async def test_first_messages_and_reports_are_as_documented(tmp_path: Path, dsn: str, document: Document) -> None:
     async with serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service:
         await service.call("simulator.placeOrder", symbol="BTC", side="buy", quantity=0.01, leverage=3)

@@ -25,6 +25,8 @@ from trader.store.agents.invocations import select_steps
 from trader.store.database.pool import Database
 from trader.variants import VARIANTS
 
+pytestmark = pytest.mark.processes
+
 FORMS = {"openai": "/v1", "openrouter": "/api/v1", "mistral": "/v1"}
 """The providers whose forms the server speaks, and the path under which it does."""
 
