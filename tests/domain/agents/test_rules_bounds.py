@@ -212,7 +212,7 @@ def judged(decision: Decision, account: Account, shown: View, variant: VariantId
 
 
 @given(st.integers(0, 2**64))
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 def test_every_decision_is_within_every_bound(seed: int) -> None:
     check(seed)
 

@@ -42,7 +42,7 @@ def candles(draw: st.DrawFn) -> Row:
     return Row(draw(st.integers(0, 40_000_000)), draw(edges), high, low, draw(edges), draw(st.floats(0, 1e9)))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(candles(), st.sampled_from(SYMBOLS))
 def test_a_path_meets_open_high_low_and_close_and_stays_within(row: Row, symbol: str) -> None:
     grid = GRIDS[symbol]
@@ -146,7 +146,7 @@ def test_an_order_costs_many_times_more_in_a_violent_minute(recorded: dict[str, 
 # The path of fixed corners, of minutes in which a venue was away
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(candles(), st.sampled_from(SYMBOLS))
 def test_the_corner_path_meets_its_candle_at_fixed_seconds(row: Row, symbol: str) -> None:
     marks = marks_of_candle(GRIDS[symbol], row)
