@@ -312,12 +312,10 @@ async def test_axe_finds_nothing_serious_in_light_and_dark(tmp_path: Path, dsn: 
             assert tab.problems == []
 
 
-async def test_the_keyboard_reaches_pages_legend_and_crosshair(tmp_path: Path, dsn: str) -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_keyboard_reaches_pages_legend_and_crosshair(service: ServiceProcess, tmp_path: Path) -> None:
     chromium_program()
-    async with (
-        serving(tmp_path, DATABASE_URL=dsn, SIM_LATENCY_MS="0") as service,
-        on_page(tmp_path / "profile", service.url) as tab,
-    ):
+    async with on_page(tmp_path / "profile", service.url) as tab:
 
         async def press(key: str) -> None:
             for kind in ("keyDown", "keyUp"):
