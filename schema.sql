@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS schema_version (
     version    integer NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO schema_version (version) VALUES (7) ON CONFLICT DO NOTHING;
+INSERT INTO schema_version (version) VALUES (8) ON CONFLICT DO NOTHING;
 
 DO $$ BEGIN
     CREATE TYPE variant_id AS ENUM ('Apex', 'Trendsurfer', 'Contrarian', 'Sovereign');
@@ -35,6 +35,14 @@ CREATE TABLE IF NOT EXISTS service_state (
     venue_account_index bigint CHECK (venue_account_index >= 0),
     CONSTRAINT live_has_a_venue CHECK ((trading_mode = 'live') = (venue_url IS NOT NULL)),
     CONSTRAINT live_has_an_account CHECK ((trading_mode = 'live') = (venue_account_index IS NOT NULL))
+);
+
+-- The seed that the service drew for this database, from which everything that a simulated market does not know is drawn.
+-- No row: the seed is that of SIM_SEED, and known.
+CREATE TABLE IF NOT EXISTS market_seed (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    seed     text NOT NULL CHECK (seed ~ '^[0-9]{1,39}$'),
+    drawn_at timestamptz NOT NULL DEFAULT now()
 );
 
 -- The last mark price of each market, which values accounts until the source sends the next one.

@@ -135,6 +135,9 @@ ALTER TABLE IF EXISTS commands
 LUCK: Final = "SELECT 1;"
 """Changes nothing that exists: the table `luck` comes from schema.sql."""
 
+MARKET_SEED: Final = "SELECT 1;"
+"""Changes nothing that exists: the table `market_seed` comes from schema.sql. Older databases have a known seed."""
+
 MIGRATIONS: Final[Mapping[int, str]] = {
     2: TO_VERSION_2,
     3: CLOSED_BY_OPERATOR,
@@ -142,6 +145,7 @@ MIGRATIONS: Final[Mapping[int, str]] = {
     5: TO_VERSION_5 + UNMETERED_ATTEMPTS + COSTS + ENTRANTS + LIQUIDATIONS + LIVED_UNTIL,
     6: RESET_BY_OPERATOR,
     7: LUCK,
+    8: MARKET_SEED,
 }
 """Each step by the version that it leads to."""
 
