@@ -56,8 +56,9 @@ from trader.commands.models import Opening, create_models
 from trader.commands.models_file import Entry, day_cost_of, entry_of, read_models
 from trader.domain.models import VariantId
 from trader.dotenv import add_env_file_option
-from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.errors import SettingsError, StartError, TraderError
+from trader.external import ensure_embedded_database
 from trader.gateways.sources import make_source
 from trader.history import Pace, write_history
 from trader.logs import configure_logs
@@ -322,10 +323,9 @@ async def _embedded_dsn(settings: Settings, stack: AsyncExitStack) -> str:
     """Return the address of the service's database in the embedded PostgreSQL, which is started if it does not run."""
     source = make_source(settings)
     await source.open()
-    name = database_name(source.identity, settings.venue_account_index if _is_live(settings) else None)
-    await source.close()
+    stack.push_async_callback(source.close)
     server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER).attach(creates=True))
-    return await server.ensure_database(name)
+    return await ensure_embedded_database(server, source, settings.venue_account_index if _is_live(settings) else None)
 
 
 if __name__ == "__main__":

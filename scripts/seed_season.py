@@ -28,6 +28,7 @@ from trader.domain.models import Model
 from trader.domain.money import ZERO
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.errors import StartError
+from trader.external import settle_seed
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.services.agents.entrants import Entrants
 from trader.services.exchange.protocol import rules_of
@@ -74,6 +75,9 @@ async def write_season(
     of accounts.
     """
     source = SyntheticSource(settings.seed, settings.market_symbols, PRESET_MARKETS[settings.venue_preset])
+    await settle_seed(source, database, is_written=True)
+    assert source.seed is not None
+    seed = source.seed.value
     async with database.transaction() as conn:
         accounts = await select_accounts(conn)
         models = [model for model in await select_models(conn) if model.id in accounts]
@@ -88,7 +92,7 @@ async def write_season(
     rules = rules_of(settings, source.markets)
     payloads_from = end - timedelta(days=settings.snapshot_retention_days)
     plans = [
-        Plan(dsn, term, settings.seed, rules, start, end, cycle, payloads_from, tuple(pairs[number::count]))
+        Plan(dsn, term, seed, rules, start, end, cycle, payloads_from, tuple(pairs[number::count]))
         for number in range(count)
     ]
     await _run(plans, lambda share: progress(start + (end - start) * share, len(pairs)))

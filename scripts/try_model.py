@@ -40,6 +40,7 @@ from trader.domain.money import format_decimal
 from trader.dotenv import add_env_file_option
 from trader.embedded.server import EmbeddedPostgres
 from trader.errors import TraderError
+from trader.external import settle_seed
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.agents.taapi import make_supplier
 from trader.gateways.sources import make_source
@@ -94,6 +95,7 @@ async def _try(settings: Settings, options: argparse.Namespace, folder: Path) ->
         database = await Database.connect(await server.ensure_database("try"), size=2)
         stack.push_async_callback(database.close)
         await apply_schema(database)
+        await settle_seed(source, database, is_written=True)
         clock, events = source.clock(None), EventBus()
         market = MarketFeed(source, clock)
         accounts, halts = Accounts(database, LedgerWriter(database), events), Halts(database, clock, events)

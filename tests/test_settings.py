@@ -51,7 +51,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         Decimal(0),
         Decimal(0),
     )
-    assert (settings.latency_ms, settings.seed, settings.max_accounts) == (300, 0, 1000)
+    assert (settings.latency_ms, settings.seed, settings.max_accounts) == (300, None, 1000)
     assert (settings.venue, settings.venue_url, settings.venue_api_key_index) == ("lighter", None, 2)
     assert (settings.snapshot_retention_days, settings.log_level) == (35, "info")
     assert settings.api_token is settings.venue_api_key is settings.taapi_api_key is None
@@ -112,7 +112,7 @@ GOOD = [
     ("SIM_TAKER_FEE_BPS", "0", "taker_fee_bps", Decimal(0)),
     ("SIM_MAKER_FEE_BPS", "2.5", "maker_fee_bps", Decimal("2.5")),
     ("SIM_TAKER_FEE_BPS", "0.1234560", "taker_fee_bps", Decimal("0.123456")),
-    ("SIM_SEED", str(2**63 - 1), "seed", 2**63 - 1),
+    ("SIM_SEED", str(2**128 - 1), "seed", 2**128 - 1),
     ("LOG_FORMAT", "json", "log_format", "json"),
 ]  # fmt: skip
 
@@ -143,7 +143,7 @@ BAD = [
     ("SIM_INITIAL_CAPITAL", "NaN"), ("SIM_INITIAL_CAPITAL", "Infinity"), ("SIM_INITIAL_CAPITAL", "1e4"),
     ("SIM_QUOTE_CURRENCY", "US$"), ("SIM_REFRESH_INTERVAL_MS", "0"), ("SIM_TAKER_FEE_BPS", "-0.1"),
     ("SIM_MAKER_FEE_BPS", "1001"), ("SIM_TAKER_FEE_BPS", "1.2345678"), ("SIM_LATENCY_MS", "-1"),
-    ("SIM_SEED", "-1"), ("SIM_SEED", "0x10"), ("SIM_MAX_ACCOUNTS", "0"),
+    ("SIM_SEED", "-1"), ("SIM_SEED", "0x10"), ("SIM_SEED", str(2**128)), ("SIM_MAX_ACCOUNTS", "0"),
     ("API_TOKEN", "two words"), ("API_TOKEN", "schlüssel"),
     ("MAX_PARALLEL_MODELS", "0"), ("MAX_DRAWDOWN_PERCENT", "0"), ("MAX_DAILY_LOSS_PERCENT", "100.1"),
     ("MAX_TOTAL_DRAWDOWN_PERCENT", "none"), ("FLATTEN_ON_LIMIT", "yes"),

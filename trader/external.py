@@ -1,18 +1,28 @@
 """External systems of the service: its market source, its database, and the venue of live trading."""
 
 import logging
+import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from secrets import randbits
+from typing import Final
 
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres, database_name
+from trader.errors import StartError
 from trader.gateways.lighter.account import LighterAccounts
-from trader.gateways.market.source import MarketSource
+from trader.gateways.market.source import MarketSource, Seed, SeededSource
 from trader.gateways.sources import make_source
 from trader.settings import Settings
 from trader.store.database.pool import Database
 from trader.store.database.schema import apply_schema, require_schema
+from trader.store.database.seed import insert_seed, select_seed
+from trader.store.exchange.accounts import select_identity
 
 log = logging.getLogger("trader")
+
+_SEED_BITS: Final = 128
+_EARLIER_DEFAULT: Final = 0
+"""SIM_SEED when nothing gave it, in earlier versions: embedded databases of it go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +50,7 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
     server = None
     if settings.database_url is None:
         server = await stack.enter_async_context(EmbeddedPostgres(EMBEDDED_FOLDER))
-        # One database per market and live account, so that all of them can share the folder.
-        name = database_name(source.identity, None if accounts is None else accounts.default_index)
-        log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
-        dsn = await server.ensure_database(name)
+        dsn = await ensure_embedded_database(server, source, None if accounts is None else accounts.default_index)
     else:
         dsn = settings.database_url.reveal()
     is_reader = settings.role == "reader"
@@ -51,7 +58,46 @@ async def open_external(settings: Settings, stack: AsyncExitStack) -> ExternalSy
     stack.push_async_callback(database.close)
     is_written = not is_reader and not await database.is_replica()
     await (apply_schema(database) if is_written else require_schema(database, dsn))
+    await settle_seed(source, database, is_written=is_written)
     return ExternalSystems(source, database, dsn, server, accounts, is_written)
+
+
+async def ensure_embedded_database(server: EmbeddedPostgres, source: MarketSource, live_account: int | None) -> str:
+    """Return the address of the embedded database of an open source, which is made if it is missing.
+
+    There is one per market and live account, so that all of them can share the folder.
+    """
+    name = database_name(source.identity, live_account)
+    if isinstance(source, SeededSource) and source.seed is None:
+        earlier = database_name(f"{source.identity}:{_EARLIER_DEFAULT}")
+        if await server.has_database(earlier) and not await server.has_database(name):
+            name = earlier
+    log.info("embedded PostgreSQL %s in %s, database %s", server.version, server.data, name)
+    return await server.ensure_database(name)
+
+
+async def settle_seed(source: MarketSource, database: Database, *, is_written: bool) -> None:
+    """Give an open source the seed of the database; a new database gets a secret one, unless SIM_SEED gave one.
+
+    :raises StartError: the database is new, and this process may not write it
+    """
+    if not isinstance(source, SeededSource):
+        return
+    async with database.connection() as conn:
+        if source.seed is None and is_written:
+            await insert_seed(conn, randbits(_SEED_BITS))
+        drawn, found = await select_seed(conn), await select_identity(conn)
+    known = None if found is None else re.fullmatch(rf"{re.escape(source.identity)}:([0-9]+)", found.market_identity)
+    if source.seed is not None:
+        source.use_seed(Seed(source.seed.value, is_secret=source.seed.value == drawn))
+    elif known is not None:
+        source.use_seed(Seed(int(known[1])))
+    elif drawn is not None:
+        source.use_seed(Seed(drawn, is_secret=True))
+    elif found is not None:  # a database of another market, which its identity refuses in any case
+        source.use_seed(Seed(randbits(_SEED_BITS), is_secret=True))
+    else:
+        raise StartError("The database has no seed yet, which the first start of a service draws that may write it.")
 
 
 async def _open_venue(settings: Settings, stack: AsyncExitStack) -> LighterAccounts | None:

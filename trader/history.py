@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from trader.clock import Clock, LockstepClock, SystemClock, epoch_second, floor_time, iso
 from trader.domain.market.markets import Tick
 from trader.domain.market.presets import PRESET_MARKETS
-from trader.external import ExternalSystems
+from trader.external import ExternalSystems, settle_seed
 from trader.gateways.agents.providers import Providers, RuleProvider
 from trader.gateways.market.synthetic import SyntheticSource
 from trader.schedulers import Job, Schedulers
@@ -91,6 +91,7 @@ async def write_history(
     """
     await _make_partitions(database, start, end)
     source = PastMarket(settings, start, end, pace.ticks)
+    await settle_seed(source, database, is_written=True)
     clock, events = source.clock(None), EventBus()
     market = MarketFeed(source, clock, patience=2 * pace.ticks + timedelta(milliseconds=settings.latency_ms))
     accounts = Accounts(database, LedgerWriter(database), events)

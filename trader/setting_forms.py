@@ -83,6 +83,9 @@ def whole_number(low: int, high: int) -> Form[int]:
     return Form(f"a whole number from {low} to {high}", "[+-]?[0-9]{1,19}", int, lambda number: low <= number <= high)
 
 
+SEED: Final = Form("a whole number from 0 to 2^128 - 1", "[0-9]{1,39}", int, lambda number: number < 2**128)
+
+
 def _as_utc(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -144,8 +144,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "SIM_LATENCY_MS", "200", forms.whole_number(0, 60_000),
         "How long an order takes to reach the simulated market, in milliseconds.",
         shown_default=_BY_PRESET)]
-    seed: Annotated[int, Variable(
-        "SIM_SEED", "0", forms.whole_number(0, 2**63 - 1), "Seed of everything random.")]
+    seed: Annotated[int | None, Variable(
+        "SIM_SEED", "", forms.SEED,
+        "Seed of what `synthetic` and `replay` draw. One that is given counts as known; without it the service draws a "
+        "secret one for a new database and keeps it there.", shown_default="a secret one for each database")]
     max_accounts: Annotated[int, Variable(
         "SIM_MAX_ACCOUNTS", "1000", forms.whole_number(1, 1_000_000), "Maximum number of accounts.")]
     api_token: Annotated[Secret | None, Variable(

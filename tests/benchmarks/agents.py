@@ -47,7 +47,7 @@ async def measure(folder: Path, models: int, step_s: float, seconds: float) -> i
         await asyncio.sleep(IDLE_S)
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(slow_provider(step_s))
-        written = {"OPENAI_BASE_URL": url, "MAX_PARALLEL_MODELS": str(models)}
+        written = {"SIM_SEED": "0", "OPENAI_BASE_URL": url, "MAX_PARALLEL_MODELS": str(models)}
         settings = Settings.load(written, None, demo=True)
         server = await stack.enter_async_context(EmbeddedPostgres(folder / "postgres"))
         database = await Database.connect(await server.ensure_database("trader_benchmark"))

@@ -243,7 +243,10 @@ class Season:
 
     @classmethod
     async def open(cls, dsn: str, stack: AsyncExitStack) -> "Season":
-        settings, events = Settings.load({"SNAPSHOT_RETENTION_DAYS": "365"}, None, demo=True), EventBus()
+        settings, events = (
+            Settings.load({"SIM_SEED": "0", "SNAPSHOT_RETENTION_DAYS": "365"}, None, demo=True),
+            EventBus(),
+        )
         database = await Database.connect(dsn)
         stack.push_async_callback(database.close)
         async with database.connection() as conn:

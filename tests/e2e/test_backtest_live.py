@@ -108,7 +108,7 @@ def untaken(state: BaselineState) -> BaselineState:
 
 async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     times = datetime.fromisoformat(begin), datetime.fromisoformat(end)
-    settings = Settings.load({"MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
+    settings = Settings.load({"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
     source = ReplaySource(candles, MARKETS, start=times[0], end=times[1])
     await source.open()
     market = await BacktestMarket.open(source, ("15m", "1h"))

@@ -38,6 +38,7 @@ class Bench:
         self.environ = {
             "DATABASE_URL": dsn,
             "MARKET_SOURCE": f"replay:{folder / 'candles'}",
+            "SIM_SEED": "0",
             "REPLAY_SPEED": str(self.rng.choice((20, 60, 200))),
             "SIM_LATENCY_MS": str(latency_ms),
             "RECORD": str(folder / "recording"),

@@ -109,7 +109,7 @@ async def test_another_market_is_rejected_on_the_same_database(tmp_path: Path, d
         assert await service.stop() == 0
     code, output = await ended(tmp_path, "--demo=fresh", DATABASE_URL=dsn, SIM_SEED="7")
     assert code == 1
-    assert "synthetic:0" in output
+    assert "synthetic:sha256:" in output
     assert "synthetic:7" in output
 
 

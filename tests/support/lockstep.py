@@ -16,6 +16,7 @@ async def replay(folder: Path, dsn: str, candles: Path, begin: str, end: str, **
     environ = {
         "DATABASE_URL": dsn,
         "MARKET_SOURCE": f"replay:{candles}",
+        "SIM_SEED": "0",
         "REPLAY_START": begin,
         "REPLAY_END": end,
         "REPLAY_SPEED": "0",

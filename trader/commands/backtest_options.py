@@ -78,7 +78,8 @@ def environ_of(options: argparse.Namespace) -> dict[str, str]:
     environ = {name: str(value) for option, name in _OPTIONS.items() if (value := getattr(options, option)) is not None}
     markets = PRESET_MARKETS[options.preset or "default"]
     symbols = options.market or [symbol for symbol in find_files(options.data) if symbol in markets]
-    return environ | {"MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(sorted(symbols))}
+    fixed = {"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{options.data}", "MARKET_SYMBOLS": ",".join(sorted(symbols))}
+    return fixed | environ
 
 
 def open_source(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, ReplaySource]:

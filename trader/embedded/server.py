@@ -40,12 +40,18 @@ EMBEDDED_FOLDER = Path(".trader/postgres")  # in the working folder
 READY_TIMEOUT_S = 60.0
 SERVER_LOG = "postgres.log"
 LOG_BYTES_MAX = 10_000_000
+NAME_LENGTH_MAX = 63
+"""PostgreSQL cuts longer names."""
 
 
 def database_name(market_identity: str, live_account: int | None = None) -> str:
-    """Name the embedded database of a market's books or, live, of a venue account's: each has one of its own."""
+    """Name the embedded database of a market's books or, live, of a venue account's: each has one of its own.
+
+    A secret seed is not part of the name: it is in the database.
+    """
+    market_identity = re.sub(":sha256:[0-9a-f]+$", "", market_identity)
     identity = market_identity if live_account is None else f"{market_identity}:live:{live_account}"
-    return "trader_" + re.sub(r"[^a-z0-9]+", "_", identity.lower()).strip("_")
+    return ("trader_" + re.sub(r"[^a-z0-9]+", "_", identity.lower()).strip("_"))[:NAME_LENGTH_MAX]
 
 
 def keep_log(path: Path) -> None:
@@ -94,14 +100,24 @@ class EmbeddedPostgres:
 
     async def ensure_database(self, name: str) -> str:
         """Create the database if it is missing, and return its connection string."""
+        if not await self.has_database(name):
+            quoted = name.replace('"', '""')
+            async with self._connected() as conn:
+                await conn.execute(f'CREATE DATABASE "{quoted}"')
+        return self.dsn(name)
+
+    async def has_database(self, name: str) -> bool:
+        async with self._connected() as conn:
+            found: bool = await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name)
+            return found
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
         conn = await asyncpg.connect(self.dsn("postgres"))
         try:
-            if not await conn.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name):
-                quoted = name.replace('"', '""')
-                await conn.execute(f'CREATE DATABASE "{quoted}"')
+            yield conn
         finally:
             await conn.close()
-        return self.dsn(name)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -28,6 +28,7 @@ from trader.errors import MarketDataError, MarketUnavailable, StartError
 from trader.gateways.market.books import CLOSE_S, CandlePath, Grid, TrailingDay
 from trader.gateways.market.files import Minutes, find_files, find_funding_files, read_funding, read_market
 from trader.gateways.market.minute_paths import MinutePaths
+from trader.gateways.market.source import Seed
 
 _WARM_UP: Final = timedelta(hours=24)
 _WARM_UP_FROM: Final = timedelta(days=2)
@@ -52,7 +53,7 @@ class ReplaySource:
         symbols: Sequence[str],
         *,
         markets: Mapping[str, Market] = MARKETS,
-        seed: int = 0,
+        seed: int | None = 0,
         speed: float = 1.0,
         start: datetime | None = None,
         end: datetime | None = None,
@@ -62,7 +63,7 @@ class ReplaySource:
         self._place = place
         self._funding_place = funding_place or place
         self.plain_rate = plain_rate
-        self._seed = seed
+        self.seed = None if seed is None else Seed(seed)
         self._speed = speed
         self._wanted_start = start
         self._wanted_end = end
@@ -71,7 +72,7 @@ class ReplaySource:
                 f"MARKET_SYMBOLS names {', '.join(unknown)}; there are trading rules for {', '.join(markets)}"
             )
         self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
-        self.identity = "replay"
+        self._place_in_time = self.name
         self.ends_at: datetime | None = None
         self._recordings: dict[str, Recording] = {}
         self._funding: dict[str, Mapping[int, Decimal]] = {}
@@ -94,11 +95,23 @@ class ReplaySource:
                 raise MarketDataError(
                     f"{files[symbol][0]}: a price of {lowest} is too low for the tick {market.tick} of {symbol}"
                 )
-            self._recordings[symbol] = Recording(market, minutes, self._seed)
+            self._recordings[symbol] = Recording(market, minutes)
         for symbol, paths in find_funding_files(self._funding_place).items():
             if symbol in self.markets:
                 self._funding[symbol] = await asyncio.to_thread(read_funding, paths)
         self._set_range()
+        if self.seed is not None:
+            self.use_seed(self.seed)
+
+    def use_seed(self, seed: Seed) -> None:
+        self.seed = seed
+        for recording in self._recordings.values():
+            recording.seed = seed.value
+
+    @property
+    def identity(self) -> str:
+        """The first minute and the seed: another seed draws other paths."""
+        return self._place_in_time if self.seed is None else f"{self._place_in_time}:{self.seed.name}"
 
     def _set_range(self) -> None:
         recordings = self._recordings.values()
@@ -114,7 +127,7 @@ class ReplaySource:
             raise StartError(
                 f"{self._place} covers {iso(first)} to {iso(last)}; REPLAY_START and REPLAY_END leave nothing of that"
             )
-        self.identity = f"replay:{iso(first)}:{self._seed}"  # another seed draws other paths and books
+        self._place_in_time = f"{self.name}:{iso(first)}"
         self._begin = epoch_second(begin)
         self._last_second = self._last_pushed(epoch_second(end))
         self.ends_at = moment_of(self._last_second)
@@ -227,18 +240,19 @@ async def play(clock: Clock, ticks: AsyncIterator[Tick], ends_at: datetime) -> A
 
 
 class Recording:
-    """The candles of one market, found by minute."""
+    """The candles of one market, found by minute. Its paths are drawn from `seed`, which is set before the first."""
 
-    def __init__(self, market: Market, minutes: Minutes, seed: int) -> None:
+    seed: int
+
+    def __init__(self, market: Market, minutes: Minutes) -> None:
         self.minutes = minutes
         self.grid = Grid(market)
-        self._seed = seed
         self._trailing_day = TrailingDay(float(market.tick), minutes)
         self._marks = lru_cache(maxsize=2)(self._draw)
 
     @cached_property
     def _paths(self) -> MinutePaths:
-        return MinutePaths(f"{self._seed}:{self.grid.market.symbol}", self.grid, self.minutes)
+        return MinutePaths(f"{self.seed}:{self.grid.market.symbol}", self.grid, self.minutes)
 
     def prepare_paths(self) -> None:
         assert self._paths

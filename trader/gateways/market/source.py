@@ -3,7 +3,10 @@
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Protocol
+from hashlib import sha256
+from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from trader.clock import Clock
 from trader.domain.market.markets import Candle, Interval, Market, Tick
@@ -74,4 +77,36 @@ class MarketSource(Protocol):
 
     def open_interest(self, symbol: str) -> Decimal | None:
         """Return the notional of all open positions in a market, in quote currency; None when it is not known."""
+        ...
+
+
+class Seed(msgspec.Struct, frozen=True):
+    """The seed of a simulated market. Who knows it and the recording knows what comes next."""
+
+    value: int
+    is_secret: bool = False
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the decimal number, in hexadecimal: what may be published before the seed is."""
+        return sha256(str(self.value).encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """What identifies it in public: the number itself unless that is secret."""
+        return f"sha256:{self.digest}" if self.is_secret else str(self.value)
+
+
+@runtime_checkable
+class SeededSource(MarketSource, Protocol):
+    """A source that draws what it does not know.
+
+    Its identity ends with the name of the seed. Until it has one, only `open`, `identity` and `close` are valid.
+    """
+
+    @property
+    def seed(self) -> Seed | None: ...
+
+    def use_seed(self, seed: Seed) -> None:
+        """Draw everything from this seed."""
         ...

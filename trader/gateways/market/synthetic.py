@@ -24,6 +24,7 @@ from trader.domain.market.markets import (
 from trader.errors import MarketUnavailable, StartError
 from trader.gateways.market.books import BookModel, Grid, stress
 from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths
+from trader.gateways.market.source import Seed
 
 _HOUR = timedelta(hours=1)
 _HOURS_KEPT = 48
@@ -43,15 +44,24 @@ class SyntheticSource:
     name = "synthetic"
     ends_at: datetime | None = None
 
-    def __init__(self, seed: int, symbols: Sequence[str], markets: Mapping[str, Market] = MARKETS) -> None:
+    def __init__(self, seed: int | None, symbols: Sequence[str], markets: Mapping[str, Market] = MARKETS) -> None:
+        """Make the source of these markets; None for a seed that is drawn later (`use_seed`)."""
         if unknown := [symbol for symbol in symbols if symbol not in CHARACTERS]:
             raise StartError(
                 f"MARKET_SYMBOLS names {', '.join(unknown)}; the synthetic market has {', '.join(CHARACTERS)}"
             )
-        self.identity = f"synthetic:{seed}"
+        self.identity = self.name
         self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
-        paths = Paths(seed)
-        self._makers = {symbol: _MarketMaker(seed, market, paths) for symbol, market in self.markets.items()}
+        self.seed: Seed | None = None
+        self._makers: Mapping[str, _MarketMaker] = {}
+        if seed is not None:
+            self.use_seed(Seed(seed))
+
+    def use_seed(self, seed: Seed) -> None:
+        self.seed = seed
+        self.identity = f"{self.name}:{seed.name}"
+        paths = Paths(seed.value)
+        self._makers = {symbol: _MarketMaker(seed.value, market, paths) for symbol, market in self.markets.items()}
 
     async def open(self) -> None:
         """Nothing to open."""

@@ -141,7 +141,7 @@ class RandomTraders:
 
     def __init__(self, market: MarketFeed, settings: Settings) -> None:
         self._market = market
-        self._seed = settings.seed
+        self._seed = settings.seed or 0
         self._rules = rules_of(settings, market.markets)
         self._prices: dict[tuple[str, Interval, datetime, datetime], Prices] = {}
 
