@@ -4,6 +4,7 @@ It keeps one ledger of what happened and works every figure out of it again when
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -147,14 +148,14 @@ class ReferenceAccount:
     def place(self, order: Order, moment: Moment, rate: Callable[[str, datetime], Decimal]) -> Answer:
         self.see(moment)
         at = max(moment.at, self.changed_at)
-        before = self._memory()
+        before, under_way = self._memory(), self.liquidating
         for symbol in sorted(self.books().holdings):
             self._fund(symbol, at, rate)
         answer = self._place(order, moment, at)
         if answer.status == "rejected":
             self._restore(before)
         else:
-            self._liquidate(moment, at, rate)
+            self._liquidate(moment, at, rate, set() if under_way else self.books().holdings.keys())
             self._settle_when_flat(at)
             self.changed_at = at
         return answer
@@ -268,9 +269,9 @@ class ReferenceAccount:
             if symbol in moment.updated:
                 self._fund(symbol, at, rate)
         self._fill_resting(moment, at)
-        self._liquidate(moment, at, rate)
+        self._liquidate(moment, at, rate, moment.updated)
         for symbol in sorted(self.books().holdings):
-            if symbol in moment.updated:
+            if symbol in moment.updated and not self.liquidating:
                 self._exit(symbol, moment, at)
         self._settle_when_flat(at)
         if before != self._visible():
@@ -305,8 +306,10 @@ class ReferenceAccount:
                 self._restore(before)
                 self.resting = [other for other in self.resting if other.number != rest.number]
 
-    def _liquidate(self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal]) -> None:
-        """It begins at maintenance and ends above 1.1 times it, though that takes more books than one."""
+    def _liquidate(
+        self, moment: Moment, at: datetime, rate: Callable[[str, datetime], Decimal], markets: AbstractSet[str]
+    ) -> None:
+        """It begins at maintenance and ends above 1.1 times it, with one step for each update of a market."""
         if not self.books().holdings or not (self.liquidating or self.equity() <= self.maintenance()):
             return
         for symbol in sorted(self.books().holdings):
@@ -320,7 +323,9 @@ class ReferenceAccount:
         last = ""
         for symbol in sorted(self.books().holdings, key=lambda s: (self.unrealized(s), s)):
             quote = moment.quotes.get(symbol)
-            if quote is not None and abs(moment.at - quote.at) <= STALE and self._reduce(symbol, quote.book, at):
+            if symbol not in markets or quote is None or abs(moment.at - quote.at) > STALE or self._is_safe():
+                continue
+            if self._reduce(symbol, quote.book, at):
                 last = symbol
         self.liquidating = not self._is_safe()
         if self.equity() < 0 and last:
@@ -330,22 +335,18 @@ class ReferenceAccount:
         return self.equity() > Fraction(11, 10) * self.maintenance()
 
     def _reduce(self, symbol: str, book: Book, at: datetime) -> bool:
-        """Quarter by quarter, each up to a whole lot, and the whole once it is worth less than ten minimums."""
-        market = self.markets[symbol]
-        lot = Fraction(market.lot)
-        quarter = (abs(self.quantity(symbol)) / 4 / lot).__ceil__() * lot
-        reduced = False
-        while (held := self.quantity(symbol)) and not self._is_safe():
-            small = abs(held) * self.marks[symbol] < 10 * Fraction(market.min_notional)
-            sign = -1 if held > 0 else 1
-            parts = self._shown(book, sign, abs(held) if small else min(quarter, abs(held)), None, at)
-            if not parts:
-                break
-            self._take(book, sign, parts, at)
-            self._execute(symbol, sign, parts, at, self.taker, "liquidation")
-            self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
-            reduced = True
-        return reduced
+        """A quarter, up to a whole lot, or all that is worth less than ten minimums; whether the book had any."""
+        market, held = self.markets[symbol], self.quantity(symbol)
+        lot, sign = Fraction(market.lot), -1 if held > 0 else 1
+        quarter = (abs(held) / 4 / lot).__ceil__() * lot
+        small = abs(held) * self.marks[symbol] < 10 * Fraction(market.min_notional)
+        parts = self._shown(book, sign, abs(held) if small else quarter, None, at)
+        if not parts:
+            return False
+        self._take(book, sign, parts, at)
+        self._execute(symbol, sign, parts, at, self.taker, "liquidation")
+        self._charge_more(min(self.liquidation * sum(p * q for p, q in parts), max(Fraction(0), self.equity())))
+        return True
 
     def _charge_more(self, fee: Fraction) -> None:
         """Add the liquidation fee to the last fill: which fill of one close carries it makes no difference."""

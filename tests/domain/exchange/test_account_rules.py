@@ -151,39 +151,62 @@ def test_what_rests_counts_towards_the_size_of_a_position_and_what_reduces_does_
     assert desk.order(BUY, "20", leverage=25).status is OrderStatus.FILLED, "it closes"
 
 
-@pytest.mark.parametrize(
-    ("eth_mid", "sol_mid", "closed", "kept"), [(1_820, 99, "ETH", "SOL"), (2_010, 80, "SOL", "ETH")]
-)
-def test_the_largest_loss_is_reduced_first_and_no_more_than_is_needed(
-    eth_mid: int, sol_mid: int, closed: str, kept: str
-) -> None:
+@pytest.mark.parametrize(("eth_mid", "sol_mid", "order"), [(1_820, 99, ["ETH", "SOL"]), (2_010, 80, ["SOL", "ETH"])])
+def test_the_largest_loss_is_reduced_first(eth_mid: int, sol_mid: int, order: list[str]) -> None:
     desk = leveraged()
-    before = desk.account.positions
     posting = desk.tick(deep_quote("ETH", eth_mid), deep_quote("SOL", sol_mid))
     assert posting is not None
-    assert {trade.part.symbol for trade in posting.trades} == {closed}
-    assert desk.account.positions[kept] == before[kept]
+    assert [trade.part.symbol for trade in posting.trades] == order
     assert desk.equity > D("1.1") * figures.maintenance(desk.account, desk.moment.marks, RULES.markets)
 
 
-def test_a_position_is_reduced_in_quarters_each_a_trade_of_its_own() -> None:
+def test_no_more_is_reduced_than_is_needed() -> None:
+    desk = leveraged()
+    desk.rules = replace(RULES, liquidation_rate=D(0))
+    posting = desk.tick(deep_quote("ETH", 1_814), deep_quote("SOL", "99.8"))
+    assert posting is not None
+    assert {trade.part.symbol for trade in posting.trades} == {"ETH"}, "the first step made the account safe"
+    assert desk.equity > D("1.1") * figures.maintenance(desk.account, desk.moment.marks, RULES.markets)
+
+
+def test_a_position_is_reduced_by_a_quarter_with_each_update_each_a_trade_of_its_own() -> None:
     desk = leveraged()
     position = desk.account.positions["ETH"]
-    posting = desk.tick(deep_quote("ETH", 1820), deep_quote("SOL", 99))
-    assert posting is not None
-    assert [fill.quantity for fill in posting.fills] == [D("2.5")] * 2
-    assert [(trade.part.quantity, trade.parent_id) for trade in posting.trades] == [(D("2.5"), position.id)] * 2
-    assert {trade.close_reason for trade in posting.trades} == {Cause.LIQUIDATION}
-    assert (desk.position.id, desk.position.quantity) == (position.id, D(5))
-    assert not desk.account.liquidating
+    postings = [desk.tick(deep_quote("ETH", mid), deep_quote("SOL", 99)) for mid in (1_820, 1_780)]
+    trades = [trade for posting in postings if posting is not None for trade in posting.trades]
+    assert [trade.part.quantity for trade in trades if trade.part.symbol == "ETH"] == [D("2.5"), D("1.875")]
+    assert {trade.parent_id for trade in trades if trade.part.symbol == "ETH"} == {position.id}
+    assert {trade.close_reason for trade in trades} == {Cause.LIQUIDATION}
+    assert (desk.position.id, desk.position.quantity) == (position.id, D("5.625"))
+
+
+def test_a_liquidation_waits_for_the_next_update_of_a_market_before_its_next_step() -> None:
+    desk = leveraged()
+    first = desk.tick(deep_quote("ETH", 1_500), deep_quote("SOL", 99))
+    assert first is not None
+    assert [fill.symbol for fill in first.fills] == ["ETH", "SOL"]
+    assert desk.account.liquidating
+    assert desk.order(SELL, "1", symbol="SOL", reduce_only=True).status is OrderStatus.FILLED
+    assert {fill.cause for fill in desk.postings[-1].fills} == {Cause.ORDER}, "an order adds no step"
+    second = desk.eth(1_500)
+    assert second is not None
+    assert [fill.symbol for fill in second.fills] == ["ETH"], "SOL had no update"
+
+
+def test_an_order_that_brings_equity_to_maintenance_begins_a_liquidation() -> None:
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20)
+    desk.moment = moment_of(make_quote("ETH", [(1880, 99)], [(1992, 99)], at=START + timedelta(seconds=1)))
+    assert desk.order(SELL, "2", reduce_only=True).status is OrderStatus.FILLED
+    assert [fill.cause for fill in desk.postings[-1].fills] == [Cause.ORDER, Cause.LIQUIDATION]
 
 
 def test_quarters_are_rounded_up_to_the_lot_and_a_small_position_is_closed_whole() -> None:
     desk = PaperBench(8)
     desk.order(BUY, "0.0699", leverage=20)
-    posting = desk.eth("1900")
-    assert posting is not None
-    assert [fill.quantity for fill in posting.fills] == [D("0.0175"), D("0.0524")], "what is left is below 100 USD"
+    postings = [desk.eth("1900"), desk.eth("1900")]
+    closed = [fill.quantity for posting in postings if posting is not None for fill in posting.fills]
+    assert closed == [D("0.0175"), D("0.0524")], "what is left is below 100 USD"
     assert not desk.account.positions
 
 
@@ -200,12 +223,13 @@ def test_a_liquidation_fill_pays_one_percent_on_top_of_the_taker_fee() -> None:
 def test_the_liquidation_fee_never_takes_equity_below_zero() -> None:
     desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
-    posting = desk.eth("1897")
-    assert posting is not None
-    first, *others = [fill.liquidation_fee for fill in posting.fills]
-    assert 0 < first < posting.fills[0].quantity * posting.fills[0].price / 100
-    assert set(others) == {0}, "the first step took what there was"
-    assert desk.account.cash == 0
+    begun, goes_on = desk.eth("1897"), desk.eth("1897")
+    assert begun is not None
+    assert goes_on is not None
+    (first,), (second,) = begun.fills, goes_on.fills
+    assert 0 < first.liquidation_fee < first.quantity * first.price / 100
+    assert second.liquidation_fee == 0, "the first step took what there was"
+    assert desk.equity == 0
 
 
 def test_a_liquidation_that_has_begun_ends_above_its_target_though_the_book_was_thin() -> None:
@@ -235,20 +259,23 @@ def test_a_loss_beyond_equity_is_written_off_as_insurance() -> None:
     desk.order(BUY, "10", leverage=20)
     posting = desk.eth("1500")
     assert posting is not None
-    (payment,) = posting.insurance
+    ((payment,), (trade,)) = posting.insurance, posting.trades
+    assert desk.equity == 0
+    assert payment.amount == trade.insurance == desk.account.insurance > 3_900
+    assert payment.order_id == trade.part.id
+    assert trade.liquidation_fees == 0
+    while desk.account.positions:
+        assert desk.eth("1500") is not None
     assert desk.account.cash == desk.equity == 0
-    assert payment.amount == posting.trades[-1].insurance == desk.account.insurance > 3_900
-    assert payment.order_id == posting.trades[-1].part.id
-    assert {trade.liquidation_fees for trade in posting.trades} == {0}
 
 
 def test_a_liquidation_that_the_book_cannot_take_goes_on_with_the_next() -> None:
     desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20)
-    desk.tick(eth([(1890, 4)], [(1910, 9)]))
-    assert desk.position.quantity == 6
+    desk.tick(eth([(1890, 1)], [(1910, 9)]))
+    assert desk.position.quantity == 9
     desk.tick(eth([(1890, 19)], [(1910, 9)]))
-    assert not desk.account.positions
+    assert desk.position.quantity == D("6.75")
 
 
 def test_a_loss_is_not_written_off_before_the_book_has_taken_anything_of_it() -> None:
@@ -340,10 +367,8 @@ def test_a_liquidation_after_a_boundary_pays_for_it_in_markets_without_an_update
     desk.tick(deep_quote("ETH", 2_000), deep_quote("SOL", 100), after=timedelta(minutes=29, seconds=59))
     posting = desk.tick(deep_quote("ETH", 1_500), after=timedelta(seconds=1))
     assert posting is not None
-    funding = {"ETH": D(0), "SOL": D(0)}
-    for trade in posting.trades:
-        funding[trade.part.symbol] += trade.part.funding
-    assert funding == {"ETH": D(-15_000) * D("0.0000125"), "SOL": D(-10_000) * D("0.0000125")}
+    paid = {payment.symbol: payment.amount for payment in posting.funding}
+    assert paid == {"ETH": D(-15_000) * D("0.0000125"), "SOL": D(-10_000) * D("0.0000125")}
 
 
 def test_funding_received_at_a_boundary_can_avert_a_liquidation() -> None:

@@ -122,11 +122,28 @@ def test_a_trigger_keeps_closing_what_the_book_could_not_take_though_the_mark_co
 def test_trigger_and_liquidation_and_manual_close_close_a_position_once() -> None:
     desk = PaperBench(1_050)
     desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_990)))
-    posting = desk.eth("1900")
-    assert posting is not None
-    assert {trade.close_reason for trade in posting.trades} == {Cause.LIQUIDATION}
+    for _ in range(2):
+        posting = desk.eth("1900")
+        assert posting is not None
+        assert [trade.close_reason for trade in posting.trades] == [Cause.LIQUIDATION], "the stop waits for its end"
+    assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.FILLED
+    closed = [trade.part.quantity for each in desk.postings for trade in each.trades]
+    assert closed == [D("2.5"), D("1.875"), D("5.625")]
     assert desk.order(SELL, "10", reduce_only=True).status is OrderStatus.REJECTED
     assert desk.eth("1900") is None
+
+
+def test_an_exit_plan_fires_when_a_liquidation_has_ended() -> None:
+    desk = PaperBench(1_050)
+    desk.order(BUY, "10", leverage=20, plan=ExitPlan(stop=D(1_930)))
+    desk.tick(eth([(1928, "0.1")], [(1932, 99)]))
+    assert (desk.position.quantity, desk.account.liquidating) == (D("9.9"), True)
+    desk.eth(1_928)
+    while desk.account.liquidating:
+        assert desk.position.closing is None
+        desk.eth(1_928)
+    assert not desk.account.positions
+    assert desk.postings[-1].trades[-1].close_reason is Cause.STOP
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

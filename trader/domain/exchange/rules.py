@@ -80,7 +80,8 @@ def place(account: Account, order: Order, moment: Moment, rules: Rules, rate_of_
     if refusal is not None:
         return refuse(account, order, refusal, moment.at)
     answer = update.answer(order, request_id, executions, status, reason)
-    liquidate(update, moment, rate_of_hour)
+    # An order may begin a liquidation; one under way had its step with the market's update.
+    liquidate(update, moment, rate_of_hour, () if account.liquidating else update.positions)
     update.write_off_when_flat()
     return update.posting(answer)
 

@@ -1,8 +1,8 @@
 """Tick rules of the paper exchange: what an update of the markets does to an account.
 
 A tick is applied in this order: funding, resting orders that it trades through, liquidation, exit plans. Liquidation
-comes before the exit plans since the margin engine takes an account over the moment its equity is gone; resting orders
-come before both since the price passed them on its way.
+comes before the exit plans, which wait for its end, since the margin engine takes an account over the moment its equity
+is gone; resting orders come before both since the price passed them on its way.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -61,9 +61,9 @@ def apply_tick(account: Account, moment: Moment, rules: Rules, rate_of_hour: Rat
     update = AccountUpdate(account, rules, moment.marks, moment.at)
     fund_held(update, rate_of_hour, moment.mark_at, moment.updated)
     _fill_resting(update, moment)
-    liquidate(update, moment, rate_of_hour)
+    liquidate(update, moment, rate_of_hour, moment.updated)
     for symbol, position in sorted(update.positions.items()):
-        if symbol in moment.updated:
+        if symbol in moment.updated and not update.liquidating:
             _exit_when_triggered(update, position, moment)
     update.write_off_when_flat()
     return update.posting() if update.has_changes else None
@@ -180,10 +180,11 @@ def _exit_when_triggered(update: AccountUpdate, position: Position, moment: Mome
         update.next_sequence()
 
 
-def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -> None:
+def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour, symbols: Container[str]) -> None:
     """When equity ≤ maintenance, cancel resting orders, then reduce the largest losses first until equity is safe.
 
-    What the books cannot take follows on later ticks, whether or not equity is above maintenance again by then.
+    There is one step in each of `symbols`. The next one follows with the market's next update, so that depth can come
+    back in between, whether or not equity is above maintenance again by then.
     """
     if not update.positions or not (update.liquidating or update.is_liquidable):
         return
@@ -197,7 +198,7 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -
     trades_before = len(update.trades)
     for position in sorted(update.positions.values(), key=lambda p: (p.unrealized(update.marks[p.symbol]), p.symbol)):
         quote = moment.quotes.get(position.symbol)
-        if quote is not None and not quote.is_stale(moment.at):  # else the next tick of this market comes back here
+        if position.symbol in symbols and quote is not None and not quote.is_stale(moment.at) and update.is_liquidable:
             _reduce(update, position, quote)
     update.set_liquidating(update.is_liquidable)
     if len(update.trades) > trades_before:  # a loss is written off on the trade that made it
@@ -205,14 +206,11 @@ def liquidate(update: AccountUpdate, moment: Moment, rate_of_hour: RateOfHour) -
 
 
 def _reduce(update: AccountUpdate, position: Position, quote: Quote) -> None:
-    """Close quarters of a position, and the whole once it is small, until the account is safe or the book is empty."""
+    """Close a quarter of a position, or the whole of a small one, as far as the book has it."""
     symbol, side, market = position.symbol, CLOSING_SIDE[position.side], update.rules.markets[position.symbol]
-    quarter = ceil_to(position.quantity / 4, market.lot)
-    while (held := update.positions.get(symbol)) is not None and update.is_liquidable:
-        is_small = held.quantity * update.marks[symbol] < _SMALL * market.min_notional
-        executions = update.take(quote, side, held.quantity if is_small else min(quarter, held.quantity))
-        if not executions:
-            return
+    is_small = position.quantity * update.marks[symbol] < _SMALL * market.min_notional
+    executions = update.take(quote, side, position.quantity if is_small else ceil_to(position.quantity / 4, market.lot))
+    if executions:
         update.execute(symbol, side, executions, Cause.LIQUIDATION)
 
 
