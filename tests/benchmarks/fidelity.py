@@ -8,6 +8,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -19,13 +20,17 @@ from support.market_fidelity import (
     CALM_DEPTHS,
     CALM_SPREADS,
     Costs,
+    CrossRule,
     Paths,
     Rule,
     Sample,
+    correlation,
     is_inside,
+    judge_cross_rules,
     judge_rules,
     log_paths,
     momentum_of_candles,
+    part_of,
     recorded_quotes,
     sample,
     worst,
@@ -41,6 +46,9 @@ from trader.gateways.market.synthetic import SyntheticSource
 SEEDS = (0, 1, 2)
 STEP_S = 5
 T_MAX = 4.0
+CROSS_STEP_S = 10
+CROSS_T_MAX = 6.0
+CROSS_MEAN_BP_MAX = 0.3
 POOL_S_MAX = 3.0
 DRAW_US_MAX = 100.0
 RATIO_MIN = 8.0
@@ -57,6 +65,43 @@ def show_rules(figures: Figures, name: str, rules: Sequence[Rule], *, t_max: flo
     print(f"    its rule: look back {found.look_back} s at second {found.second}, exit at second {found.exit_second}")
 
 
+def show_cross_rules(figures: Figures, name: str, rules: Sequence[CrossRule]) -> None:
+    found, dearest = worst(rules), max(abs(rule.mean_bp) for rule in rules)
+    figures.show(f"{name}: {len(rules)} rules across markets, largest |t|", abs(found.t), "", at_most=CROSS_T_MAX)
+    how = "leads" if found.leads else "and the other meet again"
+    print(
+        f"    its rule: {found.watched} {how}, trade {found.traded} at second {found.second}, look back "
+        f"{found.look_back} s, exit at second {found.exit_second}: {found.mean_bp:+.2f} bp"
+    )
+    figures.show(f"{name}: largest mean across markets", dearest, "bp", at_most=CROSS_MEAN_BP_MAX)
+
+
+def judge_across(figures: Figures, name: str, paths: Mapping[str, Paths]) -> None:
+    """Judge what the markets of one minute say about each other."""
+    rules = judge_cross_rules(paths, CROSS_STEP_S)
+    show_cross_rules(figures, f"{name}, inside a minute", list(filter(is_inside, rules)))
+    show_cross_rules(figures, f"{name}, into the next", [rule for rule in rules if not is_inside(rule)])
+    for one, other in combinations(paths, 2):
+        spans = (1, 5, 15, 30, 59)
+        shown = ", ".join(f"{span} s {correlation(paths[one], paths[other], span):.2f}" for span in spans)
+        print(f"    correlation of {one} and {other}: {shown}")
+
+
+def judge_later_half(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
+    """Judge the second half of each recording with weights that are fitted to the first half."""
+    drawn = []
+    for symbol, minutes in recorded.items():
+        grid, half = Grid(MARKETS[symbol]), len(minutes) // 2
+        paths = MinutePaths(f"{SEEDS[0]}:{symbol}", grid, part_of(minutes, 0, half))
+
+        def draw(_: Grid, row: Row, paths: MinutePaths = paths) -> list[int]:
+            return paths.draw(row)
+
+        drawn.append(log_paths(part_of(minutes, half, len(minutes)), grid, draw))
+    rules = list(filter(is_inside, judge_rules(drawn, STEP_S)))
+    show_rules(figures, "second half, fitted to the first, inside a minute", rules, t_max=T_MAX)
+
+
 def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
     grids = {symbol: Grid(MARKETS[symbol]) for symbol in recorded}
     began_s = perf_counter()
@@ -68,7 +113,7 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
         MinutePaths(symbol, grids[symbol], minutes)
         figures.show(f"{symbol}: weights fitted to {len(minutes):,} candles", perf_counter() - began_s, "s")
     for seed in SEEDS:
-        drawn: list[Paths] = []
+        drawn: dict[str, Paths] = {}
         misses = 0
         began_s = perf_counter()
         for symbol, minutes in recorded.items():
@@ -81,14 +126,16 @@ def judge_paths(figures: Figures, recorded: Mapping[str, Minutes]) -> None:
                 misses += (min(path), max(path), path[0], path[-1]) != corners(grid, row)
                 return path
 
-            drawn.append(log_paths(minutes, grid, draw))
-        each_us = (perf_counter() - began_s) / sum(map(len, drawn)) * 1e6
-        rules = judge_rules(drawn, STEP_S)
+            drawn[symbol] = log_paths(minutes, grid, draw)
+        each_us = (perf_counter() - began_s) / sum(map(len, drawn.values())) * 1e6
+        rules = judge_rules(list(drawn.values()), STEP_S)
         figures.show(f"seed {seed}: a minute's path, fit and arrays included", each_us, "µs", at_most=DRAW_US_MAX)
         figures.show(f"seed {seed}: paths that miss their candle", misses, "", at_most=0)
         show_rules(figures, f"seed {seed}, inside a minute", list(filter(is_inside, rules)), t_max=T_MAX)
         show_rules(figures, f"seed {seed}, into the next", [r for r in rules if r.second and not is_inside(r)])
         show_rules(figures, f"seed {seed}, from the open on", [r for r in rules if not r.second])
+        judge_across(figures, f"seed {seed}", drawn)
+    judge_later_half(figures, recorded)
     for symbol, minutes in recorded.items():
         t = momentum_of_candles(minutes)
         figures.show(f"{symbol}: candles alone, after a close at an extreme, t", t, "")

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import permutations, product
 from random import Random
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy
 
@@ -24,6 +25,14 @@ Paths = numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]
 def log_paths(minutes: Minutes, grid: Grid, draw: Callable[[Grid, Row], Sequence[int]]) -> Paths:
     marks = numpy.array([draw(grid, minutes[place]) for place in range(len(minutes))], dtype=numpy.float64)
     return numpy.log(marks / grid.halves_per_unit) * 1e4
+
+
+def part_of(minutes: Minutes, begin: int, stop: int) -> Minutes:
+    """Return the candles [begin, stop)."""
+    part = Minutes()
+    for place in range(begin, stop):
+        part.append(minutes[place])
+    return part
 
 
 class Rule(NamedTuple):
@@ -60,13 +69,62 @@ def judge_rules(paths: Sequence[Paths], step: int) -> list[Rule]:
     return rules
 
 
-def is_inside(rule: Rule) -> bool:
+class CrossRule(NamedTuple):
+    """Trade one market, at `second`, on what it and another one did in the last `look_back` seconds.
+
+    `leads` follows the other market; without it, the rule is that the two meet again: it buys what rose by less than
+    beta times the other's move. `t` and `mean_bp` are of what it earns before costs, in basis points of its market.
+    """
+
+    t: float
+    look_back: int
+    second: int
+    exit_second: int
+    traded: str
+    watched: str
+    leads: bool
+    mean_bp: float
+
+
+def judge_cross_rules(paths: Mapping[str, Paths], step: int) -> list[CrossRule]:
+    """Return all rules across two markets on a grid of `step` seconds; the minutes of the markets are the same."""
+    rules = []
+    series = {symbol: path.reshape(-1) for symbol, path in paths.items()}
+    starts = numpy.arange(1, min(len(prices) for prices in series.values()) // 60) * 60
+    for second, look_back in product(range(0, 60, step), range(step, 61, step)):
+        now = {symbol: prices[starts + second] for symbol, prices in series.items()}
+        past = {symbol: now[symbol] - prices[starts + second - look_back] for symbol, prices in series.items()}
+        signals = []
+        for traded, watched in permutations(series, 2):
+            beta = float(past[traded] @ past[watched]) / float(past[watched] @ past[watched])
+            signals.append((traded, watched, True, numpy.sign(past[watched])))
+            signals.append((traded, watched, False, numpy.sign(beta * past[watched] - past[traded])))
+        for exit_second in sorted({*range(second + step, 60, step), 59} - {second}):
+            later = {symbol: prices[starts + exit_second] - now[symbol] for symbol, prices in series.items()}
+            for traded, watched, leads, sign in signals:
+                earned = sign * later[traded]
+                mean, deviation = float(earned.mean()), float(earned.std())
+                t = mean / deviation * len(earned) ** 0.5 if deviation else 0.0
+                rules.append(CrossRule(t, look_back, second, exit_second, traded, watched, leads, mean))
+    return rules
+
+
+def is_inside(rule: Rule | CrossRule) -> bool:
     """Whether the rule uses nothing but its own minute."""
     return rule.look_back <= rule.second
 
 
-def worst(rules: Sequence[Rule]) -> Rule:
+AnyRule = TypeVar("AnyRule", Rule, CrossRule)
+
+
+def worst(rules: Sequence[AnyRule]) -> AnyRule:
     return max(rules, key=lambda rule: abs(rule.t))
+
+
+def correlation(one: Paths, other: Paths, seconds: int) -> float:
+    """Return the correlation of two markets' returns over so many seconds within a minute."""
+    first, second = ((path[:, seconds::seconds] - path[:, :-seconds:seconds]).reshape(-1) for path in (one, other))
+    return float(numpy.corrcoef(first, second)[0, 1])
 
 
 def momentum_of_candles(minutes: Minutes) -> float:

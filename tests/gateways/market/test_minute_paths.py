@@ -16,6 +16,7 @@ from support.market_fidelity import (
     is_inside,
     judge_rules,
     log_paths,
+    part_of,
     recorded_quotes,
     sample,
     worst,
@@ -106,12 +107,7 @@ DAYS = 4
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Minutes]:
     """The first days of each market."""
-    days = {}
-    for symbol, files in find_files(FOLDER).items():
-        whole, days[symbol] = read_market(files), Minutes()
-        for place in range(DAYS * 1440):
-            days[symbol].append(whole[place])
-    return days
+    return {symbol: part_of(read_market(files), 0, DAYS * 1440) for symbol, files in find_files(FOLDER).items()}
 
 
 def largest_t(recorded: dict[str, Minutes], draw: Callable[[Grid, Row], Sequence[int]]) -> float:
