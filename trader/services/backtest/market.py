@@ -18,9 +18,9 @@ from trader.clock import epoch_second, floor_time, moment_of
 from trader.domain.agents.view import LastAction, ObservedMarket
 from trader.domain.exchange.account import Marks
 from trader.domain.exchange.tick_rules import Moment, PriceRange, PriceRanges
-from trader.domain.market.indicator_windows import indicators_of_windows, vwaps_of_windows
-from trader.domain.market.indicators import Indicators, SessionVwap, indicators, vwap_fields
+from trader.domain.market.indicators import Indicators, indicators, indicators_of_windows
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote
+from trader.domain.market.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.gateways.market.books import CLOSE_S
 from trader.gateways.market.files import Minutes
 from trader.gateways.market.minute_paths import corners
@@ -128,11 +128,20 @@ class _Series:
         self._opened = [candle.open_time for candle in candles]
         kept = (HISTORY_CANDLES - 1) * span
         self._first = [bisect_left(self._opened, opened - kept) for opened in self._opened]
+        self._of_short_windows: dict[int, Indicators] = {}
 
     @cached_property
-    def indicators(self) -> Sequence[Indicators]:
-        """The indicators at each candle, without a VWAP."""
-        return indicators_of_windows(self._candles, self._first)
+    def _of_whole_windows(self) -> Sequence[Indicators]:
+        return indicators_of_windows(self._candles, HISTORY_CANDLES)
+
+    def indicators(self, place: int) -> Indicators:
+        """Return the indicators at a candle, without a VWAP."""
+        first = self._first[place]
+        if place - first == HISTORY_CANDLES - 1:
+            return self._of_whole_windows[first]
+        if place not in self._of_short_windows:
+            self._of_short_windows[place] = indicators(self._candles[first : place + 1], [])
+        return self._of_short_windows[place]
 
     @cached_property
     def vwaps(self) -> Sequence[SessionVwap | None]:
@@ -366,9 +375,7 @@ class BacktestMarket:
         if last is None:
             return Indicators()
         if series.is_current(last, now) and day is not None and session.is_current(day, now):
-            vwap = session.vwaps[day]
-            fields = {} if vwap is None else vwap_fields(vwap)
-            return msgspec.structs.replace(series.indicators[last], **fields)
+            return msgspec.structs.replace(series.indicators(last), **vwap_fields(session.vwaps[day]))
         # Within a gap the candles that are kept begin later.
         return indicators(series.closed(now), session.closed(now))
 
