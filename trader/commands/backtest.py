@@ -158,7 +158,7 @@ def _intervals(chosen: Chosen) -> set[Interval]:
 
 def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
     """Return the standings with what is said about the past of each AI model in its name."""
-    models = {one.model.id: one.model for one in run.participants}
+    models = {one.model.id: one.model for one in run.accounts}
     return [
         one._replace(account=one.account._replace(name=labelled_name(models[one.account.model_id], run.starts_at)))
         for one in standings
@@ -234,7 +234,7 @@ def _write_result(
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
     file = options.out / DECISIONS
     try:
-        write_decisions(file, run.participants)
+        write_decisions(file, run.accounts)
     except OSError as error:
         file.unlink(missing_ok=True)
         raise StartError(

@@ -142,7 +142,7 @@ async def _execute(
 ) -> dict[str, AccountReport]:
     sources = [(model, RepeatedSource(model, decisions.get(model.id, []))) for model in models]
     run = Backtest(market, settings, sources, [], has_baselines=False)
-    for one in run.participants:
+    for one in run.accounts:
         one.limits = msgspec.structs.replace(one.limits, **guard)
     for _ in run.run():
         if run.is_due:

@@ -22,8 +22,8 @@ from trader.gateways.agents.cassette import ANSWERS, MODELS, Cassette
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.market.replay import ReplaySource
 from trader.provider_settings import PROVIDERS
+from trader.services.backtest.accounts import DecisionSource, RuleAgentSource
 from trader.services.backtest.answers import KeptAnswers, Spending
-from trader.services.backtest.participant import DecisionSource, RuleAgentSource
 from trader.services.backtest.run import rule_models
 from trader.services.backtest.sources import (
     AiSource,

@@ -37,7 +37,7 @@ def baselines_value(run: Backtest) -> list[dict[str, Any]]:
     found, marks = [], run.marks()
     for one in run.baselines:
         capital, worth = one.account.run.initial_capital, equity(one.account, marks)
-        fall = max_drawdown([float(capital), *(float(value.last) for value in one.curve.hours)])
+        fall = max_drawdown([float(capital), *(float(value.last) for value in one.hours)])
         found.append(
             {
                 "id": one.baseline.id,

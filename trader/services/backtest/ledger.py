@@ -8,7 +8,7 @@ import msgspec
 
 from trader.domain.exchange.ledger import Posting
 from trader.domain.portfolio.snapshots import Snapshot
-from trader.services.backtest.participant import Participant
+from trader.services.backtest.accounts import ModelAccount
 from trader.store.exchange.ledger import posting_rows
 
 BUFFER_MAX: Final = 1 << 16
@@ -32,10 +32,10 @@ class LedgerLines:
         self.size = 0
         """How many lines and bytes are written."""
 
-    def open(self, one: Participant) -> None:
+    def open(self, followed: ModelAccount) -> None:
         """Take the beginning of an account's run."""
-        run = msgspec.structs.asdict(one.account.run)
-        self._add("runs", {"account_id": one.account.id, **run, "ended_at": None})
+        run = msgspec.structs.asdict(followed.account.run)
+        self._add("runs", {"account_id": followed.account.id, **run, "ended_at": None})
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Leave out what follows from the ledger and the prices."""

@@ -105,12 +105,12 @@ class _OfIntervals(Mapping[Interval, V]):
         self._known: dict[Interval, V] = {}
 
     def __getitem__(self, interval: Interval) -> V:
-        found = self._known.get(interval)
-        if found is None:
+        made = self._known.get(interval)
+        if made is None:
             if interval not in self._intervals:
                 raise KeyError(interval)
-            found = self._known[interval] = self._make(self._symbol, interval, self._at)
-        return found
+            made = self._known[interval] = self._make(self._symbol, interval, self._at)
+        return made
 
     def __iter__(self) -> Iterator[Interval]:
         return iter(self._intervals)
@@ -173,10 +173,12 @@ class BacktestMarket:
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
         self._recordings = source.recordings
-        self._series = {key: _Series(found, INTERVALS[key[1]]) for key, found in candles.items()}
+        self._series = {key: _Series(series, INTERVALS[key[1]]) for key, series in candles.items()}
         self._first = (self.span.start - _PRIMED_WITH_S) // 60
         last = self.span.stop // 60 + 1
-        self._columns = {one: _Columns(found, self._first, last) for one, found in self._recordings.items()}
+        self._columns = {
+            symbol: _Columns(recording, self._first, last) for symbol, recording in self._recordings.items()
+        }
         self._ticking: tuple[int, frozenset[str]] = (-1, frozenset())
         self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
         """The second of each market's first tick."""

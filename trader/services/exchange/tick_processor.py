@@ -30,7 +30,7 @@ _CATCH_UP_FOR: Final = timedelta(minutes=2)
 
 CHECKPOINT_EVERY: Final = timedelta(minutes=1)
 
-_TICKS_AT_ONCE: Final = 60
+TICKS_AT_ONCE: Final = 60
 """How many missed ticks are checked together when catching up."""
 
 _INSTANT: Final = timedelta(milliseconds=1)
@@ -242,12 +242,12 @@ class TickProcessor:
         log.info("catching up on the market from %s to %s", iso(since), iso(until))
         before = sum(account.sequence for account in self._accounts.by_id.values())
         missed: list[Moment] = []
-        async for moment in self._missed_moments(since, until, of_all=True):
+        async for moment in missed_moments(self._market, since, until, self._processed_marks, applied=True):
             if all(account.is_idle for account in self._accounts.by_id.values()):
                 missed.clear()
                 break
             missed.append(moment)
-            if len(missed) == _TICKS_AT_ONCE:
+            if len(missed) == TICKS_AT_ONCE:
                 await self._catch_up_on(missed)
                 missed.clear()
         await self._catch_up_on(missed)
@@ -275,8 +275,9 @@ class TickProcessor:
         """Catch up one account that was in doubt. Called under the account's lock."""
         if self._accounts.processed_until is None:
             return
+        until, marks = self._accounts.processed_until, self._processed_marks
         try:
-            async for moment in self._missed_moments(since, self._accounts.processed_until):
+            async for moment in missed_moments(self._market, since, until, marks):
                 if self._accounts.by_id[account_id].is_idle:
                     return
                 decide = partial(self._decide, moment=moment, missed=True)
@@ -286,11 +287,17 @@ class TickProcessor:
         except MarketUnavailable as error:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 
-    async def _missed_moments(self, since: datetime, until: datetime, *, of_all: bool = False) -> AsyncIterator[Moment]:
-        """Yield the moments of missed ticks, `of_all` accounts or of one that has fallen behind the others."""
-        # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
-        before = {**self._market.marks, **self._processed_marks}
-        async for tick in self._market.history(since, until, applied=of_all):
-            marks = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
-            yield Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), before)
-            before = marks
+
+async def missed_moments(
+    market: MarketFeed, since: datetime, until: datetime, marks: Mapping[str, Decimal], *, applied: bool = False
+) -> AsyncIterator[Moment]:
+    """Yield the moments of the ticks of (since, until] after those `marks`. `applied`: to the accounts of the service.
+
+    :raises MarketUnavailable: the source fails
+    """
+    # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
+    before = {**market.marks, **marks}
+    async for tick in market.history(since, until, applied=applied):
+        present = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
+        yield Moment(tick.at, tick.quotes, present, frozenset(tick.quotes), before)
+        before = present

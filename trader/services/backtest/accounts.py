@@ -1,4 +1,4 @@
-"""Accounts in a backtest: who decides for each, and what is known of its own past."""
+"""Accounts of a backtest, and what decides for each."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,39 +12,40 @@ import msgspec
 
 from trader.clock import epoch_second
 from trader.domain.agents.invocations import invocation_id
+from trader.domain.agents.observation import RunHistory
 from trader.domain.agents.rules.common import Held
 from trader.domain.agents.tools import Decision
-from trader.domain.agents.view import ObservedStats, View
+from trader.domain.agents.view import View
 from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import unopened_account
 from trader.domain.exchange.orders import Order
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval, Market
 from trader.domain.models import CYCLE, Model, VariantId
-from trader.domain.money import ZERO
 from trader.domain.portfolio.baselines import BaselineState
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.services.agents.observer import TRADES_SHOWN
-from trader.store.portfolio.snapshots import HourlyValue, LastSnapshot
+from trader.services.portfolio.followed_account import FollowedAccount
+from trader.store.portfolio.snapshots import HourlyValue
 from trader.variants import VARIANTS
 
 _MINUTE_S = 60
 
 
 class DecisionSource(Protocol):
-    """Who decides for a participant."""
+    """Protocol of what decides for an account."""
 
     def next_after(self, second: int) -> int | None:
         """Return the second of the first decision after this one, a full minute; None when there is no more."""
         ...
 
-    def decide(self, glance: "Glance", look: Callable[[], View]) -> Sequence[Decision]:
+    def decide(self, peek: "MarketPeek", look: Callable[[], View]) -> Sequence[Decision]:
         """Return the decisions of this moment. `look` makes the whole view, which takes time."""
         ...
 
 
-class Glance(Protocol):
-    """What is known of a moment without making a view: the account, and indicators and marks that are asked for."""
+class MarketPeek(Protocol):
+    """The account, the marks and the indicators of a moment, without the cost of a whole view."""
 
     @property
     def now(self) -> datetime: ...
@@ -75,27 +76,20 @@ class RuleAgentSource:
     def next_after(self, second: int) -> int:
         return (second // self._every_s + 1) * self._every_s
 
-    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
-        return self._variant.agent(look(), self._variant.limits) if self._may_act(glance) else ()
+    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+        return self._variant.agent(look(), self._variant.limits) if self._may_act(peek) else ()
 
-    def _may_act(self, glance: Glance) -> bool:
+    def _may_act(self, peek: MarketPeek) -> bool:
         """Return whether the agent may decide anything. Most of the time indicators alone say that it does not."""
-        variant, interval, positions = self._variant, self._variant.intervals[0], glance.account.positions
-        for symbol in glance.symbols:
-            position, indicators, mark = positions.get(symbol), glance.indicators(symbol, interval), glance.mark(symbol)
+        variant, interval, positions = self._variant, self._variant.intervals[0], peek.account.positions
+        for symbol in peek.symbols:
+            position, indicators, mark = positions.get(symbol), peek.indicators(symbol, interval), peek.mark(symbol)
             if position is not None:
-                if variant.may_review(Held(position, indicators, mark, glance.markets[symbol].tick, glance.now)):
+                if variant.may_review(Held(position, indicators, mark, peek.markets[symbol].tick, peek.now)):
                     return True
             elif variant.may_enter(indicators, float(mark)):
                 return True
         return False
-
-
-class Waiting(Protocol):
-    """What waits for the first tick at or after a time."""
-
-    @property
-    def due(self) -> datetime: ...
 
 
 class WaitingOrder(NamedTuple):
@@ -106,7 +100,7 @@ class WaitingOrder(NamedTuple):
 
 
 class Invocation:
-    """One pass of a participant through its decisions. The id is made when it is first needed."""
+    """The decisions of an account at one time, while they are executed. The id is made when it is first needed."""
 
     def __init__(self, model: Model, started_at: datetime, decisions: Sequence[Decision]) -> None:
         self._model = model
@@ -118,99 +112,39 @@ class Invocation:
         return invocation_id(self._model, self.started_at)
 
 
-class EquityCurve:
-    """The equity recorded of one run: the last value of each hour, the peak, and the lowest of the day."""
+class BacktestAccount(FollowedAccount):
+    """An account that goes through the market of a backtest. `seen` is the last second whose tick it went through."""
 
-    def __init__(self) -> None:
-        self.hours: list[HourlyValue] = []
-        self.last: LastSnapshot | None = None
-        self._peak_before: Decimal | None = None  # of the hours before the last one
-        self._day: datetime | None = None
-        self._lowest = ZERO
-
-    def note(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot, later than all before it."""
-        at, equity = snapshot.created_at, snapshot.net_portfolio
-        hour = at.replace(minute=0, second=0, microsecond=0)
-        if self.hours and self.hours[-1].hour == hour:
-            self.hours.pop()
-        elif self.hours:
-            before = self.hours[-1].last
-            self._peak_before = before if self._peak_before is None else max(self._peak_before, before)
-        self.hours.append(HourlyValue(snapshot.account_id, hour, equity, at))
-        day = hour.replace(hour=0)
-        self._lowest = min(self._lowest, equity) if self._day == day else equity
-        self._day = day
-        self.last = LastSnapshot(snapshot.run_id, at)
-
-    @property
-    def peak(self) -> Decimal | None:
-        """The highest of the hours' last values; None before the first."""
-        if not self.hours:
-            return None
-        last = self.hours[-1].last
-        return last if self._peak_before is None else max(self._peak_before, last)
-
-    def lowest_since(self, midnight: datetime) -> Decimal | None:
-        """Return the lowest equity recorded since a midnight; None when nothing was."""
-        return self._lowest if self._day == midnight else None
-
-    def last_before(self, moment: datetime) -> Decimal | None:
-        """Return the last value of the hours before a full hour; None when there is none."""
-        return next((value.last for value in reversed(self.hours) if value.hour < moment), None)
-
-
-class KnownPast(NamedTuple):
-    """What an agent has read of its past: read again after a change of its account, and in every new hour."""
-
-    sequence: int
-    hour: datetime
-    peak: Decimal | None
-    day_opening: Decimal | None
-
-
-class Follower:
-    """An account that goes through the market. `seen` is the last second whose tick it went through."""
-
-    trades_shown = TRADES_SHOWN
     every_minutes = 1
     """How often it decides, as its agent is told."""
 
     def __init__(self, source: DecisionSource, intervals: Sequence[Interval], account: Account) -> None:
+        super().__init__(BaselineState(account=account))
         seen = epoch_second(account.run.started_at)
         self.source = source
         self.intervals = intervals
-        self.state = BaselineState(account=account)
-        self.curve = EquityCurve()
-        self.waiting: Waiting | None = None
+        self.hours: list[HourlyValue] = []
+        """The last equity recorded in each hour."""
+
         self.decides_at: int | None = seen
         self.seen = seen
         self.clear_until = seen
         """No tick up to this second can change the account as it is now."""
 
         self.next_snapshot = seen
-        self._stats_of, self._stats = self.state, self.state.stats
 
-    @property
-    def account(self) -> Account:
-        return self.state.account
-
-    @property
-    def stats(self) -> ObservedStats:
-        """The record of its trades."""
-        if self._stats_of is not self.state:
-            self._stats_of, self._stats = self.state, self.state.stats
-        return self._stats
-
-    def past(self, now: datetime) -> KnownPast:
-        """Return what its agent knows of its past."""
-        hour = now.replace(minute=0, second=0, microsecond=0)
-        return KnownPast(self.account.sequence, hour, self.curve.peak, self.curve.last_before(hour.replace(hour=0)))
+    def note(self, snapshot: Snapshot) -> None:
+        super().note(snapshot)
+        hour = snapshot.created_at.replace(minute=0, second=0, microsecond=0)
+        if self.hours and self.hours[-1].hour == hour:
+            self.hours.pop()
+        self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at))
 
 
-class Participant(Follower):
+class ModelAccount(BacktestAccount):
     """The account of a model."""
 
+    trades_shown = TRADES_SHOWN
     waiting: WaitingOrder | None
 
     def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
@@ -228,23 +162,23 @@ class Participant(Follower):
         self.missed = 0
         """How often its last decisions were not executed yet when the next were due."""
 
-        self._past: KnownPast | None = None
+        self._history: RunHistory | None = None
 
-    def past(self, now: datetime) -> KnownPast:
+    def history(self, now: datetime) -> RunHistory:
         """Return what its agent knows of its past, as a service has read it: after a change, and in every hour."""
         hour = now.replace(minute=0, second=0, microsecond=0)
-        known = self._past
+        known = self._history
         if known is None or known.sequence != self.account.sequence or known.hour != hour:
-            known = self._past = super().past(now)
+            known = self._history = super().history(now)
         return known
 
 
-def open_participant(
+def open_model_account(
     model: Model, source: DecisionSource, capital: Decimal, quote_currency: str, at: datetime
-) -> Participant:
-    """Return a participant whose account has just opened with its first run, as the rows of a service begin."""
+) -> ModelAccount:
+    """Return a model's account that has just opened with its first run, as the rows of a service begin."""
     account = unopened_account(model.id, capital, quote_currency, at)
-    return Participant(model, source, msgspec.structs.replace(account, sequence=1))
+    return ModelAccount(model, source, msgspec.structs.replace(account, sequence=1))
 
 
 def next_minute(second: int) -> int:
