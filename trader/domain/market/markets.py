@@ -7,6 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from trader.clock import iso
+
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
     "1m": timedelta(minutes=1),
@@ -153,6 +155,14 @@ class Quote:
         """Return the quote of a two-sided book: its mark is the mid of the best bid and ask."""
         bid, ask = book.bids[0].price, book.asks[0].price
         return cls(book.symbol, book.at, bid, ask, (bid + ask) / 2, lambda: book)
+
+
+def refusal_to_trade(quote: Quote | None, symbol: str, now: datetime) -> str | None:
+    """Return why a market's latest quote cannot be traded on now; None when it can."""
+    if quote is None:
+        return f"there is no price for {symbol} yet"
+    why = untimely(quote.at, now)
+    return None if why is None else f"the last {symbol} price is of {iso(quote.at)}, {why}"
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import ClosedTrade, Posting, RateOfHour, Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide
 from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import canonical_symbol
+from trader.domain.market.markets import canonical_symbol, refusal_to_trade
 from trader.domain.models import VariantId
 from trader.domain.money import ONE, ZERO, divide, floor_to
 
@@ -160,9 +160,8 @@ def carry_out(
 ) -> Posting | str:
     """Return how a decision of a rule agent changes the account of the context, by guard and exchange, or why not."""
     account, symbol = context.account, canonical_symbol(decision.symbol)
-    quote = moment.quotes.get(symbol)
-    if quote is None or quote.is_stale(moment.at):
-        return f"there is no price of {symbol} to trade on"
+    if (refusal := refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at)) is not None:
+        return refusal
     verdict = judge(decision, symbol, context, limits)
     match verdict:
         case Refusal():

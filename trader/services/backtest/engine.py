@@ -13,7 +13,7 @@ from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import canonical_symbol, untimely
+from trader.domain.market.markets import canonical_symbol, refusal_to_trade, untimely
 from trader.errors import InvalidInput
 from trader.services.backtest.accounts import LATE, Invocation, ModelAccount, WaitingOrder
 from trader.services.backtest.market import BacktestMarket
@@ -72,8 +72,7 @@ class Engine(EventTimeRunner[ModelAccount]):
         followed.invocation = None
 
     def _set_plan(self, followed: ModelAccount, symbol: str, plan: ExitPlan, moment: Moment, second: int) -> None:
-        quote = moment.quotes.get(symbol)
-        if quote is None or quote.is_stale(moment.at):
+        if refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at) is not None:
             return
         posting = rules_of_exchange.set_exit_plan(followed.account, symbol, plan, moment, self.rules)
         self.post(followed, None if isinstance(posting, str) else posting, second)
@@ -101,11 +100,7 @@ class Engine(EventTimeRunner[ModelAccount]):
             if last is not None and (why := untimely(moment_of(last), moment.at)) is not None:
                 return f"The last price is of {iso(moment_of(last))}, {why}"
             return None
-        quote = moment.quotes.get(order.symbol)
-        if quote is None:
-            return f"there is no price for {order.symbol} yet"
-        why = untimely(quote.at, moment.at)
-        return None if why is None else f"the last {order.symbol} price is of {iso(quote.at)}, {why}"
+        return refusal_to_trade(moment.quotes.get(order.symbol), order.symbol, moment.at)
 
     def release(self, followed: ModelAccount, moment: Moment, second: int) -> None:
         """Place the order that waited for this tick, or refuse it when it has waited too long; then go on."""

@@ -25,7 +25,7 @@ from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Candle, Interval, Market, untimely
+from trader.domain.market.markets import Candle, Interval, Market, refusal_to_trade
 from trader.domain.models import Model
 from trader.domain.portfolio.snapshots import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
@@ -231,10 +231,9 @@ class InvokingEngine(Engine):
         """Replace the exit plan of a position. Return why it is refused, or None."""
         second = epoch_second(now)
         moment = Moment(now, *self.prices(second))
-        quote = moment.quotes.get(symbol)
-        why = f"there is no price for {symbol} yet" if quote is None else untimely(quote.at, now)
-        if symbol in followed.account.positions and why is not None:
-            return why if quote is None else f"the last {symbol} price is of {iso(quote.at)}, {why}"
+        refusal = refusal_to_trade(moment.quotes.get(symbol), symbol, now)
+        if symbol in followed.account.positions and refusal is not None:
+            return refusal
         result = rules_of_exchange.set_exit_plan(followed.account, symbol, plan, moment, self.rules)
         if isinstance(result, str):
             return result
