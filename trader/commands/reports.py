@@ -138,18 +138,20 @@ async def drift(options: argparse.Namespace, found: FoundDatabase) -> Result:
         uncompared = await drift_store.select_uncompared(conn, since)
     sections = [drift_report.of_fills(figures, uncompared)] if figures else []
     value: dict[str, object] = {"file": str(options.output), "figures": figures, "uncompared": uncompared}
+    notes: Sequence[str] = ()
     if options.recording is not None:
         books = await recorded_books.compare(options.recording, since)
         value["books"] = books
+        notes = recorded_books.notes_of(books)
         if books.figures:
-            sections.append(drift_report.of_books(books.figures, recorded_books.notes_of(books)))
+            sections.append(drift_report.of_books(books.figures, notes))
+            notes = []
     if not sections:
-        recorded = "" if options.recording is None else f", and {options.recording} no book"
-        raise StartError(
-            f"{found.place} has no fill of a venue that was simulated{recorded}: there is nothing to compare."
-        )
+        recorded = "" if options.recording is None else f", and {options.recording} no book that can be compared"
+        reasons = "; ".join(["there is nothing to compare", *notes])
+        raise StartError(f"{found.place} has no fill of a venue that was simulated{recorded}: {reasons}.")
     _write(options.output, drift_report.page(found.name, sections))
-    lines = [line for section in sections for line in _lines_of(section)]
+    lines = [*(line for section in sections for line in _lines_of(section)), *notes]
     lines.append(f"{options.output}: {' and '.join(f'{one.figures[-1].fills} {one.unit}' for one in sections)}")
     return Result(value, lines)
 
