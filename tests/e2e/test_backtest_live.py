@@ -24,7 +24,7 @@ from trader.clock import epoch_second, iso, moment_of
 from trader.domain.exchange.ledger import Posting
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BaselineState
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.gateways.market.files import find_files
 from trader.gateways.market.replay import ReplaySource

@@ -19,8 +19,7 @@ from trader.clock import iso
 from trader.commands.backtest_conditions import compare_conditions, kept_options
 from trader.commands.backtest_models import Chosen, choose_models
 from trader.commands.backtest_options import add_arguments, environ_of, open_source
-from trader.commands.backtest_output import Output, Reserve
-from trader.commands.backtest_progress import Progress
+from trader.commands.backtest_output import Output, Progress, Reserve
 from trader.commands.backtest_result import (
     answers_value,
     baselines_value,

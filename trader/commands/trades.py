@@ -10,8 +10,7 @@ from trader.commands.accounts import known_account
 from trader.commands.command import Result, moment, money, table
 from trader.commands.database import FoundDatabase, database_command
 from trader.domain.money import format_decimal
-from trader.domain.portfolio.histories import WINDOWS, minute_end
-from trader.domain.portfolio.snapshots import value_account
+from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
 from trader.services.portfolio.leaderboard import Contestant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.invocations import select_models

@@ -18,10 +18,10 @@ from trader.domain.portfolio.evidence import (
     judge_family,
     judge_neighbours,
     mean_series,
+    split_variance,
     state_return,
 )
 from trader.domain.portfolio.intervals import Returns, estimate, percent_interval
-from trader.domain.portfolio.replicates import split_variance
 from trader.domain.portfolio.statistics import EquityPoint
 
 START = datetime(2025, 1, 1, tzinfo=UTC)

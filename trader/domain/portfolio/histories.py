@@ -1,11 +1,15 @@
-"""Equity histories: the windows, buckets of time and resolutions they are shown in, and averages by hour."""
+"""Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
+from uuid import UUID
 
+import msgspec
+
+from trader.domain.exchange.account import Account, unrealized
 from trader.domain.money import ZERO, divide
 
 Window = Literal["24h", "7d", "30d"]
@@ -87,3 +91,29 @@ def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since
         if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
             return resolution
     return "1d"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The worth of an account at one moment. `net_portfolio = cash + unrealized_pnl`."""
+
+    account_id: str
+    run_id: UUID
+    net_portfolio: Decimal
+    cash: Decimal
+    unrealized_pnl: Decimal
+    created_at: datetime
+
+
+def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
+    """Return the account's worth at the marks; None when one of its markets has no price yet."""
+    if not account.positions.keys() <= marks.keys():
+        return None
+    gain = unrealized(account, marks)
+    return Snapshot(
+        account_id=account.id,
+        run_id=account.run.id,
+        net_portfolio=account.cash + gain,
+        cash=account.cash,
+        unrealized_pnl=gain,
+        created_at=at,
+    )

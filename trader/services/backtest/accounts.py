@@ -23,7 +23,7 @@ from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval, Market
 from trader.domain.models import CYCLE, Model, VariantId
 from trader.domain.portfolio.baselines import BaselineState
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.services.agents.observer import TRADES_SHOWN
 from trader.services.portfolio.followed_account import FollowedAccount
 from trader.store.portfolio.snapshots import HourlyValue

@@ -12,7 +12,7 @@ from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.account import Marks
 from trader.domain.exchange.ledger import Posting
 from trader.domain.market.markets import STALE_AFTER
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.errors import StartError
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.payloads import PayloadPacker

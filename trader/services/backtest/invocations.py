@@ -27,7 +27,7 @@ from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Candle, Interval, Market, refusal_to_trade
 from trader.domain.models import Model
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
 from trader.services.backtest.accounts import MarketPeek, ModelAccount
 from trader.services.backtest.engine import Engine

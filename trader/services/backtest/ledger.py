@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from trader.domain.exchange.ledger import Posting
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.services.backtest.accounts import ModelAccount
 from trader.store.exchange.ledger import posting_rows
 

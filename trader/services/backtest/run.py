@@ -11,7 +11,7 @@ from trader.domain.exchange.account import Marks, equity, unrealized
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.services.backtest.accounts import DecisionSource, ModelAccount, RuleAgentSource, open_model_account
 from trader.services.backtest.baselines import BaselineRunner, open_baselines
 from trader.services.backtest.invocations import InvokingEngine

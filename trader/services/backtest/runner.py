@@ -27,7 +27,7 @@ from trader.domain.exchange.tick_rules import Moment, PriceRanges, apply_tick, i
 from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import STALE_AFTER, Interval, Market, Quote
 from trader.domain.models import CYCLE
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.services.backtest.accounts import FIRST_CYCLE, FIRST_SNAPSHOT, BacktestAccount, next_minute
 from trader.services.backtest.market import BacktestMarket, second_of
 

@@ -15,8 +15,7 @@ from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.histories import RunWindow, minute_end
-from trader.domain.portfolio.snapshots import value_account
+from trader.domain.portfolio.histories import RunWindow, minute_end, value_account
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.figures import Figures

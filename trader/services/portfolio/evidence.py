@@ -9,10 +9,16 @@ from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
 from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, mean_series, state_returns
+from trader.domain.portfolio.evidence import (
+    ReplicateNoise,
+    ReturnSeries,
+    Statement,
+    mean_series,
+    split_variance,
+    state_returns,
+)
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
-from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
 from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, Stint
 from trader.store.agents import invocations as agents_store

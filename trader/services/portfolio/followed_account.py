@@ -12,7 +12,7 @@ from trader.domain.agents.tools import Change
 from trader.domain.exchange.account import Account, Marks
 from trader.domain.exchange.ledger import Posting
 from trader.domain.portfolio.baselines import TRADES_KEPT, BaselineState, EquityMarks
-from trader.domain.portfolio.snapshots import Snapshot, value_account
+from trader.domain.portfolio.histories import Snapshot, value_account
 from trader.services.portfolio.snapshots import is_due
 from trader.store.portfolio.snapshots import LastSnapshot
 

@@ -16,6 +16,7 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import (
     Pair,
+    ReplicateNoise,
     ReturnSeries,
     Statement,
     Verdict,
@@ -23,10 +24,10 @@ from trader.domain.portfolio.evidence import (
     judge_neighbours,
     mean_series,
     missing_trades,
+    split_variance,
     state_returns,
 )
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
-from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.run_statistics import RunStatistics
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
