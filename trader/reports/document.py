@@ -39,7 +39,7 @@ def _charts(data: Mapping[str, Any]) -> str:
 
 def _linked(source: str) -> str:
     """Return the source of a module with the modules that it imports inside, as addresses that hold their source."""
-    return _IMPORT.sub(lambda found: f"from '{_address(found[1])}'", source)
+    return _IMPORT.sub(lambda match: f"from '{_address(match[1])}'", source)
 
 
 def _address(name: str) -> str:

@@ -95,8 +95,8 @@ class _Twin:
         if self._due is not None and quote.at < self._due:
             return
         self._due = floor_time(quote.at, EVERY) + EVERY
-        long = [one for _, one in self._mids]
-        short = [one for at, one in self._mids if quote.at - at <= _SHORT]
+        long = [value for _, value in self._mids]
+        short = [value for at, value in self._mids if quote.at - at <= _SHORT]
         usual = self._day.usual_range(bisect_left(self._minutes.minute, epoch_second(quote.at) // 60))
         tension = stress(max(short) - min(short), max(long) - min(long), mid, usual)
         drawn = self._model.quote(quote.at, mid, tension, 1.0).book

@@ -148,7 +148,9 @@ def _data(season: Season) -> dict[str, Any]:
     ]
     return {
         "times": [int(hour.timestamp()) for hour in hours],
-        "variants": [{"id": one.id, "label": one.label, "color": one.color} for one in VARIANTS.values()],
+        "variants": [
+            {"id": variant.id, "label": variant.label, "color": variant.color} for variant in VARIANTS.values()
+        ],
         "models": models,
         "trades": trades,
     }
@@ -183,12 +185,14 @@ def _trades(season: Season) -> str:
                 (escape(variant.label), f"{len(trades):,}", shares[0], _signed(median(nets), " %", 3),
                  f"{held:.0f} min", *shares[1:])
             )  # fmt: skip
-    found = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
-    return f'<div class="panel card">{_legend()}<div class="chart" data-chart="trades"></div></div><br>{found}'
+    details = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
+    return f'<div class="panel card">{_legend()}<div class="chart" data-chart="trades"></div></div><br>{details}'
 
 
 def _costs(season: Season) -> str:
-    groups = [(one.label, [each.account for each in season.of_variant(one.id)]) for one in VARIANTS.values()]
+    groups = [
+        (variant.label, [each.account for each in season.of_variant(variant.id)]) for variant in VARIANTS.values()
+    ]
     rows = [
         (escape(name), *(_signed(_sum(accounts, part)) for _, part in PARTS), _model_cost(accounts))
         for name, accounts in (*groups, ("all", season.accounts))
@@ -201,8 +205,8 @@ def _costs(season: Season) -> str:
         [(name, bar(value, least, most), minus(f"{value:+,.0f}")) for name, value in sums],
         text_columns=2,
     )
-    found = table(("", *(name for name, _ in PARTS), "model cost, USD"), rows)
-    return f"{_verdict(season)}{chart}<br>{found}"
+    details = table(("", *(name for name, _ in PARTS), "model cost, USD"), rows)
+    return f"{_verdict(season)}{chart}<br>{details}"
 
 
 def _verdict(season: Season) -> str:
@@ -215,18 +219,19 @@ def _verdict(season: Season) -> str:
 
 def _leaderboard(season: Season) -> str:
     least, most = scale(
-        [one.return_percent for one in season.standings], [one.evidence.interval_percent for one in season.standings]
+        [standing.return_percent for standing in season.standings],
+        [standing.evidence.interval_percent for standing in season.standings],
     )
     rows: list[Sequence[str]] = []
-    for rank, one in enumerate(season.standings, start=1):
-        account, bounds, value = one.account, one.evidence.interval_percent, one.return_percent
+    for rank, standing in enumerate(season.standings, start=1):
+        account, bounds, value = standing.account, standing.evidence.interval_percent, standing.return_percent
         bar = interval(bounds, value, least, most, VARIANTS[VariantId(account.variant)].color)
-        why = one.evidence.reason if bounds is None else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %")
+        why = standing.evidence.reason if bounds is None else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %")
         rows.append(
             (
                 f"{rank}", escape(account.name), _variant(account.variant), _signed(value, " %"),
-                f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(one.verdict),
-                f"{one.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
+                f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(standing.verdict),
+                f"{standing.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
             )
         )  # fmt: skip
     for model in season.unvalued:
@@ -250,7 +255,7 @@ def _against_next(verdict: Verdict | None) -> str:
 
 
 def _legend() -> str:
-    names = (f"<span>{key(one.color)}{escape(one.label)}</span>" for one in VARIANTS.values())
+    names = (f"<span>{key(variant.color)}{escape(variant.label)}</span>" for variant in VARIANTS.values())
     return f'<div class="keys">{"".join(names)}</div>'
 
 

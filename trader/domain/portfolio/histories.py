@@ -74,12 +74,13 @@ def minute_end(moment: datetime) -> datetime:
 
 def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
     """Return the plain average of the histories that have a value at each hour, rounded to 8 decimals, ascending."""
-    found: defaultdict[datetime, list[Decimal]] = defaultdict(list)
+    by_hour: defaultdict[datetime, list[Decimal]] = defaultdict(list)
     for history in histories:
         for point in history:
-            found[point.hour].append(point.value)
+            by_hour[point.hour].append(point.value)
     return [
-        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8)) for hour, values in sorted(found.items())
+        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8))
+        for hour, values in sorted(by_hour.items())
     ]
 
 
