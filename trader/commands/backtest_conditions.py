@@ -37,8 +37,6 @@ _OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database")
 
 
 class RecordedAccount(msgspec.Struct):
-    """An account of a result."""
-
     id: str
     equity: Decimal
 

@@ -1,4 +1,4 @@
-"""The page of the drift between paper and venue, and the cells that it shares with the table of the command."""
+"""Page of the drift between paper and venue, with the table cells that the command prints too."""
 
 from collections.abc import Sequence
 from html import escape

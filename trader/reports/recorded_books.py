@@ -71,7 +71,7 @@ async def compare(place: Path, since: datetime) -> BookComparison:
 
 
 class _Twin:
-    """The model of one market beside its recorded books."""
+    """Market model of one market, driven by its recorded mid prices."""
 
     def __init__(self, candles: Sequence[Candle]) -> None:
         self._minutes = Minutes()
@@ -82,7 +82,7 @@ class _Twin:
         self._market: Market | None = None
 
     def follow(self, quote: Quote, market: Market) -> Iterator[tuple[OrderSide, int, float | None]]:
-        """Note a recorded quote. Yield side, size and error of each order when it is time to compare."""
+        """Feed a recorded quote. Yield side, size and error in basis points of each tried order, every 10 seconds."""
         if market != self._market:
             self._market, self._grid = market, Grid(market)
             self._day = TrailingDay(float(market.tick), self._minutes)
@@ -134,7 +134,7 @@ def _figures(symbol: str | None, side: str | None, size: int | None, errors: Seq
 
 
 def notes_of(comparison: BookComparison) -> list[str]:
-    """Return what the table does not say, in words."""
+    """Return notes on what the table leaves out."""
     notes = []
     if comparison.too_large:
         notes.append(f"{comparison.too_large} orders were larger than one of the books: no price to compare")

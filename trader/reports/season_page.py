@@ -1,4 +1,4 @@
-"""The page of a season report: one HTML file with nothing outside of it."""
+"""Page of a season report: one self-contained HTML file."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -34,7 +34,7 @@ class Standing(NamedTuple):
 
 
 class Season(NamedTuple):
-    """What the page shows. `standings` are ordered best first; `unvalued` models are in no figure but their trades.
+    """Content of the page. `standings` are ordered best first; `unvalued` models are in no figure but their trades.
 
     A season without a database has no `evidence`. `kind` says what the report is of, for its title.
     """
@@ -92,7 +92,7 @@ PARTS: Sequence[tuple[str, Callable[[AccountReport], Decimal]]] = (
 
 
 def page(season: Season) -> str:
-    """Return the whole report as HTML."""
+    """Return the report as HTML."""
     body = _head(season) + "".join(
         f"<section><h2>{title}</h2><p>{words}</p>{content}</section>"
         for title, words, content in [
@@ -126,7 +126,7 @@ def _head(season: Season) -> str:
 
 
 def _data(season: Season) -> dict[str, Any]:
-    """Return what the charts show: the hours, and of each model its return at each of them."""
+    """Return the data of the charts: the hours, and each model's return at each of them."""
     hours = sorted({hour for standing in season.standings for hour, _ in standing.curve})
     models = []
     for standing in season.standings:
@@ -157,7 +157,7 @@ def _data(season: Season) -> dict[str, Any]:
 
 
 def _curves(season: Season, chart: str) -> str:
-    """Return the places of one chart of all variants, then one per variant with its models."""
+    """Return the placeholders of one chart of all variants, then of one per variant with its models."""
     cards = []
     for variant in VARIANTS.values():
         standings = season.of_variant(variant.id)
@@ -247,7 +247,7 @@ def _leaderboard(season: Season) -> str:
 
 
 def _against_next(verdict: Verdict | None) -> str:
-    """Return the verdict in words; what cannot be seen yet is in its title."""
+    """Return the verdict in words; its title attribute says why it is uncertain."""
     if verdict is None:
         return "–"
     kind = "" if verdict.why is None else ' class="unsure"'
@@ -273,6 +273,6 @@ def _model_cost(accounts: Sequence[AccountReport]) -> str:
 
 
 def _signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:
-    """Return a figure with its sign and color; its title has all digits."""
+    """Return a figure as HTML with sign and color; its title attribute has all digits."""
     kind = "gain" if value > 0 else "loss" if value < 0 else ""
     return f'<span class="{kind}" title="{value}">{minus(f"{value:+,.{digits}f}")}{unit}</span>'

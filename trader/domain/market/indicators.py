@@ -82,7 +82,7 @@ class Indicators(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=F
 
 
 class Arithmetic(NamedTuple):
-    """What plain floats and arrays do by different functions. `quotient` is NaN where the divisor is not positive."""
+    """The operations that floats and arrays do not share. `quotient` is NaN where the divisor is not positive."""
 
     where: Callable[[Any, Any, Any], Any]
     larger: Callable[[Any, Any], Any]

@@ -64,7 +64,6 @@ class Summary(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the arithmetic mean."""
     return math.fsum(values) / len(values) if values else None
 
 

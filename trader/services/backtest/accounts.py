@@ -67,7 +67,7 @@ class MarketPeek(Protocol):
 
 
 class RuleAgentSource:
-    """The rule agent of a variant, which decides `every` so often."""
+    """Decision source of a variant's rule agent, which decides once per `every`."""
 
     def __init__(self, variant: VariantId, every: timedelta = CYCLE) -> None:
         self._variant = VARIANTS[variant]
@@ -80,7 +80,7 @@ class RuleAgentSource:
         return self._variant.agent(look(), self._variant.limits) if self._may_act(peek) else ()
 
     def _may_act(self, peek: MarketPeek) -> bool:
-        """Return whether the agent may decide anything. Most of the time indicators alone say that it does not."""
+        """Return False when indicators and marks alone rule out any decision, as they mostly do."""
         variant, interval, positions = self._variant, self._variant.intervals[0], peek.account.positions
         for symbol in peek.symbols:
             position, indicators, mark = positions.get(symbol), peek.indicators(symbol, interval), peek.mark(symbol)
@@ -116,7 +116,7 @@ class BacktestAccount(FollowedAccount):
     """An account that goes through the market of a backtest. `seen` is the last second whose tick it went through."""
 
     every_minutes = 1
-    """How often it decides, as its agent is told."""
+    """Minutes between two decisions, as the agent's view states them."""
 
     def __init__(self, source: DecisionSource, intervals: Sequence[Interval], account: Account) -> None:
         super().__init__(BaselineState(account=account))
@@ -142,8 +142,6 @@ class BacktestAccount(FollowedAccount):
 
 
 class ModelAccount(BacktestAccount):
-    """The account of a model."""
-
     trades_shown = TRADES_SHOWN
     waiting: WaitingOrder | None
 
@@ -157,15 +155,15 @@ class ModelAccount(BacktestAccount):
         self.every_minutes = model.configuration.cadence // CYCLE
         self.invocation: Invocation | None = None
         self.decisions = 0
-        """How often it was asked to decide."""
+        """Number of decision cycles in which it was asked."""
 
         self.missed = 0
-        """How often its last decisions were not executed yet when the next were due."""
+        """Number of decision cycles skipped because the previous decisions were not executed yet."""
 
         self._history: RunHistory | None = None
 
     def history(self, now: datetime) -> RunHistory:
-        """Return what its agent knows of its past, as a service has read it: after a change, and in every hour."""
+        """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""
         hour = now.replace(minute=0, second=0, microsecond=0)
         known = self._history
         if known is None or known.sequence != self.account.sequence or known.hour != hour:
@@ -176,7 +174,7 @@ class ModelAccount(BacktestAccount):
 def open_model_account(
     model: Model, source: DecisionSource, capital: Decimal, quote_currency: str, at: datetime
 ) -> ModelAccount:
-    """Return a model's account that has just opened with its first run, as the rows of a service begin."""
+    """Return a model's new account in its first run, with the sequence number of a service's first row."""
     account = unopened_account(model.id, capital, quote_currency, at)
     return ModelAccount(model, source, msgspec.structs.replace(account, sequence=1))
 

@@ -31,7 +31,7 @@ from trader.variants import VARIANTS
 
 
 class _DelayedRuleAgent:
-    """A rule agent that decides from a second on; without a variant nobody decides anything but then."""
+    """Decision source of a rule agent from a second on; without a variant it is due once, at that second."""
 
     def __init__(self, second: int, variant: VariantId | None) -> None:
         self._second = second
@@ -47,8 +47,6 @@ class _DelayedRuleAgent:
 
 
 class BaselineAccount(BacktestAccount):
-    """The account of a baseline."""
-
     def __init__(self, baseline: Baseline, settings: Settings, second: int, opened_at: datetime) -> None:
         account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, opened_at)
         intervals = () if baseline.variant is None else VARIANTS[baseline.variant].intervals
@@ -71,7 +69,7 @@ class BaselineRunner(EventTimeRunner[BaselineAccount]):
         self._latency = latency
 
     def decide(self, followed: BaselineAccount, second: int, now: datetime) -> None:
-        """Let a rule agent decide, and buy and hold buy. What still waited for a book is forgotten."""
+        """Ask a rule agent for decisions, or let buy and hold buy. Decisions that still wait are dropped."""
         if followed.baseline == BUY_AND_HOLD:
             moment = Moment(now, *self.prices(second))
             for posting in buy_every_market(followed.account, moment, self.rules, self.market.funding_rate):
@@ -80,7 +78,7 @@ class BaselineRunner(EventTimeRunner[BaselineAccount]):
         followed.waiting = WaitingDecisions(decisions, now + self._latency) if decisions else None
 
     def release(self, followed: BaselineAccount, moment: Moment, second: int) -> None:
-        """Pass the decisions that waited through the guard to the exchange."""
+        """Execute the waiting decisions through the guard and the exchange."""
         waiting, variant = followed.waiting, followed.baseline.variant
         assert isinstance(waiting, WaitingDecisions)
         assert variant is not None, "only a rule agent decides"
@@ -94,7 +92,7 @@ class BaselineRunner(EventTimeRunner[BaselineAccount]):
 def open_baselines(
     market: BacktestMarket, settings: Settings, variants: Collection[VariantId]
 ) -> list[BaselineAccount]:
-    """Return the baselines beside models of these variants, as they open; none when no price of a market ever comes."""
+    """Return the opening baselines for models of these variants; none when a market never has a price."""
     begin = second = market.span.start
     while not _is_priced(market, second):
         second = next_minute(second)

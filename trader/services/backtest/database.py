@@ -40,14 +40,14 @@ from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines
 from trader.store.portfolio.snapshots import insert_snapshots
 
 BATCH: Final = 4_000
-"""How many postings and snapshots are kept until they are written."""
+"""Postings and snapshots that are buffered before they are written."""
 
 _SEEN_TO_THE_END: Final = STALE_AFTER + timedelta(seconds=1)
 """How long after the last tick a replay ends. A service that resumes there lives no minute a second time."""
 
 
 class DatabaseJournal:
-    """Keeps what happens in a backtest until `write`: what a database has is complete up to one moment.
+    """Journal that buffers a backtest until `write`, so that the database is always complete up to one moment.
 
     Of the invocations of AI models the database has everything that a service records but the inputs of calls; of
     others those that placed orders, without their calls, and how many there were.
@@ -67,13 +67,13 @@ class DatabaseJournal:
         self._term = 0
 
     def open(self, followed: ModelAccount) -> None:
-        """Take an account of a model, which `begin` inserts with its model."""
+        """Receive the account of a model; `begin` inserts both."""
         self._accounts[followed.account.id] = followed
         if isinstance(followed.source, AiSource):
             followed.source.finished = []
 
     def post(self, posting: Posting) -> None:
-        """Take a change of an account."""
+        """Buffer a posting, with the invocation that caused it."""
         self._postings.setdefault(posting.account.id, []).append(posting)
         self._kept += 1
         followed = self._accounts[posting.account.id]
@@ -88,13 +88,12 @@ class DatabaseJournal:
             )
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Take what an account is worth at a full minute."""
         self._snapshots.append(snapshot)
         self._kept += 1
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is kept that it should be written."""
+        """Whether the buffer should be written."""
         return self._kept >= BATCH
 
     async def begin(
@@ -123,7 +122,7 @@ class DatabaseJournal:
             self._present[followed.model.id] = entrant
 
     async def write(self, until: datetime, marks: Marks) -> None:
-        """Write what is kept, of every tick up to `until`, with the marks of that time; all of it or nothing.
+        """Write the buffer, complete for every tick up to `until`, with the marks of that time, in one transaction.
 
         :raises Unavailable: the database did not confirm it
         """

@@ -36,7 +36,7 @@ class Engine(EventTimeRunner[ModelAccount]):
         self._latency = latency
 
     def decide(self, followed: ModelAccount, second: int, now: datetime) -> None:
-        """Let a model decide, unless its last decisions are not executed yet."""
+        """Ask a model for decisions, unless its previous ones are still being executed."""
         if followed.invocation is not None:
             followed.missed += 1
             return
@@ -48,7 +48,7 @@ class Engine(EventTimeRunner[ModelAccount]):
         self._execute(followed, Moment(now, *self.prices(second)), second)
 
     def _execute(self, followed: ModelAccount, moment: Moment, second: int) -> None:
-        """Pass the decisions that are left through the guard to the exchange, until an order must wait for its book."""
+        """Execute the remaining decisions through the guard and the exchange, until an order must wait for its book."""
         invocation = followed.invocation
         assert invocation is not None
         while invocation.left:
@@ -78,7 +78,7 @@ class Engine(EventTimeRunner[ModelAccount]):
         self.post(followed, None if isinstance(posting, str) else posting, second)
 
     def _order(self, followed: ModelAccount, order: Order, moment: Moment, second: int) -> None:
-        """Place an order, or let it wait for the first book after its latency."""
+        """Place an order at once, or queue it for the first book after its latency."""
         try:
             order = checked(order, self.market.markets)
         except InvalidInput:
@@ -103,7 +103,7 @@ class Engine(EventTimeRunner[ModelAccount]):
         return refusal_to_trade(moment.quotes.get(order.symbol), order.symbol, moment.at)
 
     def release(self, followed: ModelAccount, moment: Moment, second: int) -> None:
-        """Place the order that waited for this tick, or refuse it when it has waited too long; then go on."""
+        """Place the order that waited for this tick, or refuse it after too long a wait; then execute the rest."""
         assert followed.waiting is not None
         order, due = followed.waiting
         if moment.at - due > LATE:

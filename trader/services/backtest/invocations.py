@@ -37,7 +37,7 @@ from trader.services.exchange.idempotent_orders import checked
 
 
 class InvokedSource(ABC):
-    """Decides by an invocation, which the engine lets it carry out at each of its times.
+    """Base class of decision sources whose decisions take market time: the engine awaits `invoke` at each due time.
 
     `is_asking`: it waits for others in real time, and other invocations go on meanwhile.
     """
@@ -49,34 +49,34 @@ class InvokedSource(ABC):
         """Return the second of the first invocation after this one; None when there is no more."""
 
     def decide(self, _peek: MarketPeek, _look: Callable[[], View]) -> Sequence[Decision]:
-        """Decide nothing at once."""
+        """Return no immediate decisions."""
         return ()
 
     @abstractmethod
     async def invoke(self, session: "AccountSession") -> None:
-        """Carry out the invocation of this moment."""
+        """Run the invocation of this moment."""
 
 
 class OrderedJournal:
-    """Holds what several accounts do at once, and passes it on account by account, whichever was first in real time."""
+    """Journal that buffers the postings of concurrent invocations and forwards them in a fixed order of accounts."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._held: dict[str, list[Posting]] = {}
 
     def hold(self, account_ids: Sequence[str]) -> None:
-        """Hold what these accounts do from now on."""
+        """Buffer the postings of these accounts from now on."""
         self._held = {account_id: [] for account_id in account_ids}
 
     def release(self) -> None:
-        """Pass on what is held, in the order in which the accounts were named."""
+        """Forward the buffered postings, in the order in which the accounts were named."""
         held, self._held = self._held, {}
         for postings in held.values():
             for posting in postings:
                 self._journal.post(posting)
 
     def post(self, posting: Posting) -> None:
-        """Take a change of an account."""
+        """Forward or buffer a posting."""
         held = self._held.get(posting.account.id)
         if held is None:
             self._journal.post(posting)
@@ -84,7 +84,6 @@ class OrderedJournal:
             held.append(posting)
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Take what an account is worth at a full minute."""
         self._journal.snapshot(snapshot)
 
 
@@ -107,7 +106,6 @@ class InvokingEngine(Engine):
 
     @property
     def is_due(self) -> bool:
-        """Whether an invocation is due."""
         return bool(self._due)
 
     def is_ahead(self, second: int) -> bool:
@@ -115,7 +113,7 @@ class InvokingEngine(Engine):
         return any(followed.seen > second for followed in self.accounts)
 
     async def invoke(self) -> None:
-        """Carry out the invocations that are due, at the same time. Raise what the first that failed has raised."""
+        """Run the due invocations concurrently, and raise the error of the first that failed."""
         due, self._due = self._due, []
         invocations, asking = [], []
         for followed, now in due:
@@ -132,7 +130,7 @@ class InvokingEngine(Engine):
                 raise result
 
     def skip(self) -> None:
-        """Leave out the invocations that are due."""
+        """Skip the due invocations."""
         due, self._due = self._due, []
         for followed, now in due:
             self._take_snapshots(followed, epoch_second(now) + 1)
@@ -164,23 +162,22 @@ class InvokingEngine(Engine):
         return self.market.markets
 
     def marks_at(self, moment: datetime) -> Mapping[str, Decimal]:
-        """Return the marks of a moment."""
         return self.prices(epoch_second(moment))[1]
 
     def advance(self, followed: ModelAccount, moment: datetime) -> None:
-        """Take an account through every tick up to a moment, and every snapshot before it."""
+        """Advance an account to a moment: its ticks up to it, and its snapshots before it."""
         self._advance(followed, epoch_second(moment))
         self._take_snapshots(followed, second_of(moment))
 
     def context_of(self, followed: ModelAccount, now: datetime) -> RiskContext:
-        """Return what the guard judges an account by."""
+        """Return the guard's risk context of an account."""
         second = epoch_second(now)
         context = self.context(followed, Moment(now, *self.prices(second)), second)
         self._stats_of(followed, now)
         return context
 
     def _stats_of(self, followed: ModelAccount, now: datetime) -> ObservedStats:
-        """Return the record of an account, as of when a service has read its past."""
+        """Return the statistics of an account as of its last read history, with risk-adjusted figures."""
         history, known = followed.history(now), self._stats.get(followed.account.id)
         if known is not None and known[0] is history:
             return known[1]
@@ -196,7 +193,7 @@ class InvokingEngine(Engine):
         return stats
 
     def view_of(self, followed: ModelAccount, now: datetime, reasons: Sequence[Reason]) -> View:
-        """Return the view that a service shows an AI model."""
+        """Return an AI model's view, with liquidation prices and its own statistics."""
         view, stats = self._view(followed, epoch_second(now), now), self._stats_of(followed, now)
         positions = observe_positions(followed.account, self.marks_at(now), self.markets)
         markets = {  # rule agents look at few of them, an AI model is shown all
@@ -211,7 +208,7 @@ class InvokingEngine(Engine):
         return candles, self.market.indicators(symbol, interval, now)
 
     def place(self, followed: ModelAccount, order: Order, now: datetime) -> OrderAnswer:
-        """Place an order, and take its account to the tick that it meets. Raise `InvalidInput`."""
+        """Place an order and advance its account to the tick that answers it. Raises `InvalidInput`."""
         order, second = checked(order, self.markets), epoch_second(now)
         self._order(followed, order, Moment(now, *self.prices(second)), second)
         while followed.waiting is not None:
@@ -242,7 +239,7 @@ class InvokingEngine(Engine):
 
 
 class AccountSession:
-    """One account during an invocation: the clock, the observer and the exchange of its workflow."""
+    """One account during an invocation: clock, observer and exchange of its workflow."""
 
     def __init__(self, engine: InvokingEngine, followed: ModelAccount, now: datetime) -> None:
         self._engine = engine
@@ -260,7 +257,6 @@ class AccountSession:
         self.advance_to(moment)
 
     def advance_to(self, moment: datetime) -> None:
-        """Let time pass until a moment."""
         if moment > self._now:
             self._engine.advance(self.followed, moment)
             self._now = moment
@@ -274,7 +270,7 @@ class AccountSession:
         return self._engine.view_of(self.followed, now, self.reasons)
 
     async def wait_for_price(self, now: datetime) -> None:
-        """There is none to wait for: a period begins with a price."""
+        """Return at once: every period of a backtest begins with a price."""
 
     async def risk_context(self, _account_id: str, now: datetime) -> RiskContext:
         return self._engine.context_of(self.followed, now)
@@ -283,7 +279,7 @@ class AccountSession:
         return self._engine.candles_of(symbol, interval, self._now)
 
     def verdict(self, decision: Change, symbol: str, viewed_at: datetime) -> Approved | ExitPlan | Refusal:
-        """Return what the guard makes of a decision about a view."""
+        """Return the guard's verdict on a decision made from the view of `viewed_at`."""
         context = replace(self._engine.context_of(self.followed, self._now), viewed_at=viewed_at)
         return judge(decision, symbol, context, self.followed.limits)
 
@@ -309,7 +305,7 @@ class AccountSession:
         return self.place(order)
 
     def place(self, order: Order) -> OrderAnswer:
-        """Place an order and let time pass until it is answered."""
+        """Place an order and advance the account until it is answered."""
         answer = self._engine.place(self.followed, order, self._now)
         self._now = max(self._now, answer.at)
         return answer
@@ -323,7 +319,7 @@ class AccountSession:
 
 
 class NoInputs:
-    """Records nothing of a call: `trader backtest` itself reproduces it."""
+    """Call recorder that records nothing: `trader backtest` itself reproduces every call."""
 
     def refused(self) -> None:
         return None

@@ -62,7 +62,7 @@ class _Columns:
 
 
 class _AtSecond(Mapping[str, V]):
-    """What `make` returns of each market seen so far at one second, made when it is first read."""
+    """Lazy mapping from each market seen so far to the value that `make` returns for it at one second."""
 
     __slots__ = ("_known", "_make", "_market", "_second")
 
@@ -91,7 +91,7 @@ class _AtSecond(Mapping[str, V]):
 
 
 class _OfIntervals(Mapping[Interval, V]):
-    """What `make` returns of one market and each interval at one moment, made when it is first read."""
+    """Lazy mapping from each interval to the value that `make` returns for one market at one moment."""
 
     __slots__ = ("_at", "_intervals", "_known", "_make", "_symbol")
 
@@ -120,7 +120,7 @@ class _OfIntervals(Mapping[Interval, V]):
 
 
 class _Series:
-    """All candles of one market and interval, with what follows from those that a service would know at each."""
+    """All candles of one market and interval, with the indicators that a service would compute at each of them."""
 
     def __init__(self, candles: Sequence[Candle], span: timedelta) -> None:
         self._candles = candles
@@ -193,7 +193,7 @@ class BacktestMarket:
 
     @classmethod
     async def open(cls, source: ReplaySource, intervals: Collection[Interval]) -> "BacktestMarket":
-        """Return the market of an open source, with candles of these intervals. It prepares the drawing of paths."""
+        """Build the market of an open source, with candles of these intervals, and prepare its price paths."""
         await source.prepare_paths()
         candles = {}
         for symbol, recording in source.recordings.items():
@@ -254,7 +254,6 @@ class BacktestMarket:
         return known
 
     def marks(self, second: int) -> Marks:
-        """Return the marks at this second."""
         known = self._moments.get(second)
         return _AtSecond(self, self.mark, second) if known is None else known.marks
 
@@ -300,7 +299,7 @@ class BacktestMarket:
     # --- price ranges -------------------------------------------------------------------------------------------------
 
     def ranges_of_minutes(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
-        """Return the ranges of the markets over the minutes `first` to `last`, which need not be drawn for it."""
+        """Return the price ranges over the minutes `first` to `last`, from their candles alone."""
         begin, stop = first - self._first, last - self._first + 1
         ranges = {}
         for symbol in symbols:
@@ -309,7 +308,7 @@ class BacktestMarket:
         return PriceRanges(moment_of(last * 60 + CLOSE_S), ranges)
 
     def ranges_of_seconds(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
-        """Return the ranges of the markets over seconds of one minute."""
+        """Return the price ranges over the seconds `first` to `last` of one minute."""
         minute = first // 60
         ranges = {}
         for symbol in symbols:
@@ -383,7 +382,7 @@ class BacktestMarket:
 
 
 def _range(lowest: Decimal, highest: Decimal) -> PriceRange:
-    """Return the range of marks as one of quotes: every ask is above its mark, and every bid below."""
+    """Return a range of marks as a price range. Bids and asks lie on either side of their mark, so it bounds both."""
     return PriceRange(lowest_mark=lowest, highest_mark=highest, lowest_ask=lowest, highest_bid=highest)
 
 

@@ -24,10 +24,10 @@ from trader.store.portfolio.season import AccountReport, TradeOutcome
 
 
 class RunJournal(Journal, Protocol):
-    """Takes what happens to the accounts of a backtest."""
+    """Journal of a whole backtest."""
 
     def open(self, followed: ModelAccount) -> None:
-        """Take an account that has just opened."""
+        """Receive an account that has just opened."""
         ...
 
 
@@ -45,7 +45,7 @@ class Sums:
 
 
 class _Observed:
-    """Passes what happens on to the journals, and adds it up."""
+    """Journal that forwards everything to other journals, and sums it per account."""
 
     def __init__(self, journals: Sequence[RunJournal]) -> None:
         self._journals = journals
@@ -67,7 +67,7 @@ class _Observed:
 
 
 class _Unbooked:
-    """Passes on what baselines are worth. Their changes are in no ledger."""
+    """Journal of the baselines: forwards their snapshots and drops their postings, which are in no ledger."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
         self._journals = journals
@@ -81,7 +81,7 @@ class _Unbooked:
 
 
 class Backtest:
-    """A backtest over an open source. `run` may be left before its end: what was done until then stands."""
+    """A backtest over an open source. `run` may be stopped early; the results until then are valid."""
 
     def __init__(
         self, market: BacktestMarket, settings: Settings, models: Sequence[tuple[Model, DecisionSource]],
@@ -107,13 +107,13 @@ class Backtest:
         )
 
     def run(self) -> Iterator[datetime]:
-        """Go through the market, and yield the time reached about once an hour of it."""
+        """Advance through the market, and yield the time reached about once per hour of market time."""
         for second in run_together(self.market, self._runners):
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
 
     async def invoke(self) -> None:
-        """Carry out the invocations that are due at the time reached. Raise what the first that failed has raised."""
+        """Run the invocations that are due at the time reached, and raise the error of the first that failed."""
         await self._engine.invoke()
 
     @property
@@ -122,12 +122,12 @@ class Backtest:
         return self._engine.is_due
 
     def skip(self) -> None:
-        """Leave out the invocations that are due at the time reached."""
+        """Skip the invocations that are due at the time reached."""
         self._engine.skip()
 
     @property
     def is_ahead(self) -> bool:
-        """Whether an account has gone further than the time reached, in an invocation."""
+        """Whether an invocation has advanced an account beyond the time reached."""
         return self._engine.is_ahead(self._reached)
 
     def marks(self) -> Marks:

@@ -38,14 +38,14 @@ A = TypeVar("A", bound=BacktestAccount)
 
 
 class Journal(Protocol):
-    """Takes what happens in a backtest, in order for each account."""
+    """Receives the postings and snapshots of a backtest, in order for each account."""
 
     def post(self, posting: Posting) -> None:
-        """Take a change of an account."""
+        """Receive a posting."""
         ...
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Take what an account is worth at a full minute."""
+        """Receive the snapshot of a full minute."""
         ...
 
 
@@ -64,14 +64,14 @@ class EventTimeRunner(ABC, Generic[A]):
 
     @abstractmethod
     def decide(self, followed: A, second: int, now: datetime) -> None:
-        """Let an account decide; now is in that second."""
+        """Run the decision cycle of an account; `now` lies in that second."""
 
     @abstractmethod
     def release(self, followed: A, moment: Moment, second: int) -> None:
-        """Do what waited for a tick, the first at or after the time for which it waited."""
+        """Execute the pending orders or decisions of an account on the first tick at or after their due time."""
 
     def begin(self) -> None:
-        """Take the decisions of the first cycle of those that begin with the market."""
+        """Run the first decision cycle of the accounts that start with the market."""
         begin = self.market.span.start
         for followed in self.accounts:
             first = followed.source.next_after(begin - int(CYCLE.total_seconds()))
@@ -85,7 +85,7 @@ class EventTimeRunner(ABC, Generic[A]):
         return min((followed.decides_at for followed in self.accounts if followed.decides_at is not None), default=None)
 
     def go(self, until: int, *, is_end: bool) -> None:
-        """Take every account up to a second; the next decision is not before it. At the end nothing is decided."""
+        """Advance every account to a second, which is not after the next decision. At the end nothing is decided."""
         for followed in self.accounts:
             self._advance(followed, until)
             if followed.decides_at == until and not is_end:
@@ -96,14 +96,14 @@ class EventTimeRunner(ABC, Generic[A]):
     # --- ticks --------------------------------------------------------------------------------------------------------
 
     def _advance(self, followed: A, until: int) -> None:
-        """Take an account through every tick up to this second that can matter to it."""
+        """Apply every tick up to this second that may change an account."""
         until_tick = min(until, self.last)
         while (second := self._next_event(followed, until_tick)) is not None:
             self._apply(followed, second)
         followed.seen = max(followed.seen, until_tick)
 
     def _apply(self, followed: A, second: int) -> None:
-        """Apply the tick of a second to an account, then do what waited for it."""
+        """Apply the tick of a second to an account, then execute what waited for it."""
         moment = self.market.moment(second)
         self.post(followed, apply_tick(followed.account, moment, self.rules, self.market.funding_rate), second)
         followed.seen = second
@@ -174,7 +174,7 @@ class EventTimeRunner(ABC, Generic[A]):
         return is_unaffected(followed.account, ranges, self.rules)
 
     def post(self, followed: A, posting: Posting | None, second: int) -> None:
-        """Take over a change of an account, once its snapshots before this second are taken."""
+        """Apply a posting to an account, after taking the snapshots that precede this second."""
         if posting is None:
             return
         self._take_snapshots(followed, second)
@@ -185,12 +185,12 @@ class EventTimeRunner(ABC, Generic[A]):
     # --- what agents see ----------------------------------------------------------------------------------------------
 
     def ask(self, followed: A, second: int, now: datetime) -> Sequence[Decision]:
-        """Return what an account's source decides; now is in that second."""
+        """Return the decisions of an account's source; `now` lies in that second."""
         peek = _MarketPeek(self.market, followed.account, min(second, self.last), now)
         return followed.source.decide(peek, lambda: self._view(followed, second, now))
 
     def context(self, followed: A, moment: Moment, second: int, *, viewed_at: datetime | None = None) -> RiskContext:
-        """Return what the guard judges by at a moment of that second."""
+        """Return the guard's risk context at a moment of that second."""
         self._take_snapshots(followed, second)
         history = followed.history(moment.at)
         return history.risk_context(
@@ -225,7 +225,7 @@ class EventTimeRunner(ABC, Generic[A]):
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def _take_snapshots(self, followed: A, before: int) -> None:
-        """Take the snapshots of the minutes before this second, with the account as it is: it was the same then."""
+        """Take the snapshots of the minutes before this second; the account has not changed since then."""
         begin = self.market.span.start
         while followed.next_snapshot < before:
             second = followed.next_snapshot
@@ -264,7 +264,7 @@ class _MarketPeek:
 
 
 def run_together(market: BacktestMarket, runners: Sequence[EventTimeRunner[Any]]) -> Iterator[int]:
-    """Go through the market, and yield the second reached about once an hour of its time.
+    """Advance all runners through the market, and yield the second reached about once per hour of market time.
 
     Accounts that do not decide end at the last tick.
     """

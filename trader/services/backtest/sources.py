@@ -59,7 +59,7 @@ class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
-    """What was decided in one invocation of a model."""
+    """The decisions of one invocation of a model."""
 
     model_id: str
     started_at: datetime
@@ -67,7 +67,7 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AiSource(InvokedSource):
-    """An AI model, which the service's workflow asks at its cadence."""
+    """Decision source of an AI model, which is asked by the service's workflow at its cadence."""
 
     is_asking = True
 
@@ -95,7 +95,7 @@ class AiSource(InvokedSource):
         return (second // self._every_s + 1) * self._every_s
 
     async def invoke(self, session: AccountSession) -> None:
-        """Carry out an invocation, unless the last one has not ended yet.
+        """Run an invocation, unless the previous one is still running.
 
         :raises AskingEnded: it failed since no model is asked any more
         """
@@ -114,7 +114,7 @@ class AiSource(InvokedSource):
             raise self._provider.ended
 
     def _note(self, record: InvocationRecord, followed: ModelAccount) -> None:
-        """Take over what an invocation did, one that was broken off included."""
+        """Record the outcome of an invocation, also of one that was aborted."""
         done = record.invocation
         followed.decisions += record.is_completed
         followed.missed += not record.is_completed
@@ -128,7 +128,7 @@ class AiSource(InvokedSource):
 
 
 class NotedSource:
-    """A source of decisions at once, whose decisions are noted."""
+    """Wrapper that records the decisions of a source that decides immediately."""
 
     def __init__(self, model: Model, source: DecisionSource) -> None:
         self._model = model
@@ -148,7 +148,7 @@ class NotedSource:
 
 
 class RepeatedSource(InvokedSource):
-    """Recorded decisions, executed at their times; the calls of an answer follow each other, each as soon as it can."""
+    """Decision source that executes recorded decisions at their recorded times."""
 
     def __init__(self, model: Model, recordings: Sequence[RecordedInvocation]) -> None:
         self._model = model
@@ -161,7 +161,7 @@ class RepeatedSource(InvokedSource):
         return self._seconds[place] if place < len(self._seconds) else None
 
     async def invoke(self, session: AccountSession) -> None:
-        """Execute the decisions of an invocation; those of the one before have been executed."""
+        """Execute the recorded decisions of this moment's invocation."""
         followed = session.followed
         invocation = self._by_second[epoch_second(session.now())]
         session.advance_to(max(invocation.started_at, moment_of(followed.seen)))
@@ -195,7 +195,7 @@ class RepeatedSource(InvokedSource):
 
 
 def write_decisions(file: Path, accounts: Iterable[ModelAccount]) -> None:
-    """Write a line for each invocation that decided something, by model and time. Raises `OSError`."""
+    """Write one JSON line per invocation with decisions, ordered by model and time. Raises `OSError`."""
     with file.open("wb") as lines:
         for followed in accounts:
             if isinstance(followed.source, AiSource | NotedSource | RepeatedSource):
@@ -204,7 +204,7 @@ def write_decisions(file: Path, accounts: Iterable[ModelAccount]) -> None:
 
 
 def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
-    """Return the invocations that decided something, by model. Raises `OSError` and `MsgspecError`."""
+    """Read the invocations with decisions, by model. Raises `OSError` and `MsgspecError`."""
     invocations: dict[str, list[RecordedInvocation]] = {}
     with file.open("rb") as lines:
         for line in lines:
@@ -214,7 +214,7 @@ def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
 
 
 def recorded_invocation(done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall]) -> RecordedInvocation:
-    """Return what was decided in an invocation, from its record."""
+    """Return the decisions of an invocation from its record."""
     recorded_steps, viewed_at, left = [], done.started_at, deque(calls)
     for step in steps:
         own = [left.popleft() for _ in step.tool_names[: len(left)]]

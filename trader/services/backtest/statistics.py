@@ -31,7 +31,7 @@ async def judge(run: Backtest, source: ReplaySource, settings: Settings, reached
 
 
 class _Luck:
-    """Compares every entrant at once, which a service does little by little."""
+    """Luck source that compares every entrant immediately; a service does so in the background."""
 
     def __init__(self, traders: RandomTraders) -> None:
         self._traders = traders
@@ -41,7 +41,7 @@ class _Luck:
 
 
 def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> RunStatistics:
-    """Return the statistics of the run of a model."""
+    """Return the run statistics of a model's account."""
     model, source, account_run = followed.model, followed.source, followed.account.run
     answered_by = source.answered_by if isinstance(source, AiSource) else model.router_model_name
     entrant = first_entrant(model, settings, answered_by, run.starts_at)

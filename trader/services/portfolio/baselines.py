@@ -1,4 +1,4 @@
-"""Baselines: follows the market with the accounts of the baselines, as the exchange does with those of the models.
+"""Baselines of a service: advances their accounts with the market, as the exchange does with those of the models.
 
 They place nothing anywhere: their orders meet the books of the market feed by the pure rules of the paper exchange, in
 live trading too. Their accounts are no accounts of the service and no models, so nothing that trades, counts or lists
@@ -67,7 +67,7 @@ class _Follower(FollowedAccount):
 
 
 class Baselines:
-    """Follows the market while this process leads."""
+    """Advances the baselines while this process leads."""
 
     def __init__(
         self, database: Database, exchange: Exchange, market: MarketFeed, clock: Clock, settings: Settings

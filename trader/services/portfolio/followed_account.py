@@ -1,6 +1,6 @@
-"""Followed accounts: accounts that go through the market by the rules of the exchange, but not in the exchange.
+"""Followed accounts: accounts that follow the market by the rules of the exchange, without being in the exchange.
 
-Those of the baselines beside a service, and every account of a backtest.
+They are the baselines of a service and every account of a backtest.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from trader.store.portfolio.snapshots import LastSnapshot
 
 
 class Waiting(Protocol):
-    """What waits for the first tick at or after a time."""
+    """Pending orders or decisions that wait for the first tick at or after `due`."""
 
     @property
     def due(self) -> datetime: ...
@@ -32,7 +32,7 @@ class WaitingDecisions(NamedTuple):
 
 
 class FollowedAccount:
-    """An account with what its agent knows of its past."""
+    """An account with the history that its agent sees."""
 
     trades_shown = TRADES_KEPT
     """How many of its latest completed trades its agent is shown."""
@@ -48,7 +48,6 @@ class FollowedAccount:
         return self.state.account
 
     def apply(self, posting: Posting) -> None:
-        """Take over a change of the account."""
         self.state = self.state.after(posting)
 
     def due_snapshot(self, marks: Marks, now: datetime) -> Snapshot | None:
@@ -56,12 +55,12 @@ class FollowedAccount:
         return value_account(self.account, marks, now) if is_due(self.account, self.last_snapshot, now) else None
 
     def note(self, snapshot: Snapshot) -> None:
-        """Note a snapshot that is recorded, later than all before it."""
+        """Record a snapshot, which must be later than all before it."""
         self.equity = self.equity.noted(snapshot.created_at, snapshot.net_portfolio)
         self.last_snapshot = LastSnapshot(snapshot.run_id, snapshot.created_at)
 
     def history(self, now: datetime) -> RunHistory:
-        """Return what its agent knows of its past."""
+        """Return the run history that the agent sees."""
         state, account = self.state, self.account
         return RunHistory(
             run_id=account.run.id,

@@ -1,4 +1,4 @@
-"""Leaderboard: the present entrants by what they made of their accounts within a window, replicates as one row."""
+"""Leaderboard: the present entrants ranked by their results within a window, replicates as one row."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime

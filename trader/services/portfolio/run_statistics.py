@@ -93,7 +93,7 @@ class RunStatistics:
             self._trade_figures = None
 
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:
-        """Take ascending hours from the last known one on, which may have changed since."""
+        """Replace the hourly values from the first of these ascending hours on."""
         if not hours or (self.hours and list(hours) == self.hours[-1:]):
             return
         known = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
@@ -130,7 +130,7 @@ class RunStatistics:
         return Figures(self.trade_figures, self.equity_figures)
 
     def set_entrants(self, entrants: Sequence[RunEntrant]) -> None:
-        """Take the entrants of the run in order; those that are known keep their figures."""
+        """Set the entrants of the run, in order; known ones keep their figures."""
         known = {period.entrant.record.number: period for period in self.periods}
         self.periods = [known.get(entrant.record.number) or EntrantPeriod(self, entrant) for entrant in entrants]
         for period, entrant in zip(self.periods, entrants, strict=True):
@@ -249,7 +249,7 @@ class CurrentRuns:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> dict[str, RunStatistics]:
-        """Read what is new. A run that has ended is forgotten."""
+        """Read the new rows of all current runs, and drop runs that have ended."""
         async with self._lock, self._database.connection() as conn:
             current = await analytics_store.select_current_runs(conn)
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
@@ -306,7 +306,7 @@ async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
 
 
 async def make_figures(runs: Iterable[RunStatistics]) -> None:
-    """Make the figures that are missing, with a turn for other tasks now and then: thousands of trades take long."""
+    """Compute the missing figures, yielding to other tasks between runs."""
     turn_until_s = time.monotonic() + _TURN_S
     for run in runs:
         parts: Sequence[RunStatistics | EntrantPeriod] = (run, *run.periods)
