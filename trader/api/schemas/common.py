@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -40,8 +40,11 @@ __all__ = [
 ENCODER = msgspec.json.Encoder(decimal_format="number")
 """The one encoder of the wire: a Decimal is a JSON number. Where the contract wants text, a field is `str`."""
 
-VariantFilter = Literal["Apex", "Trendsurfer", "Contrarian", "Sovereign", "all"]
-"""The values of `VariantId`, and `all`. Spelled out, since msgspec takes no union of an enum and a literal."""
+if TYPE_CHECKING:
+    VariantFilter = str
+else:
+    VariantFilter = Literal[(*(variant.value for variant in VariantId), "all")]
+    """The values of `VariantId`, and `all`: msgspec takes no union of an enum and a literal."""
 
 Number = int | float
 """A strict, finite JSON number; `domain.money.from_number` makes the Decimal of it."""
