@@ -4,7 +4,7 @@ A model's result means little alone. Three kinds of accounts show what anybody w
 one that buys every market in equal parts at its start and holds it, and the rule agent of each variant.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -37,6 +37,20 @@ class Baseline(NamedTuple):
     id: str
     name: str
     variant: VariantId | None = None
+
+
+HOLD_NOTHING: Final = Baseline("baseline/hold-nothing", "Hold nothing")
+BUY_AND_HOLD: Final = Baseline("baseline/buy-and-hold", "Buy and hold")
+
+
+def rule_agent(variant: VariantId) -> Baseline:
+    """Return the baseline of a variant's rule agent."""
+    return Baseline(f"baseline/{variant.value.lower()}-rules", f"{variant.value} rule agent", variant)
+
+
+def baselines_beside(variants: Collection[VariantId]) -> list[Baseline]:
+    """Return the baselines to follow beside models of these variants."""
+    return [HOLD_NOTHING, BUY_AND_HOLD, *(rule_agent(variant) for variant in VariantId if variant in variants)]
 
 
 class EquityMarks(msgspec.Struct, frozen=True):
@@ -75,15 +89,6 @@ class EquityMarks(msgspec.Struct, frozen=True):
     def lowest_on(self, day: date) -> Decimal | None:
         """Return the lowest equity recorded on the day of the last hour or a later one; None when none was."""
         return self.lowest if self.hour is not None and self.hour.date() == day else None
-
-
-HOLD_NOTHING: Final = Baseline("baseline/hold-nothing", "Hold nothing")
-BUY_AND_HOLD: Final = Baseline("baseline/buy-and-hold", "Buy and hold")
-
-
-def rule_agent(variant: VariantId) -> Baseline:
-    """Return the baseline of a variant's rule agent."""
-    return Baseline(f"baseline/{variant.value.lower()}-rules", f"{variant.value} rule agent", variant)
 
 
 class BaselineState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,21 +10,20 @@ from datetime import datetime, timedelta
 from trader.clock import moment_of
 from trader.domain.agents.tools import Change, Decision
 from trader.domain.agents.view import View
-from trader.domain.exchange.ledger import Posting, Rules, unopened_account
+from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import untimely
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import (
     BUY_AND_HOLD,
-    HOLD_NOTHING,
     Baseline,
+    baselines_beside,
     buy_every_market,
     carry_out,
-    rule_agent,
 )
 from trader.services.backtest.accounts import FIRST_CYCLE, BacktestAccount, MarketPeek, RuleAgentSource, next_minute
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.runner import EventTimeRunner, Journal
+from trader.services.backtest.runner import EventTimeRunner
 from trader.services.portfolio.followed_account import WaitingDecisions
 from trader.settings import Settings
 from trader.variants import VARIANTS
@@ -57,17 +56,6 @@ class BaselineAccount(BacktestAccount):
 class BaselineRunner(EventTimeRunner[BaselineAccount]):
     """Advances the baselines through market time."""
 
-    def __init__(
-        self,
-        market: BacktestMarket,
-        rules: Rules,
-        latency: timedelta,
-        accounts: Sequence[BaselineAccount],
-        journal: Journal,
-    ) -> None:
-        super().__init__(market, rules, accounts, journal)
-        self._latency = latency
-
     def decide(self, followed: BaselineAccount, second: int, now: datetime) -> None:
         """Ask a rule agent for decisions, or let buy and hold buy. Decisions that still wait are dropped."""
         if followed.baseline == BUY_AND_HOLD:
@@ -99,8 +87,7 @@ def open_baselines(
         if second >= market.span.stop:
             return []
     opened_at = moment_of(second) + (FIRST_CYCLE if second == begin else timedelta(0))
-    agents = [rule_agent(variant) for variant in VariantId if variant in variants]
-    return [BaselineAccount(each, settings, second, opened_at) for each in (HOLD_NOTHING, BUY_AND_HOLD, *agents)]
+    return [BaselineAccount(baseline, settings, second, opened_at) for baseline in baselines_beside(variants)]
 
 
 def _is_priced(market: BacktestMarket, second: int) -> bool:

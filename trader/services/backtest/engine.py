@@ -3,37 +3,23 @@
 An account's orders go one after the other, each to the first book after its latency, as in a service.
 """
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trader.clock import iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, judge
 from trader.domain.agents.tools import Change
 from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.markets import canonical_symbol, refusal_to_trade, untimely
 from trader.errors import InvalidInput
 from trader.services.backtest.accounts import LATE, Invocation, ModelAccount, WaitingOrder
-from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.runner import EventTimeRunner, Journal
+from trader.services.backtest.runner import EventTimeRunner
 from trader.services.exchange.idempotent_orders import checked
 
 
 class Engine(EventTimeRunner[ModelAccount]):
-    """Takes accounts through the market."""
-
-    def __init__(
-        self,
-        market: BacktestMarket,
-        rules: Rules,
-        latency: timedelta,
-        accounts: Sequence[ModelAccount],
-        journal: Journal,
-    ) -> None:
-        super().__init__(market, rules, accounts, journal)
-        self._latency = latency
+    """Advances the accounts of models through market time."""
 
     def decide(self, followed: ModelAccount, second: int, now: datetime) -> None:
         """Ask a model for decisions, unless its previous ones are still being executed."""

@@ -52,9 +52,12 @@ class Journal(Protocol):
 class EventTimeRunner(ABC, Generic[A]):
     """Base class that advances accounts through market time."""
 
-    def __init__(self, market: BacktestMarket, rules: Rules, accounts: Sequence[A], journal: Journal) -> None:
+    def __init__(
+        self, market: BacktestMarket, rules: Rules, latency: timedelta, accounts: Sequence[A], journal: Journal
+    ) -> None:
         self.market = market
         self.rules = rules
+        self._latency = latency
         self.accounts = accounts
         self._journal = journal
         self.last = market.span.stop - 1

@@ -24,17 +24,16 @@ from trader.domain.market.markets import STALE_AFTER, Tick
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import (
     BUY_AND_HOLD,
-    HOLD_NOTHING,
     Baseline,
     BaselineState,
+    baselines_beside,
     buy_every_market,
     carry_out,
-    rule_agent,
 )
 from trader.errors import MarketUnavailable
 from trader.services.agents.observer import Observer
 from trader.services.exchange.protocol import Exchange, rules_of
-from trader.services.exchange.tick_processor import TICKS_AT_ONCE, missed_moments
+from trader.services.exchange.tick_processor import missed_moments
 from trader.services.market.feed import MarketFeed
 from trader.services.portfolio.followed_account import FollowedAccount, WaitingDecisions
 from trader.settings import Settings
@@ -160,23 +159,16 @@ class Baselines:
 
     async def _catch_up(self, since: datetime, until: datetime) -> None:
         """Apply the ticks of (since, until] to the baselines; without them they go on from the next one."""
-        moments: list[Moment] = []
         try:
-            async for moment in missed_moments(self._market, since, until, self._seen_marks):
+            async for moments in missed_moments(self._market, since, until, self._seen_marks):
                 if all(follower.account.is_idle for follower in self._followers.values()):
                     break
-                moments.append(moment)
-                if len(moments) == TICKS_AT_ONCE:
-                    await self._apply_missed(moments)
-                    moments = []
+                await self._apply_missed(moments)
         except MarketUnavailable as error:
             log.warning("the baselines miss the market from %s to %s: %s", iso(since), iso(until), error)
-        await self._apply_missed(moments)
 
     async def _apply_missed(self, moments: Sequence[Moment]) -> None:
         """Apply successive ticks to every baseline that their price ranges may affect."""
-        if not moments:
-            return
         ranges = price_ranges(moments)
         for follower in self._followers.values():
             account = follower.account
@@ -218,8 +210,8 @@ class Baselines:
         if any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in self._rules.markets):
             return
         moment = Moment(now, quotes, self._market.marks)
-        for baseline in (HOLD_NOTHING, BUY_AND_HOLD, *map(rule_agent, VariantId)):
-            if baseline.id in self._followers or (baseline.variant is not None and baseline.variant not in variants):
+        for baseline in baselines_beside(variants):
+            if baseline.id in self._followers:
                 continue
             settings = self._settings
             account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, now)
