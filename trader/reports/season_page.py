@@ -7,14 +7,14 @@ from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
+from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.evidence import Statement, Verdict
 from trader.reports.document import bar, document, interval, key, minus, scale, table
-from trader.reports.evidence_section import WORDS, evidence_section
 from trader.services.portfolio.evidence import EvidenceReport
 from trader.store.portfolio.season import AccountReport, TradeOutcome, UnvaluedModel
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, color_of
 
 Curve = Sequence[tuple[datetime, float]]
 
@@ -71,6 +71,11 @@ BOARD = (
     "hour by hour; all verdicts together are wrong in at most 5 % of cases, however often one looks."
 )
 
+EVIDENCE = (
+    "Each entrant, a model as it was configured, against its references on the same hours: its rule agent, holding "
+    "nothing, buying and holding, and the best other. Intervals are 95 %, for one look."
+)
+
 CLOSE_REASONS = {
     "by decision": ("order", "limit"),
     "by stop": ("stop", "invalidation"),
@@ -101,7 +106,7 @@ def page(season: Season) -> str:
             ("Trades", TRADES, _trades(season)),
             ("Where the money went", COSTS, _costs(season)),
             ("Leaderboard", BOARD, _leaderboard(season)),
-            *([] if season.evidence is None else [("Evidence", WORDS, evidence_section(season.evidence))]),
+            *([] if season.evidence is None else [("Evidence", EVIDENCE, '<div class="panel" id="evidence"></div>')]),
         ]
     )
     return document(f"{season.kind}: {season.name}", body, _data(season))
@@ -153,6 +158,15 @@ def _data(season: Season) -> dict[str, Any]:
         ],
         "models": models,
         "trades": trades,
+        **({} if season.evidence is None else _evidence(season.evidence)),
+    }
+
+
+def _evidence(report: EvidenceReport) -> dict[str, Any]:
+    """Return the answer of getEvidence, and the color of each model."""
+    return {
+        "evidence": GetEvidenceOutput.of("run", report),
+        "colors": {entrant.model.id: color_of(entrant.model) for entrant in report.entrants},
     }
 
 
