@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import aiohttp
 import orjson
 import pytest
+from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
 from support.records import START
-from support.served import served
+from support.served import make_stream_app
 
 from trader.api import streams
-from trader.api.site import Site
 from trader.api.stream_events import EVENTS_MAX, EventRing
 from trader.errors import Unavailable
 from trader.services.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
@@ -31,8 +31,6 @@ class Service:
         self.error: Exception | None = None
         self.events = EventBus()
         self.hubs = streams.Hubs(dict.fromkeys(STATES, self._load), self.events, ManualClock(START))
-        self.site = Site()
-        streams.setup(self.site, self.hubs, streams.Timing(watch_s=0.05))
         self.address = ""
 
     async def _load(self) -> bytes:
@@ -48,11 +46,10 @@ class Service:
 @asynccontextmanager
 async def serving() -> AsyncIterator[Service]:
     service = Service()
-    await service.hubs.start()
-    async with served(service.site) as client:
-        service.address = str(client.make_url("/api/events"))
+    app = make_stream_app(service.hubs, streams.Timing(watch_s=0.05))
+    async with TestServer(app) as server:
+        service.address = str(server.make_url("/api/events"))
         yield service
-        await service.hubs.close()
 
 
 class Reader:
@@ -208,7 +205,7 @@ async def test_a_bad_request_names_what_is_allowed() -> None:
 
 async def test_a_full_stream_refuses_the_subsets_that_have_it() -> None:
     async with serving() as service:
-        service.hubs.trades.capacity = 0
+        service.hubs.states["trades"].capacity = 0
         async with reading(service) as reader:
             assert reader.response.status == 503
             assert int(reader.response.headers["Retry-After"]) >= 1
@@ -246,13 +243,13 @@ async def test_callers_that_accept_gzip_can_read_each_message_when_it_arrives(pa
 async def test_patches_follow_the_state_and_a_client_that_missed_one_gets_the_whole() -> None:
     async with serving() as service, reading(service, "?streams=trades&patches=true") as reader:
         assert await reader.event() == ("trades", [1])
-        service.hubs.trades.changed()
+        service.hubs.states["trades"].changed()
         assert await reader.event() == ("trades", [2])  # what it has came to it alone
-        service.hubs.trades.changed()
+        service.hubs.states["trades"].changed()
         assert await reader.event() == ("trades:patch", [3])
         async with reading(service, "?streams=trades") as other:
             assert await other.event() == ("trades", [4])
-            service.hubs.trades.changed()
+            service.hubs.states["trades"].changed()
             assert await other.event() == ("trades", [5])
         assert await reader.event() == ("trades:patch", [5])
     async with serving() as service, reading(service, "?patches=yes") as reader:

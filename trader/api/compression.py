@@ -19,7 +19,7 @@ THREAD_BYTES_MIN: Final = 32 * 1024
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
-def accepts_gzip(request: web.BaseRequest) -> bool:
+def accepts_gzip(request: web.Request) -> bool:
     """Return whether the header `Accept-Encoding` has gzip (or `*`) with a weight above 0."""
     weights: dict[str, bool] = {}
     for header in request.headers.getall(hdrs.ACCEPT_ENCODING, ()):
@@ -64,7 +64,7 @@ class StreamPacker:
         return piece if self._packer is None else self._packer.compress(piece) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-async def compress_response(request: web.BaseRequest, response: web.Response) -> None:
+async def compress_response(request: web.Request, response: web.Response) -> None:
     """Compress a whole response that its handler has left as it is, if it is long enough."""
     body = response.body
     if not isinstance(body, bytes) or len(body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
