@@ -64,15 +64,19 @@ class StreamPacker:
         return piece if self._packer is None else self._packer.compress(piece) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-async def compress_response(request: web.Request, response: web.Response) -> None:
-    """Compress a whole response that its handler has left as it is, if it is long enough."""
+def is_worth_compressing(response: web.Response) -> bool:
+    """Return whether the body is long enough, and is neither compressed nor a font or a picture, which are already."""
     body = response.body
     if not isinstance(body, bytes) or len(body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
-        return
-    if not response.content_type.startswith(("text/", "application/")):  # fonts and pictures are compressed already
-        return
+        return False
+    return response.content_type.startswith(("text/", "application/"))
+
+
+async def compress_response(request: web.Request, response: web.Response) -> None:
+    """Compress a response that is worth it, for a caller that accepts gzip."""
     if hdrs.VARY not in response.headers:
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
     if accepts_gzip(request):
-        response.body = await compressed(body)
+        assert isinstance(response.body, bytes)
+        response.body = await compressed(response.body)
         response.headers[hdrs.CONTENT_ENCODING] = GZIP

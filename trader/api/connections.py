@@ -62,40 +62,30 @@ class ConnectionLimits:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: passes everything on to aiohttp's protocol and enforces the limits.
+    """One connection: passes everything on to aiohttp's protocol, and knows what the limits are about.
 
     The middleware finds it by `connection_of`, and reports when a request begins and ends. `others` are all
     connections, in the order in which they were made or had their last answer.
     """
 
-    def __init__(
-        self,
-        http: asyncio.Protocol,
-        others: dict["Connection", None],
-        limits: ConnectionLimits,
-        new_id: Callable[[], str],
-    ) -> None:
+    def __init__(self, http: asyncio.Protocol, others: dict["Connection", None], limits: ConnectionLimits) -> None:
         self._http = http
         self._others = others
         self._limits = limits
-        self._new_id = new_id
-        self._loop = asyncio.get_running_loop()
+        self._time = asyncio.get_running_loop().time
         self._is_busy = False
         self._body: StreamReader = EMPTY_PAYLOAD
-        self._slow_head: asyncio.TimerHandle | None = None
-        self._slow_answer: asyncio.TimerHandle | None = None
+        self._head_began_s: float | None = None
+        self._answer_stuck_s: float | None = None
 
     @property
     def is_idle(self) -> bool:
         """Whether it waits for the next request, whose head may have begun: the last one is read and answered."""
-        return not self._is_busy and self._slow_answer is None and self._body.is_eof()
+        return not self._is_busy and self._answer_stuck_s is None and self._body.is_eof()
 
     def begin(self, body: StreamReader) -> None:
         """Note that the whole head of a request has arrived, and its handler begins."""
-        self._is_busy, self._body = True, body
-        if self._slow_head is not None:
-            self._slow_head.cancel()
-            self._slow_head = None
+        self._is_busy, self._body, self._head_began_s = True, body, None
 
     def end(self) -> None:
         """Note that the handler of a request has ended. aiohttp reads the rest of its body, which is no head."""
@@ -111,27 +101,22 @@ class Connection(asyncio.Protocol):
             next(connection for connection in self._others if connection.is_idle).close()
 
     def data_received(self, data: bytes) -> None:
-        if self._slow_head is None and self.is_idle:
-            self._slow_head = self._loop.call_later(self._limits.head_s, self._refuse_head)
+        if self._head_began_s is None and self.is_idle:
+            self._head_began_s = self._time()
         self._http.data_received(data)
 
     def eof_received(self) -> bool | None:
         return self._http.eof_received()
 
     def pause_writing(self) -> None:
-        self._slow_answer = self._loop.call_later(self._limits.answer_s, self._transport.abort)
+        self._answer_stuck_s = self._time()
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._slow_answer is not None:
-            self._slow_answer.cancel()
-            self._slow_answer = None
+        self._answer_stuck_s = None
         self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._slow_head, self._slow_answer):
-            if timer is not None:
-                timer.cancel()
         self._others.pop(self, None)
         self._http.connection_lost(exc)
 
@@ -139,11 +124,16 @@ class Connection(asyncio.Protocol):
         self._others.pop(self, None)
         self._transport.close()
 
-    def _refuse_head(self) -> None:
-        request_id = self._new_id()
-        log.info("request %s: the head took too long", request_id)
-        self._transport.write(_SLOW_HEAD_ANSWER % (len(_SLOW_HEAD), request_id.encode(), _SLOW_HEAD))
-        self.close()
+    def enforce_times(self, new_id: Callable[[], str]) -> None:
+        """Refuse a head that takes too long, and drop an answer that nobody takes."""
+        now_s = self._time()
+        if self._answer_stuck_s is not None and now_s - self._answer_stuck_s > self._limits.answer_s:
+            self._transport.abort()
+        elif self._head_began_s is not None and now_s - self._head_began_s > self._limits.head_s:
+            request_id = new_id()
+            log.info("request %s: the head took too long", request_id)
+            self._transport.write(_SLOW_HEAD_ANSWER % (len(_SLOW_HEAD), request_id.encode(), _SLOW_HEAD))
+            self.close()
 
 
 def connection_of(request: web.Request) -> Connection | None:
@@ -173,6 +163,7 @@ class HttpServer:
         self._new_id = app[REQUESTS].new_id
         self._connections: dict[Connection, None] = {}
         self._listening: list[asyncio.Server] = []
+        self._enforcing: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         """How many connections aiohttp has, or still has tasks of."""
@@ -188,17 +179,27 @@ class HttpServer:
         assert server is not None
         for sock in sockets:
             listening = await asyncio.get_running_loop().create_server(
-                lambda: Connection(server(), self._connections, self._limits, self._new_id),
+                lambda: Connection(server(), self._connections, self._limits),
                 sock=sock,
                 backlog=WAITING_MAX,
             )
             self._listening.append(listening)
+        self._enforcing = asyncio.create_task(self._enforce_times(), name="limits of connections")
 
     async def stop(self) -> None:
         """Accept no more connections, end the streams, and give requests their time to end."""
         for listening in self._listening:
             listening.close()
         await self._runner.cleanup()
+        if self._enforcing is not None:
+            self._enforcing.cancel()
+
+    async def _enforce_times(self) -> None:
+        """Look at every connection ten times within the shorter limit: a timer for each request would cost more."""
+        while True:
+            await asyncio.sleep(min(self._limits.head_s, self._limits.answer_s) / 10)
+            for connection in list(self._connections):
+                connection.enforce_times(self._new_id)
 
 
 def _is_bug(record: logging.LogRecord) -> bool:

@@ -7,6 +7,7 @@ responses are compressed, and the head of each response is completed.
 import logging
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Final
 
 import aiohttp_cors
@@ -14,7 +15,7 @@ from aiohttp import hdrs, web
 from multidict import istr
 
 from trader.api import batch, rpc
-from trader.api.compression import compress_response
+from trader.api.compression import compress_response, is_worth_compressing
 from trader.api.connections import connection_of
 from trader.api.context import RELAY
 from trader.api.origins import HOSTS, ORIGINS, HostRule, OriginRule
@@ -94,12 +95,12 @@ async def finish_head(request: web.Request, response: web.StreamResponse) -> Non
 
     aiohttp-cors omits `Vary`: no cache may serve one origin's response to another.
     """
-    headers = response.headers
+    app, headers = request.app, response.headers
     vary = headers.get(hdrs.VARY)
     headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
-    headers[_ID_HEADER] = request.get(REQUEST_ID) or request.app[REQUESTS].new_id()
+    headers[_ID_HEADER] = request.get(REQUEST_ID) or app[REQUESTS].new_id()
     headers[hdrs.SERVER] = "trader"  # without versions
-    if (relay := request.app.get(RELAY)) is not None and (lag_s := relay.lag_s()) is not None:
+    if (relay := app.get(RELAY)) is not None and (lag_s := relay.lag_s()) is not None:
         headers[_LAG_HEADER] = f"{lag_s:.3f}"
 
 
@@ -107,12 +108,13 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     response: web.StreamResponse
     if (misdirected := request.app[HOSTS].refusal(request)) is not None:
         return refusal(421, misdirected)
-    if (expected := unmet_expectation(request)) is not None:
+    if hdrs.EXPECT in request.headers and (expected := unmet_expectation(request)) is not None:
         response = refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or leave it out")
         response.force_close()  # the body may or may not follow
         return response
     try:
-        _check_origin(request)
+        if hdrs.ORIGIN in request.headers:
+            _check_origin(request)
         response = await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
         response = await _refuse_path(request)
@@ -123,7 +125,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
         response = _answer_bug(request)
-    if isinstance(response, web.Response):
+    if isinstance(response, web.Response) and is_worth_compressing(response):
         await compress_response(request, response)
     return response
 
@@ -133,7 +135,7 @@ def _check_origin(request: web.Request) -> None:
 
     :raises Forbidden: the request does something and its origin is not allowed
     """
-    if hdrs.ORIGIN not in request.headers or request.method == hdrs.METH_OPTIONS:
+    if request.method == hdrs.METH_OPTIONS:
         return
     is_batch = request.match_info.route.name == rpc.OTHERS and batch.HEADER in request.headers
     if is_batch or _resource_of(request) is not None:
@@ -196,6 +198,7 @@ def _name_of(request: web.Request) -> str:
     return name
 
 
+@cache
 def _name_of_path(path: str) -> str:
     if path.startswith(rpc.PREFIX):
         return path.removeprefix(rpc.PREFIX).strip("/").replace("/", ".")

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -32,7 +31,6 @@ from trader.api.schemas.health import (
 from trader.api.streams import HUBS
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.errors import Unavailable
-from trader.schedulers import JobStatus
 from trader.store.database.pool import Database
 
 log = logging.getLogger(__name__)
@@ -236,14 +234,14 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
         database=database,
         market=MarketHealth(
             source=market.source_name,
-            last_update_at=_iso_or_none(market.last_update_at),
+            last_update_at=None if market.last_update_at is None else iso(market.last_update_at),
             stale=market.is_stale(),
             trouble=market.troubles() or UNSET,
         ),
         streams={
             name: StreamHealth(subscribers=len(hub), capacity=hub.capacity) for name, hub in app[HUBS].all.items()
         },
-        schedulers={name: _scheduler(status) for name, status in app[SCHEDULERS].status().items()},
+        schedulers={name: SchedulerHealth.from_attributes(status) for name, status in app[SCHEDULERS].status().items()},
         models_running=[
             ModelRunning(model_id=model_id, running_for_seconds=(now - since).total_seconds())
             for model_id, since in agents.running().items()
@@ -262,22 +260,3 @@ def _schedulers_report(app: web.Application, database: DatabaseHealth) -> Schedu
 def _lag(app: web.Application) -> float | UnsetType:
     lag_s = app[RELAY].lag_s()
     return UNSET if lag_s is None else round(lag_s, 3)
-
-
-def _scheduler(status: JobStatus) -> SchedulerHealth:
-    return SchedulerHealth(
-        running=status.running,
-        interval_ms=status.interval_ms,
-        runs=status.runs,
-        failures=status.failures,
-        skipped=status.skipped,
-        last_started_at=_iso_or_none(status.last_started_at),
-        last_finished_at=_iso_or_none(status.last_finished_at),
-        last_duration_ms=status.last_duration_ms,
-        last_error=status.last_error,
-        next_due_at=_iso_or_none(status.next_due_at),
-    )
-
-
-def _iso_or_none(moment: datetime | None) -> str | None:
-    return None if moment is None else iso(moment)

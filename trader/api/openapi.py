@@ -164,11 +164,13 @@ def _references(declared: Procedure, raised: Mapping[str, str]) -> dict[str, Any
         kinds.append(errors.Precondition)
     kinds += [getattr(errors, name) for name in raised]
     pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.INTERNAL}
-    found: dict[str, Any] = {str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs}
+    references: dict[str, Any] = {
+        str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs
+    }
     for name, text in raised.items():
         status, code = rpc.STATUSES[getattr(errors, name)]
-        found[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
-    return dict(sorted(found.items()))
+        references[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
+    return dict(sorted(references.items()))
 
 
 def _meanings() -> dict[tuple[HTTPStatus, str], str]:
@@ -187,10 +189,10 @@ def _failures() -> dict[str, Any]:
         HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After",
         HTTPStatus.UNAUTHORIZED: "WWW-Authenticate",
     }
-    found = {}
+    responses = {}
     for (status, code), meaning in _meanings().items():
         must = ["issues"] if code == "VALIDATION_ERROR" else []
-        found[code] = {
+        responses[code] = {
             "description": meaning,
             "headers": _headers("X-Request-Id", *([extra[status]] if status in extra else [])),
             "content": {
@@ -203,7 +205,7 @@ def _failures() -> dict[str, Any]:
                 }
             },
         }
-    return found
+    return responses
 
 
 def _headers(*names: str) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def _introduction(settings: Settings) -> str:
         "subscribers_max": str(broadcast.CAPACITY),
         "ping_s": f"{streams.Timing().ping_s:g}",
     }
-    return re.sub("|".join(f"{{{name}}}" for name in figures), lambda found: figures[found[0][1:-1]], text)
+    return re.sub("|".join(f"{{{name}}}" for name in figures), lambda match: figures[match[0][1:-1]], text)
 
 
 def routes(settings: Settings, registry: Registry | None = None) -> list[web.RouteDef]:

@@ -60,13 +60,13 @@ class Content(NamedTuple):
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+    files: dict[str, bytes] = {}
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
-            found |= _read(entry, f"{prefix}{entry.name}/")
+            files |= _read(entry, f"{prefix}{entry.name}/")
         else:
-            found[prefix + entry.name] = entry.read_bytes()
-    return found
+            files[prefix + entry.name] = entry.read_bytes()
+    return files
 
 
 FILES: Final[Mapping[str, bytes]] = _read(resources.files("trader.api.dashboard") / "static")

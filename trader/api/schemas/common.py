@@ -2,8 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -70,6 +73,33 @@ DecimalText = Annotated[str, Meta(extra_json_schema={"pattern": r"^-?(0|[1-9]\d*
 
 class Wire(msgspec.Struct, rename="camel", kw_only=True):
     """An output. A field that may be absent is `… | UnsetType = UNSET`; one that may be null is `… | None`."""
+
+    @classmethod
+    def from_attributes(cls, source: object, **others: Any) -> Self:
+        """Return the record of the attributes of `source` with the names of its fields, and of the `others`.
+
+        Ids and times become text, numbers lose trailing zeros, and None is absence in a field that may be absent.
+        """
+        values = {name: _shown(getattr(source, name)) for name in cls.__struct_fields__ if name not in others}
+        absent = [name for name in _optional_fields(cls) if values.get(name, UNSET) is None]
+        return cls(**{**values, **others, **dict.fromkeys(absent, UNSET)})
+
+
+@cache
+def _optional_fields(kind: type[Wire]) -> tuple[str, ...]:
+    """Return the names of the fields that may be absent."""
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.default is UNSET)
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case Decimal():
+            return trimmed(value)
+        case datetime():
+            return iso(value)
+        case UUID():
+            return str(value)
+    return value
 
 
 class Input(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
