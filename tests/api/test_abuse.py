@@ -269,9 +269,9 @@ async def test_bodies_meant_to_harm_are_refused_at_once(
 
 
 async def test_pipelined_requests_are_answered_in_order_and_bounded(service: Service) -> None:
-    one = CALL + b"Content-Length: 0\r\n\r\n"
-    unknown = one.replace(b"demo.wait", b"demo.none")
-    reader, _ = await service.connect((one + unknown) * 500)
+    request = CALL + b"Content-Length: 0\r\n\r\n"
+    unknown = request.replace(b"demo.wait", b"demo.none")
+    reader, _ = await service.connect((request + unknown) * 500)
     for number in range(1000):
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 404 " if number % 2 else b"HTTP/1.1 200 ")
@@ -298,20 +298,20 @@ async def test_the_oldest_idle_connection_makes_room(service: Service) -> None:
 
 
 async def test_the_connection_that_is_idle_longest_makes_room_whichever_is_oldest() -> None:
-    one = CALL + b"Content-Length: 0\r\n\r\n"
+    request = CALL + b"Content-Length: 0\r\n\r\n"
     async with running(ConnectionLimits(connections_max=8)) as service, asyncio.timeout(10):
         first = await service.connect()
         silent = [(await service.connect())[0] for _ in range(7)]
         await service.until(lambda count: count == 8)
 
         async def asks() -> None:
-            first[1].write(one)
+            first[1].write(request)
             assert (await first[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             await first[0].readuntil(b"}")
 
         await asks()
         for gone in silent[:3]:
-            newcomer, _ = await service.connect(one)
+            newcomer, _ = await service.connect(request)
             assert (await newcomer.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             assert await gone.read() == b""
             await asks()

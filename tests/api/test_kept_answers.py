@@ -189,7 +189,7 @@ class Reader:
         ends = Relay(unused, relay)
         self._role = Leadership(context, database, accounts, events, unused, None, (unused,) * 3, unused, ends)  # type: ignore[arg-type]
         self.dispatcher = rpc.Dispatcher(REGISTRY, context)
-        self._targets = {name: rpc.Target(one, Style.PLAIN) for name, one in REGISTRY.procedures.items()}
+        self._targets = {name: rpc.Target(declared, Style.PLAIN) for name, declared in REGISTRY.procedures.items()}
         self._feed = asyncio.create_task(self._market.run(exchange.on_tick, START))
         self._number = 0
 

@@ -104,12 +104,12 @@ async def figures(client: AppClient) -> Figures:
         assert response.status == 200
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         text = await response.text()
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation
         for sample in family.samples:
-            found[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
-    return found
+            values[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return values
 
 
 async def test_requests_are_counted_by_procedure_and_status(client: AppClient) -> None:
@@ -250,11 +250,11 @@ async def test_a_handler_that_breaks_is_counted_as_a_failure(aiohttp_client: Aio
 async def test_the_condition_of_the_service_has_gauges(client: AppClient, parts: Parts) -> None:
     parts.market.last_update_at = START - timedelta(seconds=90)
     parts.troubles = {"apex-1": "ETH: a position that the books do not know"}
-    found = await figures(client)
+    values = await figures(client)
     expected = {
         "leader": 1, "halts": 0, "disagreements": 1, "market_stale": 0, "market_age_seconds": 90,
         "write_failures_total": 2,
     }  # fmt: skip
-    assert {name: found[f"trader_{name}", ()] for name in expected} == expected
-    assert found["trader_account_equity", ("apex-1",)] == 10500.25
-    assert found["trader_disk_free_bytes", ()] > 0
+    assert {name: values[f"trader_{name}", ()] for name in expected} == expected
+    assert values["trader_account_equity", ("apex-1",)] == 10500.25
+    assert values["trader_disk_free_bytes", ()] > 0

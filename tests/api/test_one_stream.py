@@ -131,9 +131,9 @@ async def test_a_client_that_returns_gets_the_events_it_missed(how: str) -> None
         headers = {"Last-Event-ID": reader.last_id} if how == "header" else {}
         query = f"?lastEventId={reader.last_id}" if how == "query" else ""
         async with reading(service, query, **headers) as again:
-            found = await again.events(1005)
-            assert steps(found) == list(range(3, 1003))
-            assert {name for name, _ in found} == {"connected", "workflow:step", *STATES}
+            events = await again.events(1005)
+            assert steps(events) == list(range(3, 1003))
+            assert {name for name, _ in events} == {"connected", "workflow:step", *STATES}
 
 
 async def test_a_reset_comes_first_when_events_were_lost() -> None:
@@ -145,9 +145,9 @@ async def test_a_reset_comes_first_when_events_were_lost() -> None:
         for number in range(1, EVENTS_MAX + 2):
             service.step(number)
         async with reading(service, "?streams=workflow", **{"Last-Event-ID": reader.last_id}) as again:
-            found = await again.events(2 + EVENTS_MAX)
-            assert [name for name, _ in found][:2] == ["reset", "connected"]
-            assert steps(found) == list(range(2, EVENTS_MAX + 2))
+            events = await again.events(2 + EVENTS_MAX)
+            assert [name for name, _ in events][:2] == ["reset", "connected"]
+            assert steps(events) == list(range(2, EVENTS_MAX + 2))
         async with reading(service, "?streams=workflow&lastEventId=00000000-5") as other:
             assert [name for name, _ in await other.events(2)] == ["reset", "connected"]
 
@@ -164,9 +164,9 @@ async def test_a_takeover_resets_those_who_are_connected_and_those_who_return() 
         assert reader.last_id.endswith("-1")
         assert reader.last_id != before
         async with reading(service, "?streams=workflow", **{"Last-Event-ID": before}) as again:
-            found = await again.events(3)
-            assert [name for name, _ in found] == ["reset", "connected", "workflow:step"]
-            assert steps(found) == [2]
+            events = await again.events(3)
+            assert [name for name, _ in events] == ["reset", "connected", "workflow:step"]
+            assert steps(events) == [2]
         async with reading(service, "?streams=workflow", **{"Last-Event-ID": reader.last_id}) as again:
             assert [name for name, _ in await again.events(1)] == ["connected"]
 

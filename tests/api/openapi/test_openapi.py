@@ -80,7 +80,7 @@ def test_everything_is_described(document: Document) -> None:
 
 def test_each_error_has_its_status_and_code(document: Document) -> None:
     reset = document["paths"]["/api/rpc/simulator.resetAccount"]["post"]["responses"]
-    assert {status: one["$ref"].rpartition("/")[2] for status, one in reset.items() if status != "200"} == {
+    assert {status: response["$ref"].rpartition("/")[2] for status, response in reset.items() if status != "200"} == {
         "400": "VALIDATION_ERROR",
         "401": "UNAUTHORIZED",
         "403": "FORBIDDEN",
@@ -99,7 +99,7 @@ def test_each_error_has_its_status_and_code(document: Document) -> None:
 
 def test_only_what_changes_something_names_the_token(document: Document) -> None:
     guarded = {path for path, operation in operations(document) if "security" in operation}
-    assert guarded == {f"/api/rpc/{name}" for name, one in REGISTRY.procedures.items() if one.changes}
+    assert guarded == {f"/api/rpc/{name}" for name, declared in REGISTRY.procedures.items() if declared.changes}
     assert "/api/rpc/simulator.placeOrder" in guarded
     place = document["paths"]["/api/rpc/simulator.placeOrder"]["post"]
     assert place["security"] == [{}, {"bearer": []}]

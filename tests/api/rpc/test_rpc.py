@@ -434,8 +434,8 @@ async def test_malformed_http_is_refused_without_a_traceback(client: AppClient, 
 
 
 async def test_pipelined_requests_are_answered_in_order(client: AppClient) -> None:
-    one = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
-    requests = b"".join(one % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
+    text = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
+    requests = b"".join(text % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
     answer = await exchange_bytes(client, requests, close=False)
     assert re.findall(rb'"text":"(\d)"', answer) == [b"0", b"1", b"2", b"3", b"4"]
 
