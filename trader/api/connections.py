@@ -193,6 +193,7 @@ class HttpServer:
         await self._runner.cleanup()
         if self._enforcing is not None:
             self._enforcing.cancel()
+            await asyncio.wait([self._enforcing])
 
     async def _enforce_times(self) -> None:
         """Look at every connection ten times within the shorter limit: a timer for each request would cost more."""

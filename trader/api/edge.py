@@ -200,6 +200,8 @@ def _name_of(request: web.Request) -> str:
 
 @cache
 def _name_of_path(path: str) -> str:
+    if "{" in path:  # of a route for every path below another, which does not exist
+        return UNKNOWN
     if path.startswith(rpc.PREFIX):
         return path.removeprefix(rpc.PREFIX).strip("/").replace("/", ".")
     return path.removeprefix("/api").strip("/")

@@ -22,7 +22,7 @@ from aiohttp import hdrs, web
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
 from trader.api.requests import REQUEST_ID
-from trader.api.routes import Documented, Route, refusal
+from trader.api.routes import Documented, Route, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, iso
 from trader.api.schemas.health import HaltInForce
 from trader.api.schemas.streams import Refusal
@@ -185,11 +185,11 @@ HUBS: Final = web.AppKey("hubs", Hubs)
 def routes(timing: Timing | None = None) -> list[web.RouteDef]:
     """Return the routes of the streams."""
     timing = timing or Timing()
-    one_stream = ONE_STREAM.get(partial(_stream, _chosen, timing))
-    return [
-        *(route for name in ROUTES for route in ROUTES[name].get(partial(_stream, _only(name), timing))),
-        *one_stream,
-    ]
+    definitions = ONE_STREAM.get(partial(_stream, _chosen, timing))
+    for name, route in ROUTES.items():
+        definitions += route.get(partial(_stream, _only(name), timing))
+    unknown = web.get(PREFIX + "{name:.*}", _refuse_name, allow_head=False, expect_handler=answer_expectation)
+    return [*definitions, unknown]
 
 
 async def run(app: web.Application) -> AsyncIterator[None]:
@@ -245,6 +245,10 @@ def _chosen(request: web.Request) -> _Wanted:
     return _Wanted(tuple(streams or ROUTES), True, last_id, patches == "true")
 
 
+async def _refuse_name(_: web.Request) -> web.Response:
+    return refusal(404, "Not Found")
+
+
 async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.StreamResponse:
     hubs, wanted = request.app[HUBS], choose(request)
     followed = [hubs.all[name] for name in wanted.streams]
@@ -258,10 +262,11 @@ async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.S
         while not subscriber.has(states) and not subscriber.ended and _is_connected(request):
             await subscriber.wait(timing.watch_s)
         if not subscriber.has(states) or subscriber.ended:
-            error = subscriber.error or Unavailable("The stream has ended")
-            log.warning("stream %s refused: %s (request %s)", names, error, request_id)
-            if isinstance(error, Unavailable):
-                raise error
+            if subscriber.error is None:
+                raise Unavailable("The stream has ended")
+            log.warning("stream %s refused: %s (request %s)", names, subscriber.error, request_id)
+            if isinstance(subscriber.error, Unavailable):
+                raise subscriber.error
             return refusal(500, "Internal server error")  # the broadcaster has logged the cause
         log.info("stream %s opened (request %s)", names, request_id)
         return await _send(request, followed, subscriber, timing)
