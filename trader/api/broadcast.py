@@ -50,7 +50,7 @@ class Broadcaster:
         self._subscribers.pop(subscriber, None)
 
     def send(self, message: Message, *, to: Callable[[MessageForm], bool] = lambda _: True) -> None:
-        """Send a message to every subscriber, or to those with such a form; drop those that cannot keep up."""
+        """Send a message to the subscribers whose form `to` accepts, and drop those that cannot keep up."""
         chosen = [subscriber for subscriber in self._subscribers if to(subscriber.form)]
         for subscriber in chosen:
             if not subscriber.offer(message):

@@ -42,7 +42,7 @@ def _gzip(body: bytes) -> bytes:
 
 
 class StreamPacker:
-    """Gzip of one response that is sent in pieces, each of which can be read when it arrives; or none."""
+    """Gzip encoder of a response that is sent in pieces, each readable on arrival; it may also pass them on as is."""
 
     def __init__(self, *, compress: bool) -> None:
         self._packer = zlib.compressobj(LEVEL, wbits=_GZIP_WINDOW) if compress else None
@@ -65,7 +65,7 @@ class StreamPacker:
 
 
 def is_worth_compressing(response: web.Response) -> bool:
-    """Return whether the body is long enough, and is neither compressed nor a font or a picture, which are already."""
+    """Return whether a body is long enough, not compressed yet, and neither a font nor a picture."""
     body = response.body
     if not isinstance(body, bytes) or len(body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
         return False
@@ -73,7 +73,7 @@ def is_worth_compressing(response: web.Response) -> bool:
 
 
 async def compress_response(request: web.Request, response: web.Response) -> None:
-    """Compress a response that is worth it, for a caller that accepts gzip."""
+    """Compress the body of a response when the caller accepts gzip."""
     if hdrs.VARY not in response.headers:
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
     if accepts_gzip(request):

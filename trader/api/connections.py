@@ -62,10 +62,10 @@ class ConnectionLimits:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: passes everything on to aiohttp's protocol, and knows what the limits are about.
+    """Protocol around aiohttp's own: passes everything on, and records what the limits depend on.
 
-    The middleware finds it by `connection_of`, and reports when a request begins and ends. `others` are all
-    connections, in the order in which they were made or had their last answer.
+    The middleware finds it by `connection_of`, and reports when a request begins and ends. `others` are all open
+    connections, the one that was idle longest first.
     """
 
     def __init__(self, http: asyncio.Protocol, others: dict["Connection", None], limits: ConnectionLimits) -> None:
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for the next request, whose head may have begun: the last one is read and answered."""
+        """Whether the last request is read and answered; the head of the next one may have begun."""
         return not self._is_busy and self._answer_stuck_s is None and self._body.is_eof()
 
     def begin(self, body: StreamReader) -> None:
@@ -196,7 +196,7 @@ class HttpServer:
             await asyncio.wait([self._enforcing])
 
     async def _enforce_times(self) -> None:
-        """Look at every connection ten times within the shorter limit: a timer for each request would cost more."""
+        """Check every connection ten times within the shorter limit, which costs less than a timer for each request."""
         while True:
             await asyncio.sleep(min(self._limits.head_s, self._limits.answer_s) / 10)
             for connection in list(self._connections):

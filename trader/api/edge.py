@@ -1,7 +1,7 @@
-"""Edge of the application: what every request passes, whatever its path.
+"""Edge of the application: the middleware, the response hook and the CORS rules for every request.
 
-Requests have ids and end in the log, foreign hosts and origins are refused, every error is answered as JSON, long
-responses are compressed, and the head of each response is completed.
+Requests get ids and are logged, foreign hosts and origins are refused, every error is answered as JSON, long responses
+are compressed, and the headers of each response are completed.
 """
 
 import logging
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def setup(app: web.Application, settings: Settings) -> None:
-    """Add what every request passes to an application that has all its other routes."""
+    """Install the middleware, the response hook and CORS. Call this after all routes were added."""
     app[REQUESTS] = RequestLog()
     app[HOSTS], app[ORIGINS] = HostRule(settings), OriginRule(settings)
     app.middlewares.append(answer)
@@ -51,7 +51,7 @@ def setup(app: web.Application, settings: Settings) -> None:
 
 
 def _allow_origins(app: web.Application, settings: Settings) -> None:
-    """Let the pages of CORS_ORIGINS read what is below `CORS_PATHS`, what is answered 404 and 405 too."""
+    """Let pages of CORS_ORIGINS read every response below `CORS_PATHS`, including 404 and 405."""
     options = aiohttp_cors.ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
         allow_credentials=True,
         expose_headers=_EXPOSED_HEADERS,
@@ -72,7 +72,7 @@ def _allow_origins(app: web.Application, settings: Settings) -> None:
 
 @web.middleware
 async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a request, whatever happens, and record how it ended."""
+    """Answer every request, turn errors into responses, and record latency and status."""
     started_s, requests, connection = time.perf_counter(), request.app[REQUESTS], connection_of(request)
     request[REQUEST_ID] = request_id = requests.new_id()
     if connection is not None:
@@ -131,7 +131,7 @@ async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def _check_origin(request: web.Request) -> None:
-    """Refuse foreign origins, except where nothing would be done: by preflights and by what no route takes.
+    """Refuse foreign origins, except where nothing is done: for preflights and requests without a route.
 
     :raises Forbidden: the request does something and its origin is not allowed
     """
@@ -145,12 +145,12 @@ def _check_origin(request: web.Request) -> None:
 
 
 async def _find_nothing(_: web.Request) -> web.StreamResponse:
-    """Take the requests that no other route takes, so that aiohttp-cors covers the answers to them."""
+    """Handle paths and methods without a route: aiohttp-cors adds headers only to responses of resources it knows."""
     raise web.HTTPNotFound
 
 
 async def _refuse_path(request: web.Request) -> web.Response:
-    """Answer what no route takes: 405 where its path takes other methods, else 404."""
+    """Answer a request without a route: 405 when its path has other methods, else 404."""
     if request.path.startswith(rpc.PREFIX) and rpc.DISPATCHER in request.app:
         return request.app[rpc.DISPATCHER].refuse_path(request)
     allowed: set[str] = set()
@@ -166,7 +166,7 @@ async def _refuse_path(request: web.Request) -> web.Response:
 
 
 def _answer_bug(request: web.Request) -> web.Response:
-    """Answer instead of a handler that has raised an exception, without the cause."""
+    """Return the response for an unexpected exception, without its cause."""
     if request.writer.output_size and request.transport is not None:  # a response has begun
         request.transport.abort()
     response = refusal(500, "Internal server error")
@@ -185,7 +185,7 @@ async def _answer_and_close(request: web.Request, response: web.StreamResponse) 
 
 
 def _resource_of(request: web.Request) -> web.AbstractResource | None:
-    """Return the resource that takes the request; None for one of those with names, which take the rest."""
+    """Return the resource of a request; None without one, or for a catch-all resource, which has a name."""
     resource = request.match_info.route.resource
     return None if resource is None or resource.name is not None else resource
 

@@ -131,7 +131,7 @@ class Dispatcher:
         self.large_answers = LargeAnswers()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes of the procedures, and the one of batches, which may come on any path."""
+        """Return the routes of the procedures, and one for batches, which are accepted on every path."""
         calls = [
             web.post(path, partial(self._handle, target), expect_handler=answer_expectation)
             for path, target in self._targets.items()
@@ -156,7 +156,7 @@ class Dispatcher:
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
     async def _handle_other(self, request: web.Request) -> web.StreamResponse:
-        """Handle a batch, or a call of what is no procedure."""
+        """Handle a batch, or answer 404."""
         mode = request.headers.get(batch.HEADER)
         if mode is None:
             return _response(_NOT_FOUND)
@@ -270,7 +270,7 @@ def _method_not_supported(method: str, style: Style) -> Answer:
 
 
 def refuse(request: web.Request, error: TraderError) -> web.Response:
-    """Answer one of the errors `ANSWERED` that was raised before or outside a call, in the style of the path."""
+    """Return the response for an error of `ANSWERED` that was raised outside a call, in the style of the path."""
     dispatcher = request.app.get(DISPATCHER)
     if dispatcher is not None and request.path.startswith(PREFIX):
         return _response(_error_answer(error, dispatcher.style_of(request)))

@@ -1,4 +1,4 @@
-"""Subscribers: the end of one open stream, with the messages that wait for its reader."""
+"""Subscribers: the queue of messages for one open stream."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ BACKLOG_BYTES_MAX = 256 * 1024
 
 
 class Subscriber:
-    """The end of one open response: messages wait here until its writer takes them.
+    """Queue of the messages for one open response, from which its handler takes them.
 
     Of states only the newest is kept, of each stream one; events wait in order: one message of any size, and beside it
     at most `backlog_bytes_max` bytes. `ended` is set when nothing more will come; `error` is the failure that ended it,
@@ -74,14 +74,14 @@ class Subscriber:
         return message.patch
 
     def _bytes_of(self, message: Message) -> bytes:
-        """Return what is written of a message. Those of a compressed stream build upon one another: in this order."""
+        """Encode a message. Compressed messages refer to earlier ones, so they are encoded in the order of sending."""
         if self._packer is None:
             return message.text(self.form.numbered)
         shared = message.block(self.form.numbered)
         return self._packer.pack(message.text(self.form.numbered)) if shared is None else self._packer.insert(shared)
 
     def has(self, states: Iterable[str]) -> bool:
-        """Return whether a message of each of these states waits."""
+        """Return whether a message is waiting for each of these states."""
         return all(state in self._waiting for state in states)
 
     async def wait(self, timeout_s: float) -> None:
@@ -95,7 +95,7 @@ class Subscriber:
             self._woken.clear()
 
     def take(self, before: bytes = b"", after: bytes = b"") -> bytes:
-        """Return all waiting messages as one, between two more texts; empty when there is nothing. Write it at once."""
+        """Remove and return the waiting messages as one, between two more texts. The caller must send it next."""
         self._woken.clear()
         messages, self._waiting, self._backlog_bytes = self._waiting, {}, 0
         return b"".join((self._packed(before), *map(self._bytes_of, messages.values()), self._packed(after)))
@@ -104,7 +104,7 @@ class Subscriber:
         return self._packer.pack(text) if self._packer is not None and text else text
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the subscription, and the wait of its writer for the reader."""
+        """End the subscription, and a write that waits for the client."""
         if self.ended:
             return
         self.ended = True

@@ -4,7 +4,6 @@ from datetime import date
 from decimal import Decimal
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from trader.api.schemas.common import (
@@ -55,7 +54,7 @@ class IntervalPercent(Wire, kw_only=True):
 
     @classmethod
     def of(cls, interval: Interval | None) -> "IntervalPercent | None":
-        return None if interval is None else msgspec.convert(interval, cls, from_attributes=True)
+        return None if interval is None else cls.from_attributes(interval)
 
 
 class Neighbour(Wire, kw_only=True):
@@ -108,7 +107,7 @@ class Replicates(Wire, kw_only=True):
 
     @classmethod
     def of(cls, noise: ReplicateNoise) -> "Replicates":
-        return msgspec.convert(noise, cls, from_attributes=True)
+        return cls.from_attributes(noise)
 
 
 class ReplicatesRow(Wire, kw_only=True):
