@@ -22,7 +22,7 @@ from trader.api.reference import page
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
 from trader.api.routes import JSON, Route
-from trader.api.schemas.failures import ErrorBody
+from trader.api.schemas.common import ErrorBody
 from trader.settings import Settings
 
 DOCUMENT: Final = Route("/api/openapi.json", head=True)

@@ -8,8 +8,7 @@ import msgspec
 from aiohttp import HttpVersion11, hdrs, web
 
 from trader.api.requests import Handler
-from trader.api.schemas.common import ENCODER
-from trader.api.schemas.streams import Refusal
+from trader.api.schemas.common import ENCODER, Refusal
 
 JSON: Final = "application/json"
 

@@ -23,9 +23,8 @@ from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
 from trader.api.requests import REQUEST_ID
 from trader.api.routes import Documented, Route, answer_expectation, refusal
-from trader.api.schemas.common import ENCODER, iso
+from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
-from trader.api.schemas.streams import Refusal
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_events import ID_PATTERN, EventRing
 from trader.api.stream_messages import GZIP_HEADER, MessageForm

@@ -1,4 +1,4 @@
-"""Common parts of the wire structs: naming, strictness, and the form of decimals and times."""
+"""Common parts of the wire structs: naming, strictness, the form of decimals and times, and the bodies of errors."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,10 +23,12 @@ __all__ = [
     "UNSET",
     "DecimalText",
     "Empty",
+    "ErrorBody",
     "Input",
     "LongOutput",
     "Number",
     "PositiveNumber",
+    "Refusal",
     "Timestamp",
     "UnsetType",
     "VariantFilter",
@@ -126,6 +128,27 @@ class BudgetUse(Wire, kw_only=True):
             is_partial=budget.is_partial or UNSET,
             state=budget.state,
         )
+
+
+class Refusal(Wire):
+    """The body of an answer that is neither a stream nor a report."""
+
+    error: str
+
+
+class InputIssue(Wire, kw_only=True):
+    """One field that does not fit: where it is in the input, and what was expected."""
+
+    path: list[str | int]
+    message: str
+
+
+class ErrorBody(Wire, kw_only=True):
+    """Why a call was not answered. `error` is for people, `code` for programs; `issues` comes with VALIDATION_ERROR."""
+
+    error: str
+    code: str
+    issues: list[InputIssue] | UnsetType = UNSET
 
 
 class Empty(Input):

@@ -12,12 +12,6 @@ from trader.domain.models import Model
 from trader.variants import color_of
 
 
-class Refusal(Wire):
-    """The body of an answer that is neither a stream nor a report."""
-
-    error: str
-
-
 class PositionEventData(Wire, kw_only=True):
     """What one model holds. The two sums are null while a price they need is not known yet, never zero.
 
