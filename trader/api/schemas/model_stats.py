@@ -195,8 +195,8 @@ class EntrantOverall(OverallFigures, kw_only=True):
     ranked: bool
 
     @classmethod
-    def of(cls, found: EntrantStats) -> "EntrantOverall":
-        return cls(**_figures(found.stats, OverallFigures), **_entrant(found))
+    def of(cls, entrant: EntrantStats) -> "EntrantOverall":
+        return cls(**_figures(entrant.stats, OverallFigures), **_entrant(entrant))
 
 
 class EntrantAdvanced(AdvancedFigures, kw_only=True):
@@ -210,18 +210,18 @@ class EntrantAdvanced(AdvancedFigures, kw_only=True):
     ranked: bool
 
     @classmethod
-    def of(cls, found: EntrantStats) -> "EntrantAdvanced":
-        return cls(**_figures(found.stats, AdvancedFigures), **_entrant(found))
+    def of(cls, entrant: EntrantStats) -> "EntrantAdvanced":
+        return cls(**_figures(entrant.stats, AdvancedFigures), **_entrant(entrant))
 
 
-def _entrant(found: EntrantStats) -> dict[str, Any]:
+def _entrant(entrant: EntrantStats) -> dict[str, Any]:
     return {
-        "entrant": found.record.number,
-        "fingerprint": found.record.fingerprint,
-        "started_at": iso(found.started_at),
-        "ended_at": None if found.ended_at is None else iso(found.ended_at),
-        "coverage": found.record.coverage_percent,
-        "ranked": found.record.is_ranked,
+        "entrant": entrant.record.number,
+        "fingerprint": entrant.record.fingerprint,
+        "started_at": iso(entrant.started_at),
+        "ended_at": None if entrant.ended_at is None else iso(entrant.ended_at),
+        "coverage": entrant.record.coverage_percent,
+        "ranked": entrant.record.is_ranked,
     }
 
 
