@@ -1,4 +1,4 @@
-"""The life of a live order, with another actor in every gap: books, rows and venue agree, and no order is sent twice."""
+"""The life of a live order, with another actor in every gap: books and venue agree, and no order is sent twice."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
