@@ -125,7 +125,7 @@ class _Figures(Collector):
         yield _counters("trader_large_answers", "Answers over 1 MB before compression.", "procedure", large)
         yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(self._sources.models_running()))
         waiting = len(self._sources.models_waiting())
-        yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot of their provider.", waiting)
+        yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot.", waiting)
         skipped = self._sources.cycles_skipped()
         yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", skipped)
 
@@ -201,7 +201,6 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         "trader_provider_unmetered_attempts", "Calls that may have cost tokens nobody reported.", labels=["provider"]
     )
     outages = find_outages(providers)
-    out = CounterMetricFamily("trader_provider_keys_out", "Keys that were refused.", labels=["provider"])
     for name, provider in providers.items():
         if not isinstance(provider, ChatClient):
             continue
@@ -214,8 +213,7 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
         for reason, count in usage.rests.items():
             rests.add_metric([name, reason], count)
         unmetered.add_metric([name], usage.unmetered_attempts)
-        out.add_metric([name], usage.keys_out)
-    yield from (attempts, tokens, unmetered, rests, out)
+    yield from (attempts, tokens, unmetered, rests)
     down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ChatClient)}
     yield _gauges("trader_provider_out", "1 while no model can ask it.", "provider", down)
 

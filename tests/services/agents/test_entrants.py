@@ -154,7 +154,8 @@ async def test_a_cycle_is_due_by_the_cadence_even_when_the_budget_is_spent(floor
 async def test_a_model_that_a_shared_budget_drops_while_it_waits_has_missed_its_cycle(database: Database) -> None:
     settings = {"AI_BUDGET_USD_PER_DAY": "1", "MAX_PARALLEL_MODELS": "1"}
     async with open_floor(database, **settings) as floor:
-        await floor.add("ada", "bob", configuration=ModelConfiguration(when_spent="pause"))
+        paused = ModelConfiguration(when_spent="pause")
+        await floor.add("ada", "bob", router_model="lab/one", configuration=paused)
         await floor.agents.start()
         floor.provider.scripts["ada"] = [replace(hold(), cost_usd=Decimal(1))]
         for _ in range(2):

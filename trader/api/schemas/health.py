@@ -101,7 +101,7 @@ class ModelWaiting(Wire):
 class SchedulersReport(Wire):
     """`GET /health/schedulers`. Of several processes one leads and trades; the others stand by, or only read.
 
-    `modelsWaiting` are the models that wait for a slot of their provider (`MAX_PARALLEL_MODELS`); absent without any.
+    `modelsWaiting` are the models that wait for a slot (`MAX_PARALLEL_MODELS`); absent without any.
     `budgets` are those of the models that have one, by id. `lagSeconds` is that of `GET /health`.
     """
 

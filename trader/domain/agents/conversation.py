@@ -49,7 +49,8 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     whatever the clock of the market (None: no provider was asked), and `waited_s` is the part of it that was waited
     for a rest of the keys. `calls_left_out` counts the calls beyond the limit of an answer; `is_legacy_call` says that
     it has a call in the form that preceded tools. `cut_by` is what cut the answer off: its limit of tokens (`length`)
-    or a filter of the provider (None: it is complete).
+    or a filter of the provider (None: it is complete). `is_refusal`: the protocol says that the model refuses, and
+    `text` has its words.
     """
 
     text: str | None
@@ -68,6 +69,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float = 0.0
     calls_left_out: int = 0
     is_legacy_call: bool = False
+    is_refusal: bool = False
     cut_by: Literal["length", "content_filter"] | None = None
 
 

@@ -89,7 +89,7 @@ A guard refuses what breaks a rule, and you are told why.
 stop, target, time or liquidation included. A cycle is 60 seconds.
 - After a loss of {limits.day_loss_max_percent} % of `dayOpeningEquity` only reducing is allowed until 00:00 UTC.
 
-You act through the tools only; people read what you write. Call `holding` last, to end the cycle."""
+You act through the tools only; people read what you write. Call `holding` alone, to end the cycle."""
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:

@@ -22,10 +22,12 @@ from trader.domain.agents.tools import TOOL_SCHEMAS
 from trader.domain.models import RESERVED_REQUEST_FIELDS, Model
 from trader.errors import ProviderError, ProviderTimeout
 from trader.gateways.agents.keys import (
+    KEY_REFUSED,
     MODEL_REFUSED,
     OUT_OF_CREDIT,
     OVERLOADED,
     RATE_LIMITED,
+    UNAFFORDABLE,
     Key,
     KeyRefusal,
     KeyRing,
@@ -37,7 +39,9 @@ from trader.setting_forms import Secret
 ATTEMPT_LIMIT_S = 120.0
 RETRIES_MAX = 3
 FAILED_TURNS_MAX: Final = 3
-"""So many failed turns in a row, of whichever models, are an outage of the provider."""
+"""So many failed turns in a row are an outage of the provider, unless a model's last turn was answered recently."""
+
+ANSWERED_RECENTLY_S: Final = 600.0
 
 BACKOFF_S = 0.5
 """Before the first retry; doubled for each further one, and spread by half to one and a half times."""
@@ -56,7 +60,9 @@ LIMIT_FIELDS: Final = {"max_tokens": "max_completion_tokens", "max_completion_to
 """The fields that limit an answer's tokens, each with the alternative for a model that does not accept it."""
 
 RESTS: Final[Mapping[About, KeyRefusal]] = {
+    "key": KEY_REFUSED,
     "credit": OUT_OF_CREDIT,
+    "size": UNAFFORDABLE,
     "rate": RATE_LIMITED,
     "model": MODEL_REFUSED,
 }
@@ -87,7 +93,7 @@ class _Transient(ProviderError):
 
 
 class _KeyUnusable(ProviderError):
-    """The key of this attempt rests or is out of use; another key may work."""
+    """The key of this attempt rests; another key may work."""
 
 
 class _FieldRefused(ProviderError):
@@ -136,10 +142,12 @@ class ChatClient:
         self._attempt_limit_s = attempt_limit_s
         self._backoff_s = backoff_s
         self._jitter = random.Random()
-        self._left_out: dict[str, set[str]] = {}
+        self._left_out: dict[tuple[str, str], set[str]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._timer = timer
         self._failed_turns = 0
         self._last_failure = ""
+        self._answered_at_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"ChatClient({self.name})"
@@ -149,16 +157,21 @@ class ChatClient:
             await self._session.close()
 
     def outage(self) -> str | None:
-        """Return why no model can be asked at present: keys out of use or credit, or failed turns only."""
+        """Return why no model can be asked at present: every key rests, or the turns of all models fail.
+
+        Models that fail beside one that is answered are no outage.
+        """
         if (reason := self._keys.outage()) is not None:
             return reason
-        if self._failed_turns < FAILED_TURNS_MAX:
+        since_s = self._timer() - ANSWERED_RECENTLY_S
+        is_answering = any(at_s > since_s for at_s in self._answered_at_s.values())
+        if self._failed_turns < FAILED_TURNS_MAX or is_answering:
             return None
         return f"the last {self._failed_turns} turns failed: {self._last_failure}"
 
     def left_out(self, model: Model) -> Collection[str]:
         """Return the fields that requests for this model leave out, since the provider has refused them."""
-        return self._left_out.get(model.router_model_name, ())
+        return self._left_out.get((model.id, model.router_model_name), ())
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         """Ask the provider.
@@ -175,8 +188,10 @@ class ChatClient:
             self.usage.unmetered_attempts += error.unmetered_attempts
             self._failed_turns += 1
             self._last_failure = str(error)
+            self._answered_at_s.pop(turn.model.id, None)
             raise
         self._failed_turns = 0
+        self._answered_at_s[turn.model.id] = self._timer()
         self.usage.attempts["answered"] += 1
         self.usage.input_tokens += answer.input_tokens or 0
         self.usage.output_tokens += answer.output_tokens or 0
@@ -191,7 +206,7 @@ class ChatClient:
         )
 
     async def _answer(self, turn: Turn, progress: _Progress) -> ModelAnswer:
-        model = turn.model.router_model_name
+        model = turn.model
         while True:
             key = self._keys.take(model, progress.spent | progress.failed) or self._keys.take(model, progress.spent)
             if key is None:
@@ -200,14 +215,17 @@ class ChatClient:
             request = self._request(turn)
             body = msgspec.json.encode(request)
             try:
-                reply = await self._attempt(turn.model, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
+                reply = await self._attempt(model, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
             except _KeyUnusable as error:
                 progress.spent.add(key)
                 progress.unmetered += error.unmetered_attempts
                 progress.raw = error.raw
             except _FieldRefused as error:
                 self._leave_out(model, error.field)
-            except _Transient as error:
+            except ProviderError as error:
+                self._keys.failed(key, model)
+                if not isinstance(error, _Transient):
+                    raise
                 progress.failed.add(key)
                 progress.failures += 1
                 progress.unmetered += error.unmetered_attempts
@@ -225,19 +243,18 @@ class ChatClient:
 
         :raises ProviderError: that takes longer than the turn may wait
         """
-        model = turn.model.router_model_name
-        free_s, left_s = self._keys.free_in_s(model), turn.wait_max_s - progress.waited_s
-        if free_s is None or left_s <= 0 or free_s > left_s:
-            raise ProviderError(self._keys.unavailable_reason(model), progress.raw)
+        free_s, left_s = self._keys.free_in_s(turn.model), turn.wait_max_s - progress.waited_s
+        if left_s <= 0 or free_s > left_s:
+            raise ProviderError(self._keys.unavailable_reason(turn.model), progress.raw)
         wait_s = min(left_s, max(free_s + TIMER_S, WAIT_STEP_S * 2**progress.waits))
-        _log.info("%s; waits %.1f s for it", self._keys.unavailable_reason(model), wait_s)
+        _log.info("%s; waits %.1f s for it", self._keys.unavailable_reason(turn.model), wait_s)
         progress.waits += 1
         progress.waited_s += wait_s
         progress.spent.clear()
         await self._sleep(wait_s)
 
     def _request(self, turn: Turn) -> dict[str, Any]:
-        left_out = self._left_out.get(turn.model.router_model_name, set())
+        left_out = self.left_out(turn.model)
         own = turn.model.configuration.request
         limit_field = next((field for field in LIMIT_FIELDS if own.get(field)), self._row.limit_field)
         if limit_field in left_out:
@@ -253,15 +270,16 @@ class ChatClient:
             **self._row.extra,
             **own,
         }
-        dropped = left_out | {field for field, value in own.items() if value is None}
+        dropped = {*left_out, *(field for field, value in own.items() if value is None)}
         return {field: value for field, value in request.items() if field not in dropped}
 
-    def _leave_out(self, model: str, field: str) -> None:
+    def _leave_out(self, model: Model, field: str) -> None:
         """Leave the field out of this model's requests from now on. Several requests under way may ask for it."""
-        left_out = self._left_out.setdefault(model, set())
+        left_out = self._left_out.setdefault((model.id, model.router_model_name), set())
         if field not in left_out:
             left_out.add(field)
-            _log.warning("%s: %s does not accept %s; its requests leave it out from now on", self.name, model, field)
+            accepts = f"{model.router_model_name} does not accept {field}"
+            _log.warning("%s: %s; requests of %s leave it out from now on", self.name, accepts, model.id)
 
     async def _attempt(self, model: Model, key: Key, body: bytes, fields: Collection[str]) -> Reply:
         """Make one request; `fields` are those that it could do without."""
@@ -303,11 +321,13 @@ class ChatClient:
         self, model: Model, key: Key, response: aiohttp.ClientResponse, content: bytes, fields: Collection[str]
     ) -> Reply:
         if not response.content_type.endswith("json"):
-            raise self._transient(f"{self.name} answered 200 with {response.content_type} instead of JSON")
+            raise self._not_json(f"{response.content_type} instead of JSON")
         try:
             reply = await _read(decode_reply, content)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             raise self._transient(f"{self.name} answered 200 with unusable JSON: {brief(str(error))}") from None
+        except (msgspec.DecodeError, ValueError) as error:
+            raise self._not_json(f"a body that is not JSON: {brief(str(error))}") from None
         if reply.failure:
             raise self._failure(model, key, status_of(reply.failure), None, content, fields)
         if not reply.choices:
@@ -329,23 +349,24 @@ class ChatClient:
             if retry_after_s is None:
                 return self._transient(f"{self.name} answered {status}")
             self.usage.attempts["overloaded"] += 1
-            self._keys.rest(key, model.router_model_name, OVERLOADED, str(status), retry_after_s)
+            self._keys.rest(key, model, OVERLOADED, str(status), retry_after_s)
             return _KeyUnusable(f"{self.name} answered {status}", unmetered_attempts=1)
         about = subject_of(status, content) if 400 <= status < 500 else "request"
-        if about == "key":
-            self.usage.attempts["key_refused"] += 1
-            self._keys.take_out(key, status)
-            return _KeyUnusable(message)
         if about in RESTS:
             refusal = RESTS[about]
             self.usage.attempts[refusal.outcome] += 1
             said = words_of(content)
             answer = brief(f"{status}: {said}" if said else str(status), REASON_MAX)
-            self._keys.rest(key, model.router_model_name, refusal, answer, retry_after_s)
+            self._keys.rest(key, model, refusal, answer, retry_after_s)
             return _KeyUnusable(message)
         self.usage.attempts["failed"] += 1
         field = refused_field(content, fields) if status in {400, 422} else None
         return ProviderError(message) if field is None else _FieldRefused(field, message)
+
+    def _not_json(self, what: str) -> ProviderError:
+        """Return the error of a 200 that is no JSON: each attempt may be charged, so there is no further one."""
+        self.usage.attempts["failed"] += 1
+        return ProviderError(f"{self.name} answered 200 with {what}", unmetered_attempts=1)
 
     def _transient(self, message: str, *, unmetered: int = 1) -> _Transient:
         self.usage.attempts["failed"] += 1

@@ -52,7 +52,7 @@ class Provider(Protocol):
 
 
 class RuleProvider:
-    """The rule agents as a provider: all their decisions are in the first answer, the second has none."""
+    """The rule agents as a provider: their orders are in the first answer, `holding` in one of its own."""
 
     name = "rules"
     is_remote = False
@@ -62,7 +62,8 @@ class RuleProvider:
 
     async def answer(self, turn: Turn) -> ModelAnswer:
         variant = VARIANTS[turn.model.variant]
-        decisions = variant.agent(turn.view, variant.limits) if turn.number == 1 else []
+        *changes, holding = variant.agent(turn.view, variant.limits)
+        decisions = changes if changes and turn.number == 1 else [holding]
         return ModelAnswer(
             text=None,
             calls=tuple(_tool_request(number, decision) for number, decision in enumerate(decisions, 1)),

@@ -92,6 +92,7 @@ def answer_of(reply: Reply, turn: Turn, key_number: int | None, asked_bytes: int
         calls=calls,
         calls_left_out=len(requested) - len(calls),
         is_legacy_call=message.function_call is not None,
+        is_refusal=_text(message.refusal) is not None,
         message=_message(sent, calls),
         model=(storable(reply.model) if isinstance(reply.model, str) else "") or turn.model.router_model_name,
         raw=reply.raw,

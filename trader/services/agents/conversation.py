@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from trader.domain.agents.answers import contains_tool_call, refusal_in
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.view import View
@@ -137,8 +138,10 @@ class Conversation:
     def correct(self, answer: ModelAnswer) -> bool:
         """Tell the model when its answer decides nothing although it looks complete. Return whether it does.
 
-        :raises ProviderError: it has been told before
+        :raises ProviderError: it has been told before, or it refuses to answer
         """
+        if not answer.calls and (refusal := refusal_in(answer)) is not None:
+            raise ProviderError(f"the model refused to answer: {refusal}")
         flaw = _flaw(answer) if self._provider.is_remote else None
         if flaw is None:
             return False
@@ -186,4 +189,8 @@ def _flaw(answer: ModelAnswer) -> str | None:
         return None
     if answer.is_legacy_call:
         return "the answer has a function_call, the form that preceded tool calls, which is not executed"
-    return None if (answer.text or "").strip() else "the answer is empty: neither text nor a tool call"
+    if not (answer.text or "").strip():
+        return "the answer is empty: neither text nor a tool call"
+    if contains_tool_call(answer.text or ""):
+        return "the answer has a tool call written as text, which is not executed"
+    return None

@@ -1,4 +1,4 @@
-"""Agents: start an invocation of every active model per cycle, a bounded number at a time, and read the records."""
+"""Agents: start an invocation of every active model that is due in a cycle, and read the records."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ from trader.services.agents.model_warnings import CUT_PROMPT, spent_budget, warn
 from trader.services.agents.observer import Observer
 from trader.services.agents.payloads import PayloadPacker, answers_of, unpacked
 from trader.services.agents.recorder import InvocationRecorder, recovered_call
-from trader.services.agents.slots import Batch, Queued, Slots
+from trader.services.agents.slots import Batch, Queued, SlotName, Slots, slot_name
 from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
@@ -89,7 +89,7 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
 
 class Agents:
-    """Owns every invocation. At most so many models of one provider run at once; the others of it wait for a slot.
+    """Owns every invocation. Models with the same name at the same provider share slots, and wait for a free one.
 
     `skipped` counts the cycles that passed over models which were still running, or still waiting.
     """
@@ -220,7 +220,7 @@ class Agents:
         return {model_id: since for model_id, (_, since) in self._running.items()}
 
     def waiting(self) -> Mapping[str, datetime]:
-        """Return the models that wait for a slot of their provider, and since when."""
+        """Return the models that wait for a slot, and since when."""
         return self._slots.waiting()
 
     async def invocations(
@@ -297,8 +297,8 @@ class Agents:
             batch = Batch(tuple(model.id for model in due))
             for model in due:
                 self._slots.add(Queued(model, batch, now))
-            for provider in {model.provider: None for model in due}:
-                self._fill_slots(provider)
+            for name in dict.fromkeys(slot_name(model) for model in due):
+                self._fill_slots(name)
             await asyncio.sleep(0)  # lets the invocations start, so that the clock waits for them
         if missed := [model for model in asked if model not in due]:
             await self._entrants.count_missed(missed, now)
@@ -311,28 +311,28 @@ class Agents:
             self.skipped[state] += len(model_ids)
             _log.warning("cycle %s skipped for models that are still %s: %s", iso(now), state, ", ".join(model_ids))
 
-    def _fill_slots(self, provider: str) -> None:
-        """Start queued invocations of a provider's models while it has room.
+    def _fill_slots(self, name: SlotName) -> None:
+        """Start queued invocations while there are free slots of this name.
 
         An invocation that ends calls this while it is still busy, so that a clock in lockstep cannot advance between.
         """
-        while not self._is_closing and (queued := self._slots.take(provider)):
+        while not self._is_closing and (queued := self._slots.take(name)):
             batch = queued.batch
             model = self._models.get(queued.model.id)  # it may have changed while it was queued
             budget = None if model is None else self.budgets.of(model)
             is_paused = budget is not None and budget.state == "pause"  # others spent it while the model waited
             if model is None or not model.active or is_paused:
-                self._slots.free(provider)
+                self._slots.free(name)
                 self._ended(batch)
                 self._dropped += [model] if model is not None and model.active else []
                 continue
             started_at = cut_to_ms(self._clock.now())
-            invocation = self._invoke(model, batch, started_at, provider)
+            invocation = self._invoke(model, batch, started_at, name)
             task = asyncio.create_task(invocation, name=f"invocation of {model.id}")
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
 
-    async def _invoke(self, model: Model, batch: Batch, started_at: datetime, slot_of: str) -> None:
+    async def _invoke(self, model: Model, batch: Batch, started_at: datetime, slot: SlotName) -> None:
         async with self._clock.busy():
             record = InvocationRecorder(
                 self._database,
@@ -362,9 +362,9 @@ class Agents:
                     self._unsaved.append(record)
                 self._note_end(record, workflow)
                 del self._running[model.id]
-                self._slots.free(slot_of)
+                self._slots.free(slot)
                 self._ended(batch)
-                self._fill_slots(slot_of)
+                self._fill_slots(slot)
 
     def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
         """Count the cost of an invocation, and report a spent budget and a cut prompt, each once."""

@@ -26,7 +26,7 @@ from trader.domain.agents.messages import (
     refused,
     tool_message,
 )
-from trader.domain.agents.tools import BadCall, Change, Decision, FetchIndicators, Holding, decode
+from trader.domain.agents.tools import ORDER_TOOLS, BadCall, Change, Decision, FetchIndicators, Holding, decode
 from trader.domain.exchange.orders import ExitPlan
 from trader.domain.market.markets import canonical_symbol
 from trader.domain.models import Model
@@ -55,6 +55,12 @@ INVOCATION_LIMIT_S: Final = 600.0
 INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
 """How long a cancelled invocation may take to write its record."""
+
+HOLDING_BESIDE_ORDER: Final = Refusal(
+    "holding",
+    "An answer either places orders or holds. The other calls of this answer were executed, so do not repeat them: "
+    "look at their results, then call `holding` alone to end the cycle.",
+)
 
 EndedBy = Literal["holding", "answer", "steps", "tokens"]
 """What ended a completed invocation: the model, by a call or by an answer without one, or one of the two limits."""
@@ -191,12 +197,16 @@ class Workflow:
     async def _execute_calls(self, answer: ModelAnswer) -> bool:
         """Execute the calls of an answer in order. Return whether one of them ended the cycle."""
         ended = False
+        has_order = any(request.name in ORDER_TOOLS for request in answer.calls)
         for request in answer.calls:
             decision = decode(request)
             number = self._record.next_call()
             if isinstance(decision, BadCall):
                 status, result = failed(decision.error)
                 self._record_call(number, request, None, status, result)
+            elif isinstance(decision, Holding) and has_order:
+                status, result = refused(HOLDING_BESIDE_ORDER)
+                self._record_call(number, request, decision, status, result)
             else:
                 result = await self._execute(number, request, decision)
                 ended = ended or isinstance(decision, Holding)
