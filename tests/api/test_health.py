@@ -143,9 +143,9 @@ async def test_the_detailed_report(path: str) -> None:
         }
         house.models_waiting = {"ada": START}
         assert (await get(client, path))[1]["modelsWaiting"] == [{"modelId": "ada", "waitingForSeconds": 1.0}]
-        house.budgets = {"ada": Budget(Decimal(2), Decimal("2.5"), True, "manage")}
+        house.budgets = {"ada": Budget(Decimal(2), Decimal("1.8"), True, "manage", Decimal("0.1"))}
         assert (await get(client, path))[1]["budgets"] == {
-            "ada": {"usdPerDay": 2.0, "spentTodayUsd": 2.5, "isPartial": True, "state": "manage"}
+            "ada": {"usdPerDay": 2.0, "spentTodayUsd": 1.8, "reservedUsd": 0.1, "isEstimated": True, "state": "manage"}
         }
         house.market.last_update_at = START
         market = (await get(client, path))[1]["market"]

@@ -5,18 +5,26 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
-from trader.domain.models import CYCLE, RESERVED_REQUEST_FIELDS, Model, ModelConfiguration, ModelId, VariantId
+from trader.domain.models import (
+    CYCLE,
+    RESERVED_REQUEST_FIELDS,
+    Model,
+    ModelConfiguration,
+    ModelId,
+    Usd,
+    VariantId,
+)
 from trader.errors import Issue, SettingsError
 from trader.provider_settings import PROVIDERS
 
-ROOT_NAMES = ("models",)
-"""The only name at the top of a file."""
+ROOT_NAMES: Final = {"models": "model", "owners": "owner"}
+"""The lists of tables at the top of a file, and what each of their tables is called."""
 
 Line = Annotated[
     str,
@@ -31,7 +39,10 @@ Capital = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 VenueAccountIndex = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
 Replicates = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
-AI_FIELDS = ("request", "attempt_timeout_s", "price", "budget_usd_per_day", "when_spent", "prompt", "training_cutoff")
+AI_FIELDS = (
+    "request", "attempt_timeout_s", "price", "budget_usd_per_day", "when_spent", "manage_usd_per_day", "owner",
+    "prompt", "training_cutoff",
+)  # fmt: skip
 """Fields that mean nothing for a rule agent."""
 
 PROMPT_CHARACTERS_MAX = 40_000
@@ -63,10 +74,22 @@ class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.convert(self, ModelConfiguration, from_attributes=True)
 
 
+class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who owns some of the models, and what they may cost together within a UTC day."""
+
+    name: ModelId
+    budget_usd_per_day: Usd
+
+
 class File(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole file."""
+    """A whole file, whose tables are not checked yet.
+
+    `rates` has what a unit of another currency than USD is worth in USD.
+    """
 
     models: list[Any]
+    owners: list[Any] = []
+    rates: dict[str, Any] = {}
 
 
 def read_models(file: Path) -> list[Entry]:
@@ -80,14 +103,18 @@ def read_models(file: Path) -> list[Entry]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError([f"{file}: {error}"]) from None
     issues = list(_struct_issues(File, document))
+    if not issues:
+        issues += _head_issues(document)
     entries = []
     if not issues:
-        for index, values in enumerate(document["models"]):
-            found = [*_entry_issues(values), *_replace_prompt(values, file.parent)]
-            issues += [Issue(("models", index, *path), message) for path, message in found]
-            if not found:
-                entries += _replicates(_entry(values))
-        issues += _repeated_ids(document["models"])
+        whole = msgspec.convert(document, File)
+        whole.owners = msgspec.convert(whole.owners, list[Owner])
+        for index, values in enumerate(whole.models):
+            mistakes = [*_entry_issues(values, whole), *_replace_prompt(values, file.parent)]
+            issues += [Issue(("models", index, *path), message) for path, message in mistakes]
+            if not mistakes:
+                entries += _replicates(_entry(values, whole))
+        issues += _repeated("models", "id", whole.models)
     if issues:
         lines = _lines_of(text, [issue.path for issue in issues])
         located = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
@@ -100,9 +127,9 @@ def entry_of(values: Mapping[str, Any]) -> Entry:
 
     :raises SettingsError: with every mistake
     """
-    if issues := list(_entry_issues(values)):
+    if issues := list(_entry_issues(values, File([]))):
         raise SettingsError([f"the model: {_name(path)}: {message}" for path, message in issues])
-    return _entry(values)
+    return _entry(values, File([]))
 
 
 def request_fields(request: Any) -> Mapping[str, Any]:
@@ -133,9 +160,14 @@ def day_cost_of(entry: Entry) -> str | None:
     )
 
 
-def _entry(values: Mapping[str, Any]) -> Entry:
+def _entry(values: Mapping[str, Any], whole: File) -> Entry:
+    """Return the entry of a table without mistakes, with its price in USD and the budget of its owner."""
     request = values.get("request", {})
-    return msgspec.convert({**values, "request": _decoded(request)}, Entry)
+    entry = msgspec.convert({**values, "request": _decoded(request)}, Entry)
+    if entry.price is not None:
+        entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
+    owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
+    return entry if owner is None else replace(entry, owner_budget_usd_per_day=owner.budget_usd_per_day)
 
 
 def _decoded(request: Any) -> Any:
@@ -149,8 +181,21 @@ def _decoded(request: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-def _entry_issues(values: Any) -> Iterator[Issue]:
+def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
+    """Yield what is wrong with everything in a file but its models."""
+    owners = document.get("owners", [])
+    for index, values in enumerate(owners):
+        for path, message in _struct_issues(Owner, values):
+            yield Issue(("owners", index, *path), message)
+    yield from _repeated("owners", "name", owners)
+    for currency, rate in document.get("rates", {}).items():
+        if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e6:
+            yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")
+
+
+def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     if isinstance(values, Mapping):
+        yield from _reference_issues(values, whole)
         yield from _request_issues(values.get("request", {}))
         values = {name: value for name, value in values.items() if name != "request"}
     yield from _struct_issues(Entry, values)
@@ -159,6 +204,23 @@ def _entry_issues(values: Any) -> Iterator[Issue]:
         yield from (Issue((name,), "only an AI model has it, no rule agent") for name in AI_FIELDS if name in values)
     if isinstance(provider, str) and provider not in (providers := (*PROVIDERS, "rules")):
         yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
+
+
+def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]:
+    """Yield what a table refers to that the rest of the file does not have: its owner, the rate of its currency."""
+    owner, owners = values.get("owner"), [owner.name for owner in whole.owners]
+    if isinstance(owner, str) and owner not in owners:
+        yield Issue(("owner",), f"there is no owner {owner!r} in [[owners]]; there are {', '.join(owners) or 'none'}")
+    if "owner_budget_usd_per_day" in values:
+        yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
+    price = values.get("price")
+    currency = price.get("currency", "USD") if isinstance(price, Mapping) else "USD"
+    if currency != "USD" and currency not in whole.rates:
+        hint = f"give the price in USD, or what a unit is worth in USD as [rates] {currency} = …"
+        yield Issue(("price", "currency"), f"there is no rate of {currency}: {hint}")
+    if price is not None and not isinstance(price, Mapping):
+        hint = "input and output in USD per million tokens, such as {input = 0.28, output = 0.42}"
+        yield Issue(("price",), f"a price without a unit: expected a table with {hint}")
 
 
 def _struct_issues(struct: type[msgspec.Struct], values: Any) -> Iterator[Issue]:
@@ -248,20 +310,22 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def _repeated_ids(models: Sequence[Any]) -> Iterator[Issue]:
+def _repeated(root: str, field: str, tables: Sequence[Any]) -> Iterator[Issue]:
+    """Yield every table whose id or name an earlier one has."""
     seen: set[Any] = set()
-    for index, values in enumerate(models):
-        model_id = values.get("id") if isinstance(values, Mapping) else None
-        if isinstance(model_id, str):
-            if model_id in seen:
-                yield Issue(("models", index, "id"), f"{model_id!r} is given twice; every model has an id of its own")
-            seen.add(model_id)
+    for index, values in enumerate(tables):
+        name = values.get(field) if isinstance(values, Mapping) else None
+        if isinstance(name, str):
+            if name in seen:
+                each = f"every {ROOT_NAMES[root]} has {'an id' if field == 'id' else 'a name'} of its own"
+                yield Issue((root, index, field), f"{name!r} is given twice; {each}")
+            seen.add(name)
 
 
 def _name(path: Sequence[str | int]) -> str:
-    """Return a path as people write it: the n-th table of models from 1, then its field."""
-    if path[:1] == ROOT_NAMES and len(path) > 1 and isinstance(path[1], int):
-        path = (f"model {path[1] + 1}", *path[2:])
+    """Return a path as people write it: the n-th table of a list from 1, then its field."""
+    if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
+        path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
     return ".".join(str(part) for part in path) or "the file"
 
 

@@ -41,15 +41,25 @@ Color = Annotated[str, Meta(pattern="^#[0-9a-fA-F]{6}$"), _described('a color su
 ModelId = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$"), _described("1 to 64 letters, digits or any of . _ : -")
 ]
+Currency = Annotated[str, Meta(pattern="^[A-Z]{3}$"), _described('a currency such as "USD"')]
 Day = Annotated[date, _described("a date such as 2025-06-30")]
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model's tokens cost. `cached` is the price of input from the provider's cache; None: as other input."""
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a model's tokens cost. `cached` is the price of input from the provider's cache; None: as other input.
+
+    A models file may give it in another `currency`; in the database it is in USD.
+    """
 
     input: UsdPerMillion
     output: UsdPerMillion
     cached: UsdPerMillion | None = None
+    currency: Currency = "USD"
+
+    def in_usd(self, rate: float) -> "Price":
+        """Return the price in USD, of which a unit of its currency is worth `rate`."""
+        cached = None if self.cached is None else self.cached * rate
+        return Price(input=self.input * rate, output=self.output * rate, cached=cached)
 
     def cost(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> Decimal:
         """Return the cost of an answer in USD; `cached_tokens` are a part of the input."""
@@ -71,6 +81,8 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     that is spent, it only manages what it holds, or pauses. `prompt` replaces the prompt of its variant: in the file
     the name of a text file, in the database the text. `training_cutoff` is the end of what it was trained on. Models
     with the same `replicate_of` are replicates: one model several times, to see how much of a result is its own noise.
+    `owner_budget_usd_per_day` limits all models of one `owner` together; of each budget `manage_usd_per_day` is kept
+    for managing positions (None: a fifth).
     """
 
     request: Mapping[str, Any] = {}
@@ -79,10 +91,18 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
     price: Price | None = None
     budget_usd_per_day: Usd | None = None
     when_spent: Literal["manage", "pause"] = "manage"
+    manage_usd_per_day: Usd | None = None
+    owner: ModelId | None = None
+    owner_budget_usd_per_day: Usd | None = None
     prompt: str | None = None
     training_cutoff: Day | None = None
     color: Color | None = None
     replicate_of: ModelId | None = None
+
+    def answer_tokens_max(self, default: int) -> int:
+        """Return the limit of an answer's tokens: the one that the request fields set, else the default."""
+        own = (self.request.get(field) for field in ANSWER_LIMIT_FIELDS)
+        return next((limit for limit in own if isinstance(limit, int) and limit > 0), default)
 
     @property
     def cadence(self) -> timedelta:
@@ -92,6 +112,9 @@ class ModelConfiguration(msgspec.Struct, frozen=True, kw_only=True, omit_default
         count = int(self.every[:-1])
         return timedelta(hours=count) if self.every.endswith("h") else timedelta(minutes=count)
 
+
+ANSWER_LIMIT_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""The fields of a request that limit the tokens of an answer, by protocol."""
 
 Contamination = Literal["after cut-off", "before cut-off", "unknown"]
 """Whether a model may have been trained on the period that a result is of."""

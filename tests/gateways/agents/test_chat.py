@@ -566,7 +566,7 @@ async def test_a_models_own_fields_are_merged_into_every_request(
     assert (body["reasoning_effort"], body["provider"]) == ("none", own["provider"])
     assert body["tool_choice"] == "auto"
     assert not {"temperature", "max_tokens"} & body.keys(), "null drops a default, and one limit is enough"
-    assert body["max_completion_tokens"] == 500
+    assert body["max_completion_tokens"] == TURN.answer_tokens_max, "its value is the turn's limit, where it is 500"
     await client.answer(TURN)
     assert fake[0].bodies[1].keys() >= {"temperature", "max_tokens"}, "they are this model's only"
 

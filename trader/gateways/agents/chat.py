@@ -19,7 +19,7 @@ import msgspec
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
 from trader.domain.agents.tools import TOOL_SCHEMAS
-from trader.domain.models import RESERVED_REQUEST_FIELDS, Model
+from trader.domain.models import ANSWER_LIMIT_FIELDS, RESERVED_REQUEST_FIELDS, Model
 from trader.errors import ProviderError, ProviderTimeout
 from trader.gateways.agents.keys import (
     KEY_REFUSED,
@@ -33,7 +33,7 @@ from trader.gateways.agents.keys import (
     KeyRing,
 )
 from trader.gateways.agents.refusals import About, brief, refused_field, status_of, subject_of, words_of
-from trader.gateways.agents.replies import Reply, answer_of, decode_reply
+from trader.gateways.agents.replies import Reply, answer_of, decode_reply, estimated_count
 from trader.setting_forms import Secret
 
 ATTEMPT_LIMIT_S = 120.0
@@ -112,6 +112,7 @@ class _Progress:
         self.failed: set[Key] = set()
         self.failures = 0
         self.unmetered = 0
+        self.unreported = (0, 0)
         self.waits = 0
         self.waited_s = 0.0
         self.raw = ""
@@ -185,6 +186,7 @@ class ChatClient:
             answer = await self._answer(turn, progress)
         except ProviderError as error:
             error.unmetered_attempts += progress.unmetered
+            error.unreported = _sum(error.unreported, progress.unreported)
             self.usage.unmetered_attempts += error.unmetered_attempts
             self._failed_turns += 1
             self._last_failure = str(error)
@@ -201,6 +203,8 @@ class ChatClient:
         return msgspec.structs.replace(
             answer,
             unmetered_attempts=unmetered,
+            unreported=_sum(answer.unreported, progress.unreported),
+            tokens_spent=answer.tokens_spent + sum(progress.unreported),
             duration_ms=round((time.monotonic() - began_s) * 1000),
             waited_s=progress.waited_s,
         )
@@ -215,7 +219,7 @@ class ChatClient:
             request = self._request(turn)
             body = msgspec.json.encode(request)
             try:
-                reply = await self._attempt(model, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
+                reply = await self._attempt(turn, key, body, request.keys() - set(RESERVED_REQUEST_FIELDS))
             except _KeyUnusable as error:
                 progress.spent.add(key)
                 progress.unmetered += error.unmetered_attempts
@@ -229,7 +233,8 @@ class ChatClient:
                 progress.failed.add(key)
                 progress.failures += 1
                 progress.unmetered += error.unmetered_attempts
-                if progress.failures > RETRIES_MAX:
+                progress.unreported = _sum(progress.unreported, error.unreported)
+                if progress.failures > RETRIES_MAX or not _is_affordable(turn, progress, body):
                     raise ProviderError(f"{error}; gave up after {progress.failures} attempts", error.raw) from error
                 _log.info("%s (attempt %d, key %s)", error, progress.failures, key.number)
                 progress.raw = error.raw
@@ -256,7 +261,7 @@ class ChatClient:
     def _request(self, turn: Turn) -> dict[str, Any]:
         left_out = self.left_out(turn.model)
         own = turn.model.configuration.request
-        limit_field = next((field for field in LIMIT_FIELDS if own.get(field)), self._row.limit_field)
+        limit_field = next((field for field in ANSWER_LIMIT_FIELDS if own.get(field)), self._row.limit_field)
         if limit_field in left_out:
             limit_field = LIMIT_FIELDS[limit_field]
         request = {
@@ -265,10 +270,10 @@ class ChatClient:
             "tools": TOOL_SCHEMAS,
             "tool_choice": "auto",
             "temperature": turn.temperature,
-            limit_field: turn.answer_tokens_max,
             "stream": False,
             **self._row.extra,
             **own,
+            limit_field: turn.answer_tokens_max,
         }
         dropped = {*left_out, *(field for field, value in own.items() if value is None)}
         return {field: value for field, value in request.items() if field not in dropped}
@@ -281,8 +286,9 @@ class ChatClient:
             accepts = f"{model.router_model_name} does not accept {field}"
             _log.warning("%s: %s; requests of %s leave it out from now on", self.name, accepts, model.id)
 
-    async def _attempt(self, model: Model, key: Key, body: bytes, fields: Collection[str]) -> Reply:
+    async def _attempt(self, turn: Turn, key: Key, body: bytes, fields: Collection[str]) -> Reply:
         """Make one request; `fields` are those that it could do without."""
+        model, most = turn.model, _most_tokens(turn, body)
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key.secret is not None:
             headers["Authorization"] = f"Bearer {key.secret.reveal()}"
@@ -295,20 +301,28 @@ class ChatClient:
                 content = await _read(self._keys.scrub, await _bounded(response, self.name))
         except TimeoutError:
             self.usage.attempts["timed_out"] += 1
-            raise ProviderTimeout(f"{self.name} did not answer within {limit_s:g} s", unmetered_attempts=1) from None
+            late = f"{self.name} did not answer within {limit_s:g} s"
+            raise ProviderTimeout(late, unmetered_attempts=1, unreported=most) from None
         except aiohttp.InvalidURL:
             raise ProviderError(f"the address of {self.name} is not usable") from None
         except (aiohttp.ClientError, OSError) as error:
             was_sent = not isinstance(error, aiohttp.ClientConnectorError)
-            raise self._transient(
+            failure = self._transient(
                 f"{self.name} could not be reached or broke off ({type(error).__name__})", unmetered=int(was_sent)
-            ) from None
+            )
+            failure.unreported = most if was_sent else (0, 0)
+            raise failure from None
+        except ProviderError as error:  # it was too long
+            error.unreported = most
+            raise
         try:
             if response.status == 200:
                 return await self._decode(model, key, response, content, fields)
             retry_after_s = _retry_after_s(response.headers)
             raise self._failure(model, key, response.status, retry_after_s, content, fields)
         except ProviderError as error:
+            if response.status == 200 and not isinstance(error, _KeyUnusable | _FieldRefused):
+                error.unreported = most
             error.raw = content[:RAW_BYTES_MAX].decode(errors="replace")
             raise
 
@@ -371,6 +385,22 @@ class ChatClient:
     def _transient(self, message: str, *, unmetered: int = 1) -> _Transient:
         self.usage.attempts["failed"] += 1
         return _Transient(message, unmetered_attempts=unmetered)
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _most_tokens(turn: Turn, body: bytes) -> tuple[int, int]:
+    """Return the most tokens, of input and output, that a request may take."""
+    return estimated_count(len(body)), turn.answer_tokens_max
+
+
+def _is_affordable(turn: Turn, progress: _Progress, body: bytes) -> bool:
+    """Return whether the tokens of the turn allow one more attempt, at the most that it and the failed ones take."""
+    if turn.tokens_max is None or not any(progress.unreported):
+        return True
+    return sum(progress.unreported) + sum(_most_tokens(turn, body)) <= turn.tokens_max
 
 
 async def _bounded(response: aiohttp.ClientResponse, name: str) -> bytes:

@@ -5,7 +5,7 @@ from typing import Final
 
 from trader.domain.models import Model
 from trader.gateways.agents.providers import Provider
-from trader.services.agents.budgets import Budget, Budgets
+from trader.services.agents.budgets import ASSUMED_PRICE, Budget, Budgets
 
 CUT_PROMPT: Final = (
     "its provider counted less than half of the tokens of the prompt, so it seems to cut it; "
@@ -41,8 +41,12 @@ def _budget_warnings(active: Sequence[Model], budgets: Budgets) -> list[str]:
             continue
         if budget.state != "open":
             warnings.append(spent_budget(model, budget))
-        elif budget.is_partial and not budget.spent:
-            warnings.append(f"{model.id} has a budget but no known cost: give it a price in the models file")
+        elif budget.is_estimated and model.configuration.price is None:
+            price = f"{ASSUMED_PRICE.input:g} and {ASSUMED_PRICE.output:g} USD per million tokens of input and output"
+            warnings.append(
+                f"{model.id} has a budget and no price, so what its provider does not report is estimated at {price}: "
+                "give it a price in the models file"
+            )
     return warnings
 
 

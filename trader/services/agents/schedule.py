@@ -125,7 +125,9 @@ class Agents:
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = PayloadPacker()
         self._entrants = Entrants(database, settings)
-        self.budgets = Budgets(database, settings.ai_budget_usd_per_day)
+        self.budgets = Budgets(
+            database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
+        )
         self._with_cut_prompts: set[str] = set()
         self._models: dict[str, Model] = {}
         self.version = 0
@@ -163,7 +165,7 @@ class Agents:
         """Only load the models and what they cost, for a process that reads what another one trades."""
         await self._reload_models()
         if self.budgets.limits(self._models.values()):
-            await self.budgets.follow(self._clock.now())
+            await self.budgets.follow(self._clock.now(), self._models)
 
     async def close(self) -> None:
         """Cancel the invocations and let them write their records."""
@@ -285,7 +287,7 @@ class Agents:
         if self._is_closing:
             return
         waiting = self.waiting()
-        await self.budgets.begin_cycle(now)
+        await self.budgets.begin_cycle(now, self._models)
         asked = [model for model in self._models.values() if model.active and self.budgets.is_asked_for(model, now)]
         active = [model for model in asked if self.budgets.is_due(model, now)]
         self.budgets.end_cycle(now)
@@ -319,20 +321,22 @@ class Agents:
         while not self._is_closing and (queued := self._slots.take(name)):
             batch = queued.batch
             model = self._models.get(queued.model.id)  # it may have changed while it was queued
-            budget = None if model is None else self.budgets.of(model)
-            is_paused = budget is not None and budget.state == "pause"  # others spent it while the model waited
-            if model is None or not model.active or is_paused:
+            tokens = self.budgets.reserve(model) if model is not None and model.active else None
+            if model is None or tokens is None:  # others may have reserved what is left
                 self._slots.free(name)
                 self._ended(batch)
                 self._dropped += [model] if model is not None and model.active else []
                 continue
             started_at = cut_to_ms(self._clock.now())
-            invocation = self._invoke(model, batch, started_at, name)
+            limits = self._limits._replace(tokens=tokens, is_capped=tokens < self._limits.tokens)
+            invocation = self._invoke(model, batch, started_at, name, limits)
             task = asyncio.create_task(invocation, name=f"invocation of {model.id}")
             task.add_done_callback(log_bug)
             self._running[model.id] = (task, started_at)
 
-    async def _invoke(self, model: Model, batch: Batch, started_at: datetime, slot: SlotName) -> None:
+    async def _invoke(
+        self, model: Model, batch: Batch, started_at: datetime, slot: SlotName, limits: InvocationLimits
+    ) -> None:
         async with self._clock.busy():
             record = InvocationRecorder(
                 self._database,
@@ -350,7 +354,7 @@ class Agents:
                 self._observer,
                 self._clock,
                 self._events,
-                self._limits,
+                limits,
                 self.budgets.restriction(model),
             )
             try:
@@ -369,7 +373,7 @@ class Agents:
     def _note_end(self, record: InvocationRecorder, workflow: Workflow) -> None:
         """Count the cost of an invocation, and report a spent budget and a cut prompt, each once."""
         model, before = record.model, self.budgets.of(record.model)
-        self.budgets.add(record.invocation)
+        self.budgets.settle(record.invocation)
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))

@@ -71,6 +71,8 @@ _log = logging.getLogger("trader.agents")
 class InvocationLimits(NamedTuple):
     """Limits of one invocation: its tokens, the tokens of one answer, and seconds of real time.
 
+    `is_capped`: the tokens are what a budget has left, so even the first prompt must fit into them.
+
     `thinks_until` is the time of the market beyond which nobody waits for a model that thinks: the end of a recording;
     None: a replay stands still while models think.
     """
@@ -79,6 +81,7 @@ class InvocationLimits(NamedTuple):
     answer_tokens: int
     seconds: float = INVOCATION_LIMIT_S
     thinks_until: datetime | None = None
+    is_capped: bool = False
 
 
 class Workflow:
@@ -147,25 +150,31 @@ class Workflow:
             self._limits.seconds,
             self._restriction,
             thinks_until=self._limits.thinks_until,
+            tokens=self._limits.tokens,
         )
         await talk.open()
-        tokens_left = self._limits.tokens
+        answer_tokens = self._model.configuration.answer_tokens_max(self._limits.answer_tokens)
         for number in range(1, STEPS_MAX + 1):
-            tokens_for_answer = tokens_left - talk.expected_tokens()
-            if number > 1 and tokens_for_answer < ANSWER_TOKENS_MIN:
-                return "tokens"
-            limit = min(self._limits.answer_tokens, max(ANSWER_TOKENS_MIN, tokens_for_answer))
+            tokens_for_answer = talk.tokens_left - talk.expected_tokens()
+            if tokens_for_answer < ANSWER_TOKENS_MIN:
+                if number > 1:
+                    return "tokens"
+                if self._limits.is_capped:
+                    raise ProviderError(
+                        f"its budget leaves {talk.tokens_left} tokens, too few for a prompt of about "
+                        f"{talk.expected_tokens()} and an answer"
+                    )
+            limit = min(answer_tokens, max(ANSWER_TOKENS_MIN, tokens_for_answer))
             answer = await self._step(provider, number, limit)
-            tokens_left -= answer.tokens_spent
-            if tokens_left > 0 and talk.correct(answer):
+            if talk.tokens_left > 0 and talk.correct(answer):
                 continue
             talk.add(answer.message)
             if not answer.calls:
-                is_last = tokens_left <= 0 or limit < self._limits.answer_tokens
+                is_last = talk.tokens_left <= 0 or limit < answer_tokens
                 return _ended_without_calls(answer, limit, is_last=is_last)
             if await self._execute_calls(answer):
                 return "holding"
-            if tokens_left <= 0:
+            if talk.tokens_left <= 0:
                 return "tokens"
             if self._is_stale and not talk.was_renewed:
                 await talk.renew_view()

@@ -14,7 +14,7 @@ import { Trades } from './trades.js'
 
 const BUDGET_STATES = { manage: 'budget spent: only reduces', pause: 'budget spent: paused' }
 
-const budgetNote = budget => `${budget.isPartial ? 'at least; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
+const budgetNote = budget => `${budget.isEstimated ? 'estimated; ' : ''}${budget.usdPerDay == null ? 'within the budget of all models' : `of ${number(budget.usdPerDay)} a day`}`
 
 export function Overview({ route }) {
   const [window, setWindow] = useWindow(route)
