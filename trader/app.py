@@ -254,6 +254,8 @@ def _health_sources(service: Service) -> health.HealthSources:
         write_trouble=lambda: service.database.write_trouble,
         halts=lambda: halts.in_force,
         budgets=lambda: context.agents.budgets.states(context.agents.models),
+        models_failing=context.agents.failing,
+        providers_resting=context.agents.resting,
         report=service.alarms.watch,
     )
 

@@ -14,6 +14,7 @@ from trader.api.site import Site
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
+from trader.services.agents.model_warnings import Failing
 
 PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers")
 
@@ -147,6 +148,12 @@ async def test_the_detailed_report(path: str) -> None:
         assert (await get(client, path))[1]["budgets"] == {
             "ada": {"usdPerDay": 2.0, "spentTodayUsd": 1.8, "reservedUsd": 0.1, "isEstimated": True, "state": "manage"}
         }
+        house.models_failing = {"ada": Failing(3, "no answer")}
+        house.providers_resting = {"nim key 2": "is out of credit (402)"}
+        report = (await get(client, path))[1]
+        assert report["modelsFailing"] == [{"modelId": "ada", "failures": 3, "reason": "no answer"}]
+        assert report["providersResting"] == {"nim key 2": "is out of credit (402)"}
+        assert not any("no answer" in reason for reason in (await get(client, "/health"))[1].get("reasons", []))
         house.market.last_update_at = START
         market = (await get(client, path))[1]["market"]
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}

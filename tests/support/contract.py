@@ -298,6 +298,7 @@ OUTPUTS: Mapping[str, Shape] = {
                 "createdAt": iso,
                 "invocationCount": count,
                 "lastInvokedAt?": iso,
+                "warning?": text,
             }
         ],
         "warning?": text,

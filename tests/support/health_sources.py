@@ -9,6 +9,7 @@ from trader.api.broadcast import Broadcaster
 from trader.api.health import HealthSources
 from trader.schedulers import Job, Schedulers
 from trader.services.agents.budgets import Budget
+from trader.services.agents.model_warnings import Failing
 
 START = datetime(2025, 1, 1, 12, tzinfo=UTC)
 NAMES = ("priceTracker", "tradeExecutor", "portfolioSnapshot")
@@ -52,6 +53,8 @@ class House:
         self.models_running: dict[str, datetime] = {}
         self.models_waiting: dict[str, datetime] = {}
         self.budgets: dict[str, Budget] = {}
+        self.models_failing: dict[str, Failing] = {}
+        self.providers_resting: dict[str, str] = {}
         self.troubles: dict[str, str] = {}
         self.write_trouble: str | None = None
         self.hub = Broadcaster("positions")
@@ -76,6 +79,8 @@ class House:
             models_running=lambda: self.models_running,
             models_waiting=lambda: self.models_waiting,
             budgets=lambda: self.budgets,
+            models_failing=lambda: self.models_failing,
+            providers_resting=lambda: self.providers_resting,
             troubles=lambda: self.troubles,
             write_trouble=lambda: self.write_trouble,
         )

@@ -24,6 +24,7 @@ from trader.api.schemas.health import (
     HealthReport,
     LiveReport,
     MarketHealth,
+    ModelFailing,
     ModelRunning,
     ModelWaiting,
     SchedulerHealth,
@@ -37,6 +38,7 @@ from trader.domain.exchange.halts import Halt
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
+from trader.services.agents.model_warnings import Failing
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +161,8 @@ class HealthSources:
     troubles: Callable[[], Mapping[str, str]] = dict
     halts: Callable[[], Sequence[Halt]] = tuple
     budgets: Callable[[], Mapping[str, Budget]] = dict
+    models_failing: Callable[[], Mapping[str, Failing]] = dict
+    providers_resting: Callable[[], Mapping[str, str]] = dict
     report: Callable[[Sequence[Alarm]], None] = lambda _: None
 
 
@@ -297,6 +301,12 @@ def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> Sche
             for model_id, since in sources.models_waiting().items()
         ]
         or UNSET,
+        models_failing=[
+            ModelFailing(model_id=model_id, failures=failing.in_a_row, reason=failing.reason)
+            for model_id, failing in sources.models_failing().items()
+        ]
+        or UNSET,
+        providers_resting=dict(sources.providers_resting()) or UNSET,
         budgets={model_id: BudgetUse.of(budget) for model_id, budget in sources.budgets().items()} or UNSET,
         halts=halts_in_force(sources.halts()),
         lag_seconds=_lag(sources),

@@ -113,6 +113,10 @@ class _Figures(Collector):
         yield from _providers_of(self._sources.providers)
         yield from _alarms_of(self._sources.alarms)
         yield from _budgets_of(self._sources.health.budgets())
+        failing = {name: one.in_a_row for name, one in self._sources.health.models_failing().items()}
+        yield _gauges("trader_model_failures", "Failures in a row of a model with three or more.", "model", failing)
+        resting = dict.fromkeys(self._sources.health.providers_resting(), 1)
+        yield _gauges("trader_provider_resting", "1 while a provider or key cannot be used.", "provider", resting)
         pool = self._sources.pool()
         states = {"idle": pool.idle, "used": pool.size - pool.idle}
         yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)

@@ -30,7 +30,7 @@ FinishedStatus = Literal["completed", "failed", "timeout"]
 
 
 class ModelView(Wire, kw_only=True):
-    """A model. `invocation_count` counts its finished runs."""
+    """A model. `invocation_count` counts its finished runs. `warning` says what is wrong with it, when something is."""
 
     id: str
     name: str
@@ -43,9 +43,10 @@ class ModelView(Wire, kw_only=True):
     created_at: Timestamp
     invocation_count: int
     last_invoked_at: Timestamp | UnsetType = UNSET
+    warning: str | UnsetType = UNSET
 
     @classmethod
-    def of(cls, summary: ModelSummary) -> "ModelView":
+    def of(cls, summary: ModelSummary, warning: str | None) -> "ModelView":
         model, last = summary.model, summary.last_invoked_at
         return cls(
             id=model.id,
@@ -59,6 +60,7 @@ class ModelView(Wire, kw_only=True):
             created_at=iso(model.created_at),
             invocation_count=summary.invocation_count,
             last_invoked_at=UNSET if last is None else iso(last),
+            warning=or_unset(warning),
         )
 
 

@@ -170,6 +170,10 @@ class ChatClient:
             return None
         return f"the last {self._failed_turns} turns failed: {self._last_failure}"
 
+    def resting_keys(self) -> dict[str, str]:
+        """Return the keys that rest for all models, by their names, with the reasons."""
+        return self._keys.resting()
+
     def left_out(self, model: Model) -> Collection[str]:
         """Return the fields that requests for this model leave out, since the provider has refused them."""
         return self._left_out.get((model.id, model.router_model_name), ())

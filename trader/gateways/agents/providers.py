@@ -116,6 +116,15 @@ def make_providers(settings: Settings) -> Providers:
     return Providers(RuleProvider(), *clients)
 
 
+def find_resting(providers: Mapping[str, Provider]) -> dict[str, str]:
+    """Return the AI providers that no model can ask at present, and the single keys that rest, with the reasons."""
+    resting = find_outages(providers)
+    for name, provider in providers.items():
+        if isinstance(provider, ChatClient) and name not in resting:
+            resting |= {f"{name} {key}": why for key, why in provider.resting_keys().items()}
+    return resting
+
+
 def find_outages(providers: Mapping[str, Provider]) -> dict[str, str]:
     """Return the AI providers that no model can ask at present, with the reason."""
     outages = {name: provider.outage() for name, provider in providers.items() if isinstance(provider, ChatClient)}

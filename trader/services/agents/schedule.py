@@ -17,18 +17,26 @@ from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.market.markets import STALE_AFTER
 from trader.domain.models import Model, VariantId, rule_model
 from trader.errors import NotFound, Unavailable
-from trader.gateways.agents.providers import Provider
+from trader.gateways.agents.providers import Provider, find_resting
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.budgets import Budgets
 from trader.services.agents.chain import append_interrupted
 from trader.services.agents.entrants import Entrants
-from trader.services.agents.model_warnings import CUT_PROMPT, spent_budget, warning_about
+from trader.services.agents.model_warnings import (
+    CUT_PROMPT,
+    INTERRUPTED,
+    Failing,
+    FailureCounts,
+    model_warnings,
+    spent_budget,
+    warning_about,
+)
 from trader.services.agents.observer import Observer
 from trader.services.agents.payloads import PayloadPacker, answers_of, unpacked
 from trader.services.agents.recorder import InvocationRecorder, recovered_call
 from trader.services.agents.slots import Batch, Queued, SlotName, Slots, slot_name
-from trader.services.agents.workflow import INTERRUPTED, INVOCATION_LIMIT_S, InvocationLimits, Workflow
+from trader.services.agents.workflow import INVOCATION_LIMIT_S, InvocationLimits, Workflow
 from trader.services.events import EventBus, WorkflowProgress
 from trader.services.exchange.protocol import Exchange
 from trader.services.market.feed import MarketFeed
@@ -129,6 +137,7 @@ class Agents:
             database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
         )
         self._with_cut_prompts: set[str] = set()
+        self._failures = FailureCounts()
         self._models: dict[str, Model] = {}
         self.version = 0
         """Grows when the models change."""
@@ -273,7 +282,22 @@ class Agents:
         """Return what keeps models from running or from what is configured for them, in words; None for nothing."""
         if self._leader is not None:
             return None if self._leader.view is None else self._leader.view.warning
-        return warning_about(self._models.values(), self._providers, self.budgets, self._with_cut_prompts)
+        return warning_about(self._models.values(), self._providers, self.model_warnings(), self.resting())
+
+    def model_warnings(self) -> Mapping[str, str]:
+        """Return what is wrong with each model of which something is, in words."""
+        if self._leader is not None:
+            return {} if self._leader.view is None else self._leader.view.model_warnings
+        models = self._models.values()
+        return model_warnings(models, self._providers, self.budgets, self._with_cut_prompts, self.failing())
+
+    def failing(self) -> Mapping[str, Failing]:
+        """Return the active models that failed three times in a row or more often."""
+        return self._failures.failing(self._models.values())
+
+    def resting(self) -> Mapping[str, str]:
+        """Return the providers and keys that no model can use at present, with the reasons."""
+        return find_resting(self._providers)
 
     # --- invocations --------------------------------------------------------------------------------------------------
 
@@ -374,6 +398,7 @@ class Agents:
         """Count the cost of an invocation, and report a spent budget and a cut prompt, each once."""
         model, before = record.model, self.budgets.of(record.model)
         self.budgets.settle(record.invocation)
+        self._failures.add(record.invocation)
         after = self.budgets.of(model)
         if before is not None and after is not None and before.state == "open" != after.state:
             _log.warning("%s", spent_budget(model, after))

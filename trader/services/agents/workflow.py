@@ -39,6 +39,7 @@ from trader.errors import (
 )
 from trader.gateways.agents.providers import Provider
 from trader.services.agents.conversation import Conversation
+from trader.services.agents.model_warnings import INTERRUPTED
 from trader.services.agents.protocols import AgentClock, AgentExchange, AgentObserver
 from trader.services.agents.record import InvocationRecord, PendingOrder
 from trader.services.events import EventBus, WorkflowProgress, WorkflowType
@@ -52,7 +53,6 @@ STEP_TEXT_MAX: Final = 4_000
 """Characters of a step's text that are published; the record has all of it."""
 
 INVOCATION_LIMIT_S: Final = 600.0
-INTERRUPTED: Final = "interrupted"
 CLOSING_S: Final = 1.5
 """How long a cancelled invocation may take to write its record."""
 
