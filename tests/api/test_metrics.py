@@ -22,7 +22,7 @@ from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
 from trader.domain.operations.alarms import AlarmCause
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.gateways.operations.notifications import HttpSink
 from trader.schedulers import JobStatus
@@ -63,7 +63,7 @@ class Parts:
         self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
         self.tally = Tally()
         self.house = House()
-        self.provider = ChatClient(PROVIDERS["openai"], [Secret("k" * 30)])
+        self.provider = ProviderClient(PROVIDERS["openai"], [Secret("k" * 30)])
         self.alarms = Alarms([HttpSink(1, Secret("http://127.0.0.1:9/"), "here")])
 
 

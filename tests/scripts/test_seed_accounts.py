@@ -150,7 +150,7 @@ def test_mistakes_are_reported_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("change", "problems"),
     [
-        (("[[models]]", "[[model]]"), ["line 2: model: unknown field; known are models, owners, rates"]),
+        (("[[models]]", "[[model]]"), ["line 2: model: unknown field; known are models, providers, owners, rates"]),
         (('"Apex"', '"apex"'), ["line 5: model 1.variant: expected one of Apex, Trendsurfer"]),
         (("active = false", "active = 0"), ["line 15: model 2.active: expected true or false, got 0"]),
         (("2500.5", "-1"), ["line 8: model 1.initial_capital: expected a number above 0 up to 1e+09, got -1"]),
@@ -202,6 +202,34 @@ def test_mistakes_are_reported_and_nothing_is_changed(
         (
             ("[[models]]", "[rates]\nEUR = 0\n[[models]]"),
             ["line 3: rates.EUR: expected USD for one EUR, a number above 0"],
+        ),
+        (
+            ("[[models]]", '[[providers]]\nname = "openai"\nbase_url = "http://a/v1"\n[[models]]'),
+            ["line 3: provider 1.name: 'openai' ships with the service; give another name"],
+        ),
+        (
+            ("[[models]]", '[[providers]]\nname = "lab"\nbase_url = "a"\nprotocol = "soap"\nslot = 1\n[[models]]'),
+            [
+                "line 4: provider 1.base_url: expected an http or https address",
+                "line 5: provider 1.protocol: expected one of chat, gemini, messages, responses",
+                "line 6: provider 1.slot: unknown field; known are",
+            ],
+        ),
+        (
+            ("[[models]]", '[[providers]]\nname = "a"\nbase_url = "http://a/v1"\n' * 2 + "[[models]]"),
+            ["line 6: provider 2.name: 'a' is given twice"],
+        ),
+        (
+            (
+                "[[models]]",
+                '[[providers]]\nname = "a"\nbase_url = "http://a"\nprotocol = "gemini"\nstream = true\n'
+                'headers = {Authorization = "x"}\nrequest = {contents = []}\n[[models]]',
+            ),
+            [
+                "line 6: provider 1.stream: only the protocols chat and responses are streamed",
+                "line 7: provider 1.headers.Authorization: expected a header's name, but none of authorization",
+                "line 8: provider 1.request.contents: the service sets it itself",
+            ],
         ),
         (("\nname", '\nevery = "90s"\nname'), ['line 4: model 1.every: expected minutes or hours, such as "5m"']),
         (("\nname", "\nbudget_usd_per_day = 0\nname"), ["line 4: model 1.budget_usd_per_day: expected USD, a number"]),

@@ -25,7 +25,7 @@ from trader.api.routes import Documented, Route
 from trader.api.rpc import LargeAnswers
 from trader.api.site import Site
 from trader.api.state_broadcast import StateBroadcaster
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import Provider, find_outages
 from trader.services.agents.budgets import Budget
 from trader.services.exchange.accounts import Tally
@@ -206,7 +206,7 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
     )
     outages = find_outages(providers)
     for name, provider in providers.items():
-        if not isinstance(provider, ChatClient):
+        if not isinstance(provider, ProviderClient):
             continue
         usage = provider.usage
         for outcome, count in usage.attempts.items():
@@ -218,7 +218,7 @@ def _providers_of(providers: Mapping[str, Provider]) -> Iterator[Metric]:
             rests.add_metric([name, reason], count)
         unmetered.add_metric([name], usage.unmetered_attempts)
     yield from (attempts, tokens, unmetered, rests)
-    down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ChatClient)}
+    down = {name: int(name in outages) for name, provider in providers.items() if isinstance(provider, ProviderClient)}
     yield _gauges("trader_provider_out", "1 while no model can ask it.", "provider", down)
 
 

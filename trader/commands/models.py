@@ -23,6 +23,7 @@ from trader.store.agents.invocations import (
     select_model_activity,
     select_models,
     update_model_active,
+    update_provider_definition,
     update_venue_account_index,
     upsert_model,
 )
@@ -132,6 +133,9 @@ async def create_models(
         if account is not None and entry.initial_capital is not None and account.run.initial_capital != capital:
             stays = format_decimal(account.run.initial_capital)
             notes.append(f"{entry.id} is open with {stays} already; its capital stays.")
+    definitions = {entry.provider: entry.provider_definition for entry in entries if entry.provider_definition}
+    for name, definition in definitions.items():
+        await update_provider_definition(conn, name, definition)
     present = {model.id: model for model in await select_models(conn)}
     for model_id in surplus_replicates(present, entries):
         await update_model_active(conn, model_id, is_active=False)

@@ -1,6 +1,7 @@
 """The models file: its entries, read from TOML or from arguments, with the line of every mistake."""
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -11,19 +12,21 @@ import msgspec
 from msgspec.structs import replace
 
 from trader.api.inputs import find_issues
+from trader.commands.toml_lines import lines_of
 from trader.domain.models import (
     CYCLE,
     RESERVED_REQUEST_FIELDS,
     Model,
     ModelConfiguration,
     ModelId,
+    ProviderDefinition,
     Usd,
     VariantId,
 )
 from trader.errors import Issue, SettingsError
 from trader.provider_settings import PROVIDERS
 
-ROOT_NAMES: Final = {"models": "model", "owners": "owner"}
+ROOT_NAMES: Final = {"models": "model", "owners": "owner", "providers": "provider"}
 """The lists of tables at the top of a file, and what each of their tables is called."""
 
 Line = Annotated[
@@ -74,6 +77,12 @@ class Entry(ModelConfiguration, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.convert(self, ModelConfiguration, from_attributes=True)
 
 
+STREAMED: Final = ("chat", "responses")
+"""The protocols whose answers can be streamed."""
+
+KEY_HEADERS: Final = ("authorization", "x-api-key", "x-goog-api-key")
+
+
 class Owner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who owns some of the models, and what they may cost together within a UTC day."""
 
@@ -88,6 +97,7 @@ class File(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     models: list[Any]
+    providers: list[Any] = []
     owners: list[Any] = []
     rates: dict[str, Any] = {}
 
@@ -109,6 +119,7 @@ def read_models(file: Path) -> list[Entry]:
     if not issues:
         whole = msgspec.convert(document, File)
         whole.owners = msgspec.convert(whole.owners, list[Owner])
+        whole.providers = msgspec.convert(whole.providers, list[ProviderDefinition])
         for index, values in enumerate(whole.models):
             mistakes = [*_entry_issues(values, whole), *_replace_prompt(values, file.parent)]
             issues += [Issue(("models", index, *path), message) for path, message in mistakes]
@@ -116,7 +127,7 @@ def read_models(file: Path) -> list[Entry]:
                 entries += _replicates(_entry(values, whole))
         issues += _repeated("models", "id", whole.models)
     if issues:
-        lines = _lines_of(text, [issue.path for issue in issues])
+        lines = lines_of(text, [issue.path for issue in issues])
         located = sorted(zip(lines, issues, strict=True), key=lambda pair: pair[0])
         raise SettingsError([f"{file}, line {line}: {_name(path)}: {message}" for line, (path, message) in located])
     return entries
@@ -167,7 +178,9 @@ def _entry(values: Mapping[str, Any], whole: File) -> Entry:
     if entry.price is not None:
         entry = replace(entry, price=entry.price.in_usd({"USD": 1.0, **whole.rates}[entry.price.currency]))
     owner = next((owner for owner in whole.owners if owner.name == entry.owner), None)
-    return entry if owner is None else replace(entry, owner_budget_usd_per_day=owner.budget_usd_per_day)
+    definition = next((definition for definition in whole.providers if definition.name == entry.provider), None)
+    budget = None if owner is None else owner.budget_usd_per_day
+    return replace(entry, owner_budget_usd_per_day=budget, provider_definition=definition)
 
 
 def _decoded(request: Any) -> Any:
@@ -188,9 +201,32 @@ def _head_issues(document: Mapping[str, Any]) -> Iterator[Issue]:
         for path, message in _struct_issues(Owner, values):
             yield Issue(("owners", index, *path), message)
     yield from _repeated("owners", "name", owners)
+    providers = document.get("providers", [])
+    for index, values in enumerate(providers):
+        for path, message in _provider_issues(values):
+            yield Issue(("providers", index, *path), message)
+    yield from _repeated("providers", "name", providers)
     for currency, rate in document.get("rates", {}).items():
         if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1e6:
             yield Issue(("rates", currency), f"expected USD for one {currency}, a number above 0, got {rate!r}")
+
+
+def _provider_issues(values: Any) -> Iterator[Issue]:
+    """Yield what is wrong with the definition of a provider."""
+    yield from _struct_issues(ProviderDefinition, values)
+    if not isinstance(values, Mapping):
+        return
+    yield from _request_issues(values.get("request", {}))
+    if values.get("name") in (*PROVIDERS, "rules"):
+        yield Issue(("name",), f"{values['name']!r} ships with the service; give another name")
+    if values.get("stream") is True and values.get("protocol", "chat") not in STREAMED:
+        yield Issue(("stream",), f"only the protocols {' and '.join(STREAMED)} are streamed")
+    for name, text in values.get("headers", {}).items() if isinstance(values.get("headers"), Mapping) else ():
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name) or name.lower() in KEY_HEADERS:
+            hint = f"a header's name, but none of {', '.join(KEY_HEADERS)}: keys are in the variable `key_variable`"
+            yield Issue(("headers", name), f"expected {hint}")
+        elif not isinstance(text, str) or not re.fullmatch(r"[\x20-\x7e]{1,500}", text):
+            yield Issue(("headers", name), "expected a text of 1 to 500 printable ASCII characters")
 
 
 def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
@@ -202,7 +238,8 @@ def _entry_issues(values: Any, whole: File) -> Iterator[Issue]:
     provider = values.get("provider") if isinstance(values, Mapping) else None
     if provider == "rules":
         yield from (Issue((name,), "only an AI model has it, no rule agent") for name in AI_FIELDS if name in values)
-    if isinstance(provider, str) and provider not in (providers := (*PROVIDERS, "rules")):
+    providers = (*PROVIDERS, *(definition.name for definition in whole.providers), "rules")
+    if isinstance(provider, str) and provider not in providers:
         yield Issue(("provider",), f"there is no provider {provider!r}; there are {', '.join(providers)}")
 
 
@@ -213,6 +250,8 @@ def _reference_issues(values: Mapping[str, Any], whole: File) -> Iterator[Issue]
         yield Issue(("owner",), f"there is no owner {owner!r} in [[owners]]; there are {', '.join(owners) or 'none'}")
     if "owner_budget_usd_per_day" in values:
         yield Issue(("owner_budget_usd_per_day",), "set it as budget_usd_per_day of the owner in [[owners]]")
+    if "provider_definition" in values:
+        yield Issue(("provider_definition",), "define the provider in [[providers]], and name it as `provider`")
     price = values.get("price")
     currency = price.get("currency", "USD") if isinstance(price, Mapping) else "USD"
     if currency != "USD" and currency not in whole.rates:
@@ -327,40 +366,3 @@ def _name(path: Sequence[str | int]) -> str:
     if len(path) > 1 and path[0] in ROOT_NAMES and isinstance(path[1], int):
         path = (f"{ROOT_NAMES[str(path[0])]} {path[1] + 1}", *path[2:])
     return ".".join(str(part) for part in path) or "the file"
-
-
-def _lines_of(text: str, paths: Sequence[Sequence[str | int]]) -> list[int]:
-    """Return the line on which each of these values begins, counted from 1; of a missing one, that of its table.
-
-    The parser reports no lines, but it parses every beginning of a file that ends between two statements: a value
-    begins after the last beginning that does not have it yet.
-    """
-    found: dict[tuple[str | int, ...], int] = {}
-    wanted = {tuple(path[:length]) for path in paths for length in range(1, len(path) + 1)}
-    lines = text.splitlines(keepends=True)
-    complete = 0
-    for count in range(1, len(lines) + 1):
-        try:
-            document = tomllib.loads("".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
-            continue
-        for path in wanted - found.keys():
-            if _has(document, path):
-                found[path] = complete + 1
-        complete = count
-    return [next((found[key] for key in _prefixes(path) if key in found), 1) for path in paths]
-
-
-def _prefixes(path: Sequence[str | int]) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path and those of the tables around it, from the inside."""
-    for length in range(len(path), 0, -1):
-        yield tuple(path[:length])
-
-
-def _has(value: Any, path: Sequence[str | int]) -> bool:
-    for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True

@@ -25,9 +25,10 @@ from support.chat_server import (
 )
 
 from trader.domain.agents.tools import Holding, decode
-from trader.domain.models import ModelConfiguration
+from trader.domain.models import ModelConfiguration, ProviderDefinition
 from trader.errors import ProviderError, ProviderTimeout
-from trader.gateways.agents.chat import ANSWER_BYTES_MAX, FAILED_TURNS_MAX, ChatClient, ProviderRow
+from trader.gateways.agents.attempts import ANSWER_BYTES_MAX
+from trader.gateways.agents.client import FAILED_TURNS_MAX, ProviderClient
 from trader.setting_forms import Secret
 
 
@@ -636,7 +637,9 @@ async def test_huge_answers_are_bounded(fake: tuple[FakeServer, str], client_of:
 
 
 async def test_unreachable_server() -> None:
-    client = ChatClient(ProviderRow("fake", "http://127.0.0.1:1/v1"), [Secret(KEYS[0])], backoff_s=0.001)
+    client = ProviderClient(
+        ProviderDefinition(name="fake", base_url="http://127.0.0.1:1/v1"), [Secret(KEYS[0])], backoff_s=0.001
+    )
     with pytest.raises(ProviderError, match="could not be reached") as caught:
         await client.answer(TURN)
     assert caught.value.unmetered_attempts == 0, "nothing was sent"

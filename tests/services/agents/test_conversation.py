@@ -15,9 +15,9 @@ from support.chat_server import KEYS, FakeServer, Timer, answering, completion, 
 from support.floor import MIDS, Floor, calling, hold, open_floor, opening, run_one
 
 from trader.domain.agents.conversation import ModelAnswer, Turn
-from trader.domain.models import Model, ModelConfiguration, VariantId
+from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
 from trader.errors import ProviderTimeout
-from trader.gateways.agents.chat import ChatClient, ProviderRow
+from trader.gateways.agents.client import ProviderClient
 from trader.services.agents.schedule import FinishedInvocation
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import upsert_model
@@ -213,8 +213,11 @@ async def real_client(database: Database) -> AsyncIterator[tuple[Floor, FakeServ
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.handle)
     async with TestServer(app) as running:
-        client = ChatClient(
-            ProviderRow("fake", str(running.make_url("/v1"))), [Secret(KEYS[0])], timer=timer, sleep=timer.sleep
+        client = ProviderClient(
+            ProviderDefinition(name="fake", base_url=str(running.make_url("/v1"))),
+            [Secret(KEYS[0])],
+            timer=timer,
+            sleep=timer.sleep,
         )
         async with open_floor(database, provider=client, limit_s=600) as floor:
             yield floor, server, timer

@@ -23,7 +23,7 @@ from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Quote
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
-from trader.gateways.agents.chat import ChatClient
+from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS
 from trader.services.events import ConversationsChanged
 from trader.setting_forms import Secret
@@ -424,8 +424,8 @@ async def test_a_failing_invocation_produces_no_key(database: Database, caplog: 
     app.router.add_post("/chat/completions", reply)
     caplog.set_level(logging.DEBUG)
     async with TestServer(app) as server, AsyncExitStack() as stack:
-        row = PROVIDERS["openai"]._replace(base_url=str(server.make_url("/")))
-        client = ChatClient(row, [Secret(key)], backoff_s=0)
+        row = msgspec.structs.replace(PROVIDERS["openai"], base_url=str(server.make_url("/")))
+        client = ProviderClient(row, [Secret(key)], backoff_s=0)
         floor = await stack.enter_async_context(open_floor(database, provider=client, OPENAI_API_KEY=key))
         await floor.add("ada", provider="openai")
         (record,) = await floor.cycle()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final, Literal
@@ -17,7 +17,7 @@ from trader.domain.agents.invocations import Invocation, ToolCall
 from trader.domain.market.markets import STALE_AFTER
 from trader.domain.models import Model, VariantId, rule_model
 from trader.errors import NotFound, Unavailable
-from trader.gateways.agents.providers import Provider, find_resting
+from trader.gateways.agents.providers import Providers, find_resting
 from trader.gateways.agents.taapi import Taapi
 from trader.logs import log_bug
 from trader.services.agents.budgets import Budgets
@@ -110,7 +110,7 @@ class Agents:
         clock: Clock,
         events: EventBus,
         settings: Settings,
-        providers: Mapping[str, Provider],
+        providers: Providers,
         *,
         supplier: Taapi | None = None,
         invocation_limit_s: float = INVOCATION_LIMIT_S,
@@ -132,7 +132,7 @@ class Agents:
         )
         self._observer = Observer(database, exchange, market, settings, supplier)
         self._packer = PayloadPacker()
-        self._entrants = Entrants(database, settings)
+        self._entrants = Entrants(database, settings, self._left_out)
         self.budgets = Budgets(
             database, settings.ai_budget_usd_per_day, settings.run_tokens_max, settings.answer_tokens_max
         )
@@ -215,6 +215,7 @@ class Agents:
 
     def _know(self, models: Sequence[Model]) -> None:
         known = {model.id: model for model in models}
+        self._providers.learn(models)
         if known != self._models:
             self._models = known
             self.version += 1
@@ -331,6 +332,10 @@ class Agents:
         if self._dropped:
             await self._entrants.count_missed(self._dropped, now)
             self._dropped = []
+
+    def _left_out(self, model: Model) -> Collection[str]:
+        provider = self._providers.get(model.provider)
+        return () if provider is None else provider.left_out(model)
 
     def _count_skipped(self, state: Literal["running", "waiting"], model_ids: Sequence[str], now: datetime) -> None:
         if model_ids:

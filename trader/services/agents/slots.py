@@ -53,10 +53,14 @@ class Slots:
     def take(self, name: SlotName) -> Queued | None:
         """Take a slot for the model that has waited longest; None when no slot is free, or no model waits."""
         queue = self._queues.get(name)
-        if not queue or self._taken[name] >= self._size:
+        if not queue or self._taken[name] >= self._size_for(queue[0].model):
             return None
         self._taken[name] += 1
         return queue.popleft()
+
+    def _size_for(self, model: Model) -> int:
+        definition = model.configuration.provider_definition
+        return self._size if definition is None or definition.slots is None else definition.slots
 
     def free(self, name: SlotName) -> None:
         """Give a slot back."""

@@ -10,7 +10,7 @@ import msgspec
 
 from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.exchange.orders import Cause, Fill, OrderAnswer, OrderSide
-from trader.domain.models import Model, ModelConfiguration, VariantId
+from trader.domain.models import Model, ModelConfiguration, ProviderDefinition, VariantId
 from trader.store.database.paging import Page
 from trader.store.database.pool import Connection
 
@@ -76,6 +76,17 @@ async def upsert_model(conn: Connection, model: Model) -> None:
         model.created_at,
         msgspec.to_builtins(model.configuration),
     )
+
+
+UPDATE_PROVIDER_DEFINITION = """
+UPDATE models SET configuration = configuration || jsonb_build_object('provider_definition', $2::jsonb)
+WHERE provider = $1
+"""
+
+
+async def update_provider_definition(conn: Connection, provider: str, definition: ProviderDefinition) -> None:
+    """Set the definition of a provider for every model that uses it."""
+    await conn.execute(UPDATE_PROVIDER_DEFINITION, provider, msgspec.to_builtins(definition))
 
 
 SELECT_MODEL_ACTIVITY = """
