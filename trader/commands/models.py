@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
+import trader.commands.models_try  # noqa: F401 - declares its command
 from trader.clock import SystemClock
 from trader.commands.command import EXIT_WRONG_SETTINGS, Result, allowed, moment, table
 from trader.commands.database import FoundDatabase, database_command

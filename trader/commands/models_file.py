@@ -1,5 +1,6 @@
 """The models file: its entries, read from TOML or from arguments, with the line of every mistake."""
 
+import argparse
 import math
 import re
 import tomllib
@@ -141,6 +142,14 @@ def entry_of(values: Mapping[str, Any]) -> Entry:
     if issues := list(_entry_issues(values, File([]))):
         raise SettingsError([f"the model: {_name(path)}: {message}" for path, message in issues])
     return _entry(values, File([]))
+
+
+def variant_argument(text: str) -> VariantId:
+    """Return the variant that an argument names, in upper or lower case."""
+    for variant in VariantId:
+        if text.lower() == variant.value.lower():
+            return variant
+    raise argparse.ArgumentTypeError(f"there is no variant {text!r}; there are {', '.join(VariantId)}")
 
 
 def request_fields(request: Any) -> Mapping[str, Any]:

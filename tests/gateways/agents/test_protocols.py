@@ -17,7 +17,8 @@ from trader.domain.models import ModelConfiguration, Price, ProviderDefinition
 from trader.errors import ProviderError
 from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import make_providers
-from trader.services.agents.schedule import FinishedInvocation
+from trader.services.agents.schedule import Agents, FinishedInvocation
+from trader.services.events import EventBus
 from trader.setting_forms import Secret
 from trader.store.agents.invocations import select_steps
 from trader.store.database.pool import Database
@@ -39,7 +40,9 @@ async def floor_of(database: Database, protocol: Any, **more: Any) -> AsyncItera
             name="lab", base_url=str(server.make_url(BASES[protocol])), protocol=protocol, key_variable="LAB_API_KEY",
             **more,
         )  # fmt: skip
-        floor.agents._providers = providers = make_providers(floor.settings)
+        providers = make_providers(floor.settings)
+        parts = database, floor.exchange, floor.market, floor.clock, EventBus(), floor.settings
+        floor.agents = Agents(*parts, providers)
         configuration = ModelConfiguration(
             request=OWN[protocol], price=Price(input=1, cached=0.1, output=2), provider_definition=definition
         )
