@@ -178,6 +178,16 @@ async def test_a_streamed_completion_is_joined() -> None:
     assert (answer.input_tokens, answer.output_tokens, answer.model) == (100, 20, "qwen")
 
 
+@pytest.mark.parametrize(
+    "delta",
+    [{"tool_calls": 5}, {"tool_calls": ["x"]}, {"tool_calls": [{"index": "a"}]}, {"tool_calls": [{"function": 1}]}],
+)
+async def test_odd_deltas_are_unusable(delta: dict[str, Any]) -> None:
+    async with client_of("chat", chunks(delta), "text/event-stream", stream=True) as client:
+        with pytest.raises(ProviderError, match="lab answered 200 with unusable JSON"):
+            await client.answer(TURN)
+
+
 async def test_a_server_that_does_not_stream_is_understood_as_well() -> None:
     async with client_of("chat", orjson.dumps(completion(held())), stream=True) as client:
         assert (await client.answer(TURN)).calls

@@ -116,7 +116,7 @@ def _messages(messages: Sequence[Message]) -> list[Body]:
     turns: list[Body] = []
     for role, group in split_by_role(messages):
         if role == "tool":
-            asked = [part["id"] for part in turns[-1]["content"] if part.get("type") == "tool_use"]
+            asked = [str(part.get("id")) for part in turns[-1]["content"] if part.get("type") == "tool_use"]
             results = {message["tool_call_id"]: message["content"] for message in group}
             parts = [
                 {"type": "tool_result", "tool_use_id": each, "content": results.get(each, NOT_EXECUTED)}

@@ -110,8 +110,14 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
+class _FunctionDelta(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
 class _CallDelta(msgspec.Struct):
     index: int = 0
+    function: _FunctionDelta = _FunctionDelta()
 
 
 def _add_delta(message: Message, delta: Body) -> None:
@@ -119,19 +125,19 @@ def _add_delta(message: Message, delta: Body) -> None:
     for name, value in delta.items():
         if name == "tool_calls":
             calls = message.setdefault("tool_calls", {})
-            for part in value or ():
-                _add_call(calls.setdefault(msgspec.convert(part, _CallDelta).index, {"function": {}}), part)
+            for part in msgspec.convert(value or [], list[dict[str, Any]]):
+                added = msgspec.convert(part, _CallDelta)
+                _add_call(calls.setdefault(added.index, {"function": {}}), part, added.function)
         elif name != "role" and isinstance(value, str):
             message[name] = (message.get(name) or "") + value
         elif name != "role" and value is not None:
             message[name] = value
 
 
-def _add_call(call: Body, part: Body) -> None:
-    function: Body = part["function"] if isinstance(part.get("function"), dict) else {}
+def _add_call(call: Body, part: Body, function: _FunctionDelta) -> None:
     call.update({name: value for name, value in part.items() if name not in ("function", "index") and value})
-    call["function"]["name"] = call["function"].get("name") or function.get("name")
-    call["function"]["arguments"] = (call["function"].get("arguments") or "") + (function.get("arguments") or "")
+    call["function"]["name"] = call["function"].get("name") or function.name
+    call["function"]["arguments"] = (call["function"].get("arguments") or "") + (function.arguments or "")
 
 
 def bearer(secret: str | None) -> dict[str, str]:

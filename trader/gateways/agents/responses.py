@@ -135,8 +135,8 @@ def _input(messages: Sequence[Message]) -> list[Body]:
         each
         for item in items
         for each in (
-            [item, {"type": "function_call_output", "call_id": item["call_id"], "output": NOT_EXECUTED}]
-            if item.get("type") == "function_call" and item["call_id"] not in answered
+            [item, {"type": "function_call_output", "call_id": item.get("call_id"), "output": NOT_EXECUTED}]
+            if item.get("type") == "function_call" and item.get("call_id") not in answered
             else [item]
         )
     ]
