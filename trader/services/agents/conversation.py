@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from trader.domain.agents.answers import contains_tool_call, refusal_in
+from trader.domain.agents.answers import contains_tool_call
 from trader.domain.agents.conversation import Message, ModelAnswer, Turn
 from trader.domain.agents.prompt import estimated_tokens, opening_messages
 from trader.domain.agents.view import View
@@ -150,10 +150,8 @@ class Conversation:
     def correct(self, answer: ModelAnswer) -> bool:
         """Tell the model when its answer decides nothing although it looks complete. Return whether it does.
 
-        :raises ProviderError: it has been told before, or it refuses to answer
+        :raises ProviderError: it has been told before
         """
-        if not answer.calls and (refusal := refusal_in(answer)) is not None:
-            raise ProviderError(f"the model refused to answer: {refusal}")
         flaw = _flaw(answer) if self._provider.is_remote else None
         if flaw is None:
             return False

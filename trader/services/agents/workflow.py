@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from trader.clock import iso
+from trader.domain.agents.answers import refusal_in
 from trader.domain.agents.conversation import ModelAnswer, ToolRequest, storable
 from trader.domain.agents.guard import STALE_DECISION, Refusal, judge
 from trader.domain.agents.invocations import InvocationStatus, ToolCallStatus
@@ -345,8 +346,10 @@ class Workflow:
 def _ended_without_calls(answer: ModelAnswer, limit: int, *, is_last: bool) -> EndedBy:
     """Return what ended an invocation whose model called no tool. `is_last`: there were no tokens for more than that.
 
-    :raises ProviderError: the answer was cut off before it decided anything
+    :raises ProviderError: it refused to answer, or the answer was cut off before it decided anything
     """
+    if (refusal := refusal_in(answer)) is not None:
+        raise ProviderError(f"the model refused to answer: {refusal}")
     if answer.cut_by is None:
         return "answer"
     if answer.cut_by == "length" and is_last:
