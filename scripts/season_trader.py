@@ -25,7 +25,7 @@ from trader.domain.exchange.tick_rules import Moment, apply_tick
 from trader.domain.market.markets import PLAIN_FUNDING_RATE, Market
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, floor_to, round_to
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.gateways.market.synthetic import SyntheticSource
 
 MINUTE: Final = timedelta(minutes=1)

@@ -1,6 +1,6 @@
 """Simulated seasons: months of many models in minutes, traded on the synthetic market by the rules of the exchange.
 
-Each process simulates some of the models, day after day, in one transaction. Unlike in `seed_history`, which runs the
+Each process simulates some of the models, day after day, in one transaction. Unlike in `trader.history`, which runs the
 service itself, markets are seen only at full minutes and decisions are random; the books are just as exact.
 """
 
@@ -26,7 +26,7 @@ from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.market.presets import PRESET_MARKETS
 from trader.domain.models import Model
 from trader.domain.money import ZERO
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.errors import StartError
 from trader.external import settle_seed
 from trader.gateways.market.synthetic import SyntheticSource

@@ -18,7 +18,6 @@ OURS: Final = frozenset({"trader", "scripts", "tests", "support", "benchmarks"})
 
 BASES: Final = frozenset(
     {
-        "aiohttp_cors.abc.AbstractRouterAdapter",
         "asyncio.Lock",
         "asyncio.Protocol",
         "backtesting.Strategy",

@@ -12,9 +12,24 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from trader.api import connections, health, metrics, openapi, rpc, streams
+from aiohttp import web
+
+from trader.api import connections, edge, health, metrics, openapi, rpc, streams
+from trader.api.context import (
+    ACCOUNTS,
+    ALARMS,
+    CONTEXT,
+    DATABASE,
+    HALTS,
+    PROVIDERS,
+    RELAY,
+    ROLE,
+    SCHEDULERS,
+    STARTED_AT,
+)
 from trader.api.dashboard import page
-from trader.api.site import Site
+from trader.api.rpc import DISPATCHER
+from trader.api.streams import HUBS
 from trader.clock import JumpWatch, SystemClock
 from trader.composition import Service, make_service
 from trader.domain.operations.alarms import Alarm, AlarmCause
@@ -66,8 +81,8 @@ async def _serve(settings: Settings, supervisor: Supervisor, alarms: Alarms, sto
         external = await open_external(settings, stack)
         # Before anything is traded: a process that cannot listen must not have led in the meantime.
         sockets = connections.bind(settings.host, settings.port)
-        for one in sockets:
-            stack.callback(one.close)
+        for sock in sockets:
+            stack.callback(sock.close)
         if not await _finishes(write_demo_history(settings, external), stop):
             return
         service = await make_service(settings, external, alarms, stack)
@@ -202,69 +217,40 @@ async def _read_statistics(service: Service) -> None:
     log.info("the statistics of the current runs were read in %.1f s", time.monotonic() - began_s)
 
 
-def build_site(service: Service) -> Site:
-    """Return what the service serves over HTTP."""
-    context = service.context
-    site = Site(context.settings, service.relay.reader.lag_s)
-    page.setup(site, context)
-    dispatcher = rpc.setup(site, context)
-    openapi.setup(site, context)
-    streams.setup(site, service.hubs)
-    health_sources = _health_sources(service)
-    health.setup(site, health_sources)
-    if context.settings.metrics == "on":
-        metrics.setup(
-            site,
-            metrics.MetricsSources(
-                hubs=service.hubs.all,
-                schedulers=service.schedulers.status,
-                pool=service.database.use,
-                tally=service.accounts.tally,
-                providers=service.providers,
-                cache=dispatcher.cache,
-                large_answers=dispatcher.large_answers,
-                models_running=context.agents.running,
-                models_waiting=context.agents.waiting,
-                cycles_skipped=lambda: context.agents.skipped,
-                health=health_sources,
-                write_failures=lambda: service.database.write_failures,
-                equity=context.portfolio.equity,
-                alarms=service.alarms,
-            ),
-        )
-    return site
-
-
-def _health_sources(service: Service) -> health.HealthSources:
-    context, leadership, halts = service.context, service.leadership, service.controls.halts
-    return health.HealthSources(
-        clock=context.clock,
-        started_at=service.started_at,
-        trading_mode=context.settings.trading_mode,
-        ping=service.database.ping,
-        market=context.market,
-        hubs=service.hubs.all,
-        schedulers=service.schedulers.status,
-        role=lambda: leadership.role,
-        lag_s=service.relay.reader.lag_s,
-        running=leadership.running_schedulers,
-        troubles=lambda: context.exchange.troubles,
-        models_running=context.agents.running,
-        models_waiting=context.agents.waiting,
-        write_trouble=lambda: service.database.write_trouble,
-        halts=lambda: halts.in_force,
-        budgets=lambda: context.agents.budgets.states(context.agents.models),
-        models_failing=context.agents.failing,
-        providers_resting=context.agents.resting,
-        report=service.alarms.watch,
-    )
+def build_app(settings: Settings, service: Service) -> web.Application:
+    """Return the HTTP application: the parts that its handlers use, its routes, and what every request passes."""
+    app = web.Application()
+    app[CONTEXT] = service.context
+    app[DATABASE] = service.database
+    app[ACCOUNTS] = service.accounts
+    app[HALTS] = service.controls.halts
+    app[SCHEDULERS] = service.schedulers
+    app[ROLE] = service.leadership
+    app[RELAY] = service.relay.reader
+    app[PROVIDERS] = service.providers
+    app[ALARMS] = service.alarms
+    app[STARTED_AT] = service.started_at
+    app[HUBS] = service.hubs
+    app[DISPATCHER] = rpc.make_dispatcher(service.context)
+    app.add_routes(page.routes(service.context))
+    app.add_routes(app[DISPATCHER].routes())
+    app.add_routes(openapi.routes(settings))
+    app.add_routes(streams.routes())
+    app.add_routes(health.routes())
+    app.cleanup_ctx.extend([streams.run, health.watch])
+    if settings.metrics == "on":
+        app.add_routes(metrics.routes())
+        app.cleanup_ctx.append(metrics.measure)
+    app.on_shutdown.append(streams.end)
+    edge.setup(app, settings)
+    return app
 
 
 async def _listen(service: Service, settings: Settings, sockets: Sequence[socket.socket], stack: AsyncExitStack) -> int:
     """Serve HTTP. Return the port (PORT 0 takes any free one)."""
     limits = connections.ConnectionLimits.of(settings)
     limits = replace(limits, connections_max=connections.raise_file_limit(limits.connections_max))
-    server = connections.HttpServer(build_site(service), limits, shutdown_timeout_s=_REQUESTS_END_S)
+    server = connections.HttpServer(build_app(settings, service), limits, shutdown_timeout_s=_REQUESTS_END_S)
     stack.push_async_callback(server.stop)
     try:
         await server.start(sockets)

@@ -6,9 +6,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 
-from trader.api import stream_states, streams
+from trader.api import streams
 from trader.api.context import Context
 from trader.api.schemas.common import ENCODER
+from trader.api.stream_table import state_loaders
 from trader.clock import Clock, iso
 from trader.external import ExternalSystems
 from trader.gateways.agents.anchor_sinks import make_sink
@@ -105,9 +106,7 @@ async def make_service(settings: Settings, external: ExternalSystems, alarms: Al
     alarms.models = lambda: {name: failing.reason for name, failing in context.agents.failing().items()}
     baselines = Baselines(database, exchange, market, clock, settings)
     schedulers = _make_schedulers(context, events, baselines)
-    hubs = streams.Hubs(stream_states.state_loaders(context), events, clock)
-    await hubs.start()
-    stack.push_async_callback(hubs.close)
+    hubs = streams.Hubs(state_loaders(context), events, clock)
     lock = None if leader is not None else _make_lock(external)
     relay = Relay(RelayWriter(database, events, lambda: leader_view(context), ENCODER.encode), followed)
     leadership = Leadership(context, database, accounts, events, schedulers, lock, controls, baselines, relay)

@@ -5,7 +5,7 @@
     ├── StartError                ends the process with exit code 1
     ├── MarketDataError
     ├── MarketUnavailable
-    ├── BooksViolated             a bug
+    ├── LedgerViolated            a bug
     ├── InternalError             a bug
     ├── ProviderError
     │   └── ProviderTimeout       tried once more, with a new view

@@ -6,11 +6,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from support.health_sources import NAMES, START, House
-from support.served import Client, served
+from aiohttp.test_utils import TestClient, TestServer
+from pytest_aiohttp.plugin import AiohttpClient
+from support.house import NAMES, START, House
+from support.served import AppClient, make_health_app
 
 from trader.api import health
-from trader.api.site import Site
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
 from trader.services.agents.budgets import Budget
@@ -20,10 +21,8 @@ PATHS = ("/health", "/api/health", "/health/schedulers", "/api/health/schedulers
 
 
 @asynccontextmanager
-async def serving(house: House) -> AsyncIterator[Client]:
-    site = Site()
-    health.setup(site, house.sources())
-    async with served(site) as client:
+async def serving(house: House) -> AsyncIterator[AppClient]:
+    async with TestClient(TestServer(make_health_app(house))) as client:
         await house.schedulers.start()
         await house.clock.advance(timedelta(seconds=1))
         try:
@@ -32,7 +31,7 @@ async def serving(house: House) -> AsyncIterator[Client]:
             await house.schedulers.close()
 
 
-async def get(client: Client, path: str) -> tuple[int, Any]:
+async def get(client: AppClient, path: str) -> tuple[int, Any]:
     async with client.get(path) as response:
         assert response.headers["Content-Type"] == "application/json"
         assert response.headers["Cache-Control"] == "no-store"
@@ -125,7 +124,7 @@ async def test_the_detailed_report(path: str) -> None:
     house = House()
     async with serving(house) as client:
         house.hub.add(Subscriber())
-        house.models_running = {"apex": START - timedelta(milliseconds=1500)}
+        house.agents.started = {"apex": START - timedelta(milliseconds=1500)}
         status, report = await get(client, path)
         assert status == 200
         assert list(report) == ["timestamp", "startedAt", "uptimeSeconds", "tradingMode", "role", "database", "market",
@@ -142,14 +141,14 @@ async def test_the_detailed_report(path: str) -> None:
             "streams": {"positions": {"subscribers": 1, "capacity": 50}},
             "modelsRunning": [{"modelId": "apex", "runningForSeconds": 2.5}],
         }
-        house.models_waiting = {"ada": START}
+        house.agents.queued = {"ada": START}
         assert (await get(client, path))[1]["modelsWaiting"] == [{"modelId": "ada", "waitingForSeconds": 1.0}]
-        house.budgets = {"ada": Budget(Decimal(2), Decimal("1.8"), True, "manage", Decimal("0.1"))}
+        house.agents.spent = {"ada": Budget(Decimal(2), Decimal("1.8"), True, "manage", Decimal("0.1"))}
         assert (await get(client, path))[1]["budgets"] == {
             "ada": {"usdPerDay": 2.0, "spentTodayUsd": 1.8, "reservedUsd": 0.1, "isEstimated": True, "state": "manage"}
         }
-        house.models_failing = {"ada": Failing(3, "no answer")}
-        house.providers_resting = {"nim key 2": "is out of credit (402)"}
+        house.agents.failures = {"ada": Failing(3, "no answer")}
+        house.agents.rests = {"nim key 2": "is out of credit (402)"}
         report = (await get(client, path))[1]
         assert report["modelsFailing"] == [{"modelId": "ada", "failures": 3, "reason": "no answer"}]
         assert report["providersResting"] == {"nim key 2": "is out of credit (402)"}
@@ -159,15 +158,12 @@ async def test_the_detailed_report(path: str) -> None:
         assert market == {"source": "synthetic", "lastUpdateAt": "2025-01-01T12:00:00.000Z", "stale": False}
 
 
-async def test_before_the_schedulers_start_the_service_is_unhealthy() -> None:
-    house = House()
-    site = Site()
-    health.setup(site, house.sources())
-    async with served(site) as client:
-        status, report = await get(client, "/health")
-        assert (status, report["schedulers"]) == (503, dict.fromkeys(NAMES, False))
-        _, report = await get(client, "/health/schedulers")
-        assert report["schedulers"]["priceTracker"]["lastStartedAt"] is None
+async def test_before_the_schedulers_start_the_service_is_unhealthy(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(make_health_app(House()))
+    status, report = await get(client, "/health")
+    assert (status, report["schedulers"]) == (503, dict.fromkeys(NAMES, False))
+    _, report = await get(client, "/health/schedulers")
+    assert report["schedulers"]["priceTracker"]["lastStartedAt"] is None
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -185,10 +181,10 @@ async def test_only_reading(path: str) -> None:
 async def test_bookings_that_cannot_be_written_are_unhealthy_until_one_can() -> None:
     house = House()
     async with serving(house) as client:
-        house.write_trouble = "The disk of the database is full."
+        house.database.write_trouble = "The disk of the database is full."
         status, report = await get(client, "/health")
         assert (status, report["reasons"]) == (503, ["bookings cannot be written: The disk of the database is full."])
-        house.write_trouble = None
+        house.database.write_trouble = None
         assert (await get(client, "/health"))[0] == 200
 
 
@@ -236,12 +232,12 @@ async def test_what_is_wrong_is_logged_when_it_begins_and_when_it_ends(
     monkeypatch.setattr(health, "WATCH_EVERY_S", 0.01)
     caplog.set_level("INFO", "trader.api.health")
     house = House()
-    house.write_trouble = "The disk of the database is full."
+    house.database.write_trouble = "The disk of the database is full."
     async with serving(house):
         async with asyncio.timeout(10):
             while not caplog.messages:
                 await asyncio.sleep(0.01)
-            house.write_trouble = None
+            house.database.write_trouble = None
             while len(caplog.messages) < 2:
                 await asyncio.sleep(0.01)
     assert caplog.messages[0].startswith("unhealthy: bookings cannot be written: The disk of the database is full.")

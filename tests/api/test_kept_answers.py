@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from support.manual_clock import ManualClock
 from support.records import make_model
 from support.scripted import START, ScriptedSource, make_settings, make_tick
-from support.served import Client, served
+from support.served import AppClient, make_app
 from support.venue import make_exchange
 
 from trader.api import rpc
@@ -21,7 +22,6 @@ from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.registry import REGISTRY
 from trader.api.response_cache import Answer, ResponseCache
-from trader.api.site import Site
 from trader.composition import leader_view
 from trader.domain.models import VariantId
 from trader.gateways.agents.providers import Providers, RuleProvider
@@ -60,7 +60,7 @@ READS: list[tuple[str, list[dict[str, object]]]] = [
 class PaperBench:
     """A service with kept answers, what changes it, and what its answers must be."""
 
-    def __init__(self, context: Context, database: Database, client: Client) -> None:
+    def __init__(self, context: Context, database: Database, client: AppClient) -> None:
         self.context = context
         self.database = database
         self.client = client
@@ -89,7 +89,7 @@ class PaperBench:
             agents=context.agents,
         )
         target = rpc.Target(REGISTRY.procedures[name], Style.PLAIN)
-        answer = await rpc.Dispatcher(REGISTRY, fresh, Site()).call(target, json.dumps(asked).encode(), None, "oracle")
+        answer = await rpc.Dispatcher(REGISTRY, fresh).call(target, json.dumps(asked).encode(), None, "oracle")
         assert answer.status == HTTPStatus.OK
         return json.loads(answer.body)
 
@@ -157,9 +157,7 @@ async def desk(database: Database) -> AsyncIterator[PaperBench]:
         evidence=Evidence(database, CurrentRuns(database), LuckTable(database, market, settings), clock),
         agents=agents,
     )
-    site = Site()
-    rpc.setup(site, context)
-    async with served(site) as client:
+    async with TestClient(TestServer(make_app(context=context))) as client:
         yield PaperBench(context, database, client)
     await exchange.resign()
 
@@ -190,8 +188,8 @@ class Reader:
         unused: Any = None
         ends = Relay(unused, relay)
         self._role = Leadership(context, database, accounts, events, unused, None, (unused,) * 3, unused, ends)  # type: ignore[arg-type]
-        self.dispatcher = rpc.Dispatcher(REGISTRY, context, Site())
-        self._targets = {name: rpc.Target(one, Style.PLAIN) for name, one in REGISTRY.procedures.items()}
+        self.dispatcher = rpc.Dispatcher(REGISTRY, context)
+        self._targets = {name: rpc.Target(declared, Style.PLAIN) for name, declared in REGISTRY.procedures.items()}
         self._feed = asyncio.create_task(self._market.run(exchange.on_tick, START))
         self._number = 0
 

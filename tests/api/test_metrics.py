@@ -1,23 +1,25 @@
 """The figures of `GET /metrics`, read as Prometheus reads them."""
 
-import json
 import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from support.health_sources import START, House
-from support.served import Client, served
+from pytest_aiohttp.plugin import AiohttpClient
+from support.house import START, House
+from support.served import AppClient, make_app
 
+from trader.api import context as keys
 from trader.api import metrics, rpc
 from trader.api.broadcast import Broadcaster
 from trader.api.registry import Registry
+from trader.api.requests import REQUESTS
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
-from trader.api.site import Site
 from trader.api.stream_messages import EventsMessage, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.domain.exchange.orders import OrderStatus
@@ -26,11 +28,11 @@ from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import PROVIDERS, RuleProvider
 from trader.gateways.operations.notifications import HttpSink
 from trader.schedulers import JobStatus
+from trader.services.agents.model_warnings import Failing
 from trader.services.exchange.accounts import Tally
 from trader.services.operations.alarms import Alarms
 from trader.setting_forms import Secret
 from trader.settings import Settings
-from trader.store.database.pool import PoolUse
 
 Figures = dict[tuple[str, tuple[str, ...]], float]
 
@@ -54,17 +56,30 @@ async def count_calls(context: Context, _: Empty) -> Figure:
     return Figure(value=context.calls)
 
 
-class Parts:
+class Parts(House):
     """The parts that count."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.context = Context()
         self.hub = Broadcaster("workflow", capacity=3)
         self.status = JobStatus(interval_ms=1000, running=True, runs=7, failures=2, skipped=1, last_lag_ms=250)
         self.tally = Tally()
-        self.house = House()
         self.provider = ProviderClient(PROVIDERS["openai"], [Secret("k" * 30)])
         self.alarms = Alarms([HttpSink(1, Secret("http://127.0.0.1:9/"), "here")])
+        self.agents.started = {"m": START}
+        self.agents.queued = {"n": START, "o": START}
+
+    def hand_to(self, app: web.Application, settings: Settings | None = None) -> None:
+        super().hand_to(app, settings)
+        parts: dict[web.AppKey[Any], object] = {
+            keys.SCHEDULERS: SimpleNamespace(status=lambda: {"priceTracker": self.status}),
+            keys.ACCOUNTS: SimpleNamespace(tally=self.tally),
+            keys.PROVIDERS: {"openai": self.provider, "rules": RuleProvider()},
+            keys.ALARMS: self.alarms,
+        }
+        for key, part in parts.items():
+            app[key] = part
 
 
 @pytest.fixture
@@ -75,52 +90,30 @@ async def parts() -> AsyncIterator[Parts]:
 
 
 @pytest.fixture
-async def client(parts: Parts) -> AsyncIterator[Client]:
-    site = Site()
-    untyped: Any = parts.context
-    dispatcher = rpc.setup(site, untyped, registry)
-    metrics.setup(
-        site,
-        metrics.MetricsSources(
-            hubs={"workflow": parts.hub},
-            schedulers=lambda: {"priceTracker": parts.status},
-            pool=lambda: PoolUse(size=5, idle=3, size_max=20),
-            tally=parts.tally,
-            providers={"openai": parts.provider, "rules": RuleProvider()},
-            cache=dispatcher.cache,
-            large_answers=dispatcher.large_answers,
-            models_running=lambda: {"m": 1},
-            models_waiting=lambda: {"n": 1, "o": 2},
-            cycles_skipped=lambda: {"running": 3, "waiting": 4},
-            health=parts.house.sources(),
-            write_failures=lambda: 2,
-            equity=lambda: {"apex-1": 10500.25},
-            alarms=parts.alarms,
-        ),
-    )
-
-    async def health(_: web.BaseRequest) -> web.Response:
+async def client(parts: Parts, aiohttp_client: AiohttpClient) -> AppClient:
+    async def health(_: web.Request) -> web.Response:
         return web.json_response({})
 
-    Route("/health").add_to(site, health)
-    async with served(site) as started:
-        yield started
+    app = make_app(metrics.routes(), Route("/health").get(health), context=parts.context, registry=registry)
+    parts.hand_to(app)
+    app.cleanup_ctx.append(metrics.measure)
+    return await aiohttp_client(app)
 
 
-async def figures(client: Client) -> Figures:
+async def figures(client: AppClient) -> Figures:
     async with client.get("/metrics") as response:
         assert response.status == 200
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         text = await response.text()
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation
         for sample in family.samples:
-            found[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
-    return found
+            values[sample.name, tuple(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return values
 
 
-async def test_requests_are_counted_by_procedure_and_status(client: Client) -> None:
+async def test_requests_are_counted_by_procedure_and_status(client: AppClient) -> None:
     for path, body in (("/api/rpc/demo.count", "{}"), ("/api/rpc/demo/count", "{}"), ("/api/rpc/demo.count", "[]")):
         await client.post(path, data=body)
     await client.get("/health")
@@ -140,7 +133,7 @@ async def test_requests_are_counted_by_procedure_and_status(client: Client) -> N
     assert (await figures(client))[f"{name}_count", ("metrics", "200")] == 1
 
 
-async def test_callers_make_no_labels(client: Client) -> None:
+async def test_callers_make_no_labels(client: AppClient) -> None:
     for number in range(20):
         await client.post(f"/api/rpc/demo.none{number}")
         await client.get(f"/path{number}")
@@ -149,13 +142,15 @@ async def test_callers_make_no_labels(client: Client) -> None:
     assert names == {"unknown"}
 
 
-async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> None:
+async def test_what_the_parts_count_is_told(client: AppClient, parts: Parts) -> None:
     for backlog_bytes_max in (1, 1000):
         parts.hub.add(Subscriber(backlog_bytes_max=backlog_bytes_max))
     for _ in range(2):
         parts.hub.send(EventsMessage([NumberedEvent("workflow:step", b"{}", "1")]))
     parts.tally.orders[OrderStatus.FILLED] += 3
     parts.tally.maker_fills, parts.tally.taker_fills, parts.tally.trades = 2, 5, 4
+    parts.agents.failures = {"m": Failing(3, "no answer")}
+    parts.agents.rests = {"nim key 2": "is out of credit (402)"}
     parts.provider.usage.attempts["rate_limited"] += 1
     parts.provider.usage.input_tokens = 900
     parts.provider.usage.rests["out_of_credit"] += 1
@@ -190,6 +185,8 @@ async def test_what_the_parts_count_is_told(client: Client, parts: Parts) -> Non
         ("trader_models_running", ()): 1,
         ("trader_models_waiting", ()): 2,
         ("trader_model_cycles_skipped_total", ("waiting",)): 4,
+        ("trader_model_failures", ("m",)): 3,
+        ("trader_provider_resting", ("nim key 2",)): 1,
     }
     assert {key: seen.get(key) for key in expected} == expected
     assert parts.hub.dropped == 1
@@ -206,7 +203,7 @@ async def test_large_answers_are_counted_and_logged_once_an_hour(caplog: pytest.
     ]
 
 
-async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: Client, parts: Parts) -> None:
+async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: AppClient, parts: Parts) -> None:
     async def value() -> int:
         async with client.post("/api/rpc/demo.count", data="{}") as response:
             return int((await response.json())["value"])
@@ -222,14 +219,14 @@ async def test_kept_answers_are_counted_and_given_while_the_token_stays(client: 
     assert seen["trader_kept_answers_bytes", ()] == len(b'{"value":2}')
 
 
-async def test_the_open_metrics_form_is_given_to_those_who_ask(client: Client) -> None:
+async def test_the_open_metrics_form_is_given_to_those_who_ask(client: AppClient) -> None:
     async with client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
         assert response.headers["Content-Type"].startswith("application/openmetrics-text")
         assert (await response.text()).endswith("# EOF\n")
 
 
 async def test_requests_that_are_no_calls_are_one_line_each_too(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: AppClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "trader.request")
     told = []
@@ -242,27 +239,27 @@ async def test_requests_that_are_no_calls_are_one_line_each_too(
     assert [(line["request_id"], line["procedure"], line["status"]) for line in lines] == told
 
 
-async def test_a_handler_that_breaks_is_counted_as_a_failure() -> None:
-    site = Site()
-
-    async def broken(_: web.BaseRequest) -> web.Response:
+async def test_a_handler_that_breaks_is_counted_as_a_failure(aiohttp_client: AiohttpClient) -> None:
+    async def broken(_: web.Request) -> web.Response:
         raise RuntimeError("bug")
 
-    Route("/health").add_to(site, broken)
-    async with served(site) as client, client.get("/health") as response:
+    app = make_app(Route("/health").get(broken))
+    client = await aiohttp_client(app)
+    async with client.get("/health") as response:
         assert response.status == 500
-    assert list(site.requests.latencies) == [("health", 500)]
-    assert json.dumps(site.requests.latencies["health", 500].counts)
+    latencies = app[REQUESTS].latencies
+    assert list(latencies) == [("health", 500)]
+    assert sum(latencies["health", 500].counts) == 1
 
 
-async def test_the_condition_of_the_service_has_gauges(client: Client, parts: Parts) -> None:
-    parts.house.market.last_update_at = START - timedelta(seconds=90)
-    parts.house.troubles = {"apex-1": "ETH: a position that the books do not know"}
-    found = await figures(client)
+async def test_the_condition_of_the_service_has_gauges(client: AppClient, parts: Parts) -> None:
+    parts.market.last_update_at = START - timedelta(seconds=90)
+    parts.troubles = {"apex-1": "ETH: a position that the books do not know"}
+    values = await figures(client)
     expected = {
         "leader": 1, "halts": 0, "disagreements": 1, "market_stale": 0, "market_age_seconds": 90,
         "write_failures_total": 2,
     }  # fmt: skip
-    assert {name: found[f"trader_{name}", ()] for name in expected} == expected
-    assert found["trader_account_equity", ("apex-1",)] == 10500.25
-    assert found["trader_disk_free_bytes", ()] > 0
+    assert {name: values[f"trader_{name}", ()] for name in expected} == expected
+    assert values["trader_account_equity", ("apex-1",)] == 10500.25
+    assert values["trader_disk_free_bytes", ()] > 0

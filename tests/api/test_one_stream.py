@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import aiohttp
 import orjson
 import pytest
+from aiohttp.test_utils import TestServer
 from support.manual_clock import ManualClock
 from support.records import START
-from support.served import served
+from support.served import make_stream_app
 
 from trader.api import streams
-from trader.api.site import Site
 from trader.api.stream_events import EVENTS_MAX, EventRing
 from trader.errors import Unavailable
 from trader.services.events import EventBus, LeadershipChanged, MarketChecked, WorkflowProgress
@@ -31,8 +31,6 @@ class Service:
         self.error: Exception | None = None
         self.events = EventBus()
         self.hubs = streams.Hubs(dict.fromkeys(STATES, self._load), self.events, ManualClock(START))
-        self.site = Site()
-        streams.setup(self.site, self.hubs, streams.Timing(watch_s=0.05))
         self.address = ""
 
     async def _load(self) -> bytes:
@@ -48,11 +46,10 @@ class Service:
 @asynccontextmanager
 async def serving() -> AsyncIterator[Service]:
     service = Service()
-    await service.hubs.start()
-    async with served(service.site) as client:
-        service.address = str(client.make_url("/api/events"))
+    app = make_stream_app(service.hubs, streams.Timing(watch_s=0.05))
+    async with TestServer(app) as server:
+        service.address = str(server.make_url("/api/events"))
         yield service
-        await service.hubs.close()
 
 
 class Reader:
@@ -134,9 +131,9 @@ async def test_a_client_that_returns_gets_the_events_it_missed(how: str) -> None
         headers = {"Last-Event-ID": reader.last_id} if how == "header" else {}
         query = f"?lastEventId={reader.last_id}" if how == "query" else ""
         async with reading(service, query, **headers) as again:
-            found = await again.events(1005)
-            assert steps(found) == list(range(3, 1003))
-            assert {name for name, _ in found} == {"connected", "workflow:step", *STATES}
+            events = await again.events(1005)
+            assert steps(events) == list(range(3, 1003))
+            assert {name for name, _ in events} == {"connected", "workflow:step", *STATES}
 
 
 async def test_a_reset_comes_first_when_events_were_lost() -> None:
@@ -148,9 +145,9 @@ async def test_a_reset_comes_first_when_events_were_lost() -> None:
         for number in range(1, EVENTS_MAX + 2):
             service.step(number)
         async with reading(service, "?streams=workflow", **{"Last-Event-ID": reader.last_id}) as again:
-            found = await again.events(2 + EVENTS_MAX)
-            assert [name for name, _ in found][:2] == ["reset", "connected"]
-            assert steps(found) == list(range(2, EVENTS_MAX + 2))
+            events = await again.events(2 + EVENTS_MAX)
+            assert [name for name, _ in events][:2] == ["reset", "connected"]
+            assert steps(events) == list(range(2, EVENTS_MAX + 2))
         async with reading(service, "?streams=workflow&lastEventId=00000000-5") as other:
             assert [name for name, _ in await other.events(2)] == ["reset", "connected"]
 
@@ -167,9 +164,9 @@ async def test_a_takeover_resets_those_who_are_connected_and_those_who_return() 
         assert reader.last_id.endswith("-1")
         assert reader.last_id != before
         async with reading(service, "?streams=workflow", **{"Last-Event-ID": before}) as again:
-            found = await again.events(3)
-            assert [name for name, _ in found] == ["reset", "connected", "workflow:step"]
-            assert steps(found) == [2]
+            events = await again.events(3)
+            assert [name for name, _ in events] == ["reset", "connected", "workflow:step"]
+            assert steps(events) == [2]
         async with reading(service, "?streams=workflow", **{"Last-Event-ID": reader.last_id}) as again:
             assert [name for name, _ in await again.events(1)] == ["connected"]
 
@@ -208,7 +205,7 @@ async def test_a_bad_request_names_what_is_allowed() -> None:
 
 async def test_a_full_stream_refuses_the_subsets_that_have_it() -> None:
     async with serving() as service:
-        service.hubs.trades.capacity = 0
+        service.hubs.states["trades"].capacity = 0
         async with reading(service) as reader:
             assert reader.response.status == 503
             assert int(reader.response.headers["Retry-After"]) >= 1
@@ -246,13 +243,13 @@ async def test_callers_that_accept_gzip_can_read_each_message_when_it_arrives(pa
 async def test_patches_follow_the_state_and_a_client_that_missed_one_gets_the_whole() -> None:
     async with serving() as service, reading(service, "?streams=trades&patches=true") as reader:
         assert await reader.event() == ("trades", [1])
-        service.hubs.trades.changed()
+        service.hubs.states["trades"].changed()
         assert await reader.event() == ("trades", [2])  # what it has came to it alone
-        service.hubs.trades.changed()
+        service.hubs.states["trades"].changed()
         assert await reader.event() == ("trades:patch", [3])
         async with reading(service, "?streams=trades") as other:
             assert await other.event() == ("trades", [4])
-            service.hubs.trades.changed()
+            service.hubs.states["trades"].changed()
             assert await other.event() == ("trades", [5])
         assert await reader.event() == ("trades:patch", [5])
     async with serving() as service, reading(service, "?patches=yes") as reader:

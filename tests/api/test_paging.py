@@ -20,8 +20,8 @@ def test_every_row_is_on_one_page(offsets: list[int], limit: int) -> None:
     before: str | UnsetType = UNSET
     for _ in range(len(rows) + 1):
         page = page_of(limit, before)
-        found = [row for row in rows if page.until is None or row[0] < page.until][page.skip :][: page.limit]
-        shown, before = cut_page(found, page, lambda row: row[0])
+        selected = [row for row in rows if page.until is None or row[0] < page.until][page.skip :][: page.limit]
+        shown, before = cut_page(selected, page, lambda row: row[0])
         assert len(shown) <= limit
         seen += shown
         if before is UNSET:

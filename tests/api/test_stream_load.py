@@ -41,8 +41,8 @@ def test_what_never_arrives_counts_as_infinitely_late() -> None:
     ("pings_s", "late_s"), [((4, 7), 0), ((4.5, 7), 0.5), ((4,), 2), ((), 5), ((4, 7, 8), 2), ((3.5, 7), 0.5)]
 )
 def test_a_ping_is_late_until_it_comes(pings_s: tuple[float, ...], late_s: float) -> None:
-    one = follower("trades", {}, tuple(round(at_s * SECOND_NS) for at_s in pings_s))
-    assert judged([one], [], 3, 9 * SECOND_NS).pings_late_s == pytest.approx(late_s)
+    reader = follower("trades", {}, tuple(round(at_s * SECOND_NS) for at_s in pings_s))
+    assert judged([reader], [], 3, 9 * SECOND_NS).pings_late_s == pytest.approx(late_s)
 
 
 @pytest.mark.processes

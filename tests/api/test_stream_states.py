@@ -13,7 +13,7 @@ from support.records import FakeExchange, add_invocation, make_account, make_mod
 from support.scripted import START, ScriptedSource, make_settings
 from support.venue import Venue, running
 
-from trader.api import stream_states
+from trader.api import stream_table
 from trader.api.context import Context
 from trader.api.procedures.models import get_invocations
 from trader.api.procedures.positions import get_positions
@@ -43,7 +43,7 @@ class House:
     def __init__(self, venue: Venue, context: Context) -> None:
         self.venue = venue
         self.context = context
-        self.loads = stream_states.state_loaders(context)
+        self.loads = stream_table.state_loaders(context)
 
     async def state(self, stream: str) -> Any:
         return json.loads(await self.loads[stream](), parse_float=Decimal)
@@ -118,7 +118,7 @@ async def test_positions_are_those_of_the_procedure(house: House) -> None:
 
 
 async def test_trades_are_the_latest_of_the_procedure(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert stream_states.TRADES_MAX == 100
+    assert stream_table.TRADES_MAX == 100
     for _ in range(3):
         await house.venue.see({"BTC": "94000"})
         await house.venue.buy("0.02", account_id="apex")
@@ -126,7 +126,7 @@ async def test_trades_are_the_latest_of_the_procedure(house: House, monkeypatch:
     trades = await house.state("trades")
     assert len(trades) == 3
     assert trades == wire((await get_trades(house.context, GetTradesInput(limit=100))).trades)
-    monkeypatch.setattr(stream_states, "TRADES_MAX", 2)
+    monkeypatch.setattr(stream_table, "TRADES_MAX", 2)
     assert await house.state("trades") == trades[:2]
 
 
@@ -135,7 +135,7 @@ async def test_conversations_are_the_latest_of_the_procedure(house: House, datab
         for number in range(52):
             await add_invocation(conn, "apex", START + number * timedelta(minutes=1), calls=("ok",))
     conversations = await house.state("conversations")
-    assert len(conversations) == stream_states.CONVERSATIONS_MAX == 50
+    assert len(conversations) == stream_table.CONVERSATIONS_MAX == 50
     request = GetInvocationsInput(limit=50)
     assert conversations == wire((await get_invocations(house.context, request)).conversations)
     assert conversations[0]["timestamp"] == "2025-01-01T12:51:30.000Z"
@@ -167,7 +167,7 @@ async def test_the_portfolio_is_live(house: House) -> None:
 
 async def test_a_sum_that_needs_an_unknown_price_is_null() -> None:
     exchange: Any = FakeExchange(make_account("apex", positions={"BTC": make_position()}))
-    [entry] = await stream_states.position_entries(exchange, {"apex": make_model("apex")})
+    [entry] = await stream_table.position_entries(exchange, {"apex": make_model("apex")})
     assert (entry.total_unrealized_pnl, entry.available_cash) == (None, None)
     assert entry.positions[0].unrealized_pnl is None
 
@@ -175,10 +175,10 @@ async def test_a_sum_that_needs_an_unknown_price_is_null() -> None:
 async def test_a_thousand_accounts_do_not_hold_up_the_others() -> None:
     accounts = [make_account(f"a{n}", positions={"BTC": make_position()}) for n in range(1000)]
     exchange: Any = FakeExchange(*accounts, marks={"BTC": "50000"})
-    task = asyncio.ensure_future(stream_states.position_entries(exchange, {}))
+    task = asyncio.ensure_future(stream_table.position_entries(exchange, {}))
     turns = 0
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
     assert len(task.result()) == 1000
-    assert turns >= 1000 // stream_states.ACCOUNTS_AT_ONCE
+    assert turns >= 1000 // stream_table.ACCOUNTS_AT_ONCE

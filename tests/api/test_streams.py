@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.manual_clock import ManualClock
+from support.served import make_stream_app
 
-from trader.api import streams
-from trader.api.site import Site
 from trader.api.stream_messages import EventsMessage, Message, NumberedEvent, StateMessage
 from trader.api.streams import PING, Hubs, Timing
 from trader.errors import Unavailable
@@ -57,19 +56,17 @@ class Source:
 class Service:
     """The streams behind a real server on a real port."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing) -> None:
         self.events = EventBus()
         self.sources = {name: Source() for name in STATES}
         self.hubs = Hubs(self.sources, self.events, ManualClock(START))
         self.port = 0
-        self.site = Site()
-        self.server = web.Server(self.site.handle)  # without the limits of the service's own connections
-        self.runner = web.ServerRunner(self.server, shutdown_timeout=20)
+        self.runner = web.AppRunner(make_stream_app(self.hubs, timing), shutdown_timeout=20)
 
-    async def stop(self) -> None:
-        for end in self.site.endings:
-            await end()
-        await self.runner.cleanup()
+    @property
+    def connections(self) -> list[web.RequestHandler]:
+        assert self.runner.server is not None
+        return self.runner.server.connections
 
     async def emptied(self) -> None:
         """Until no subscriber is left."""
@@ -80,16 +77,14 @@ class Service:
 
 @asynccontextmanager
 async def serving(**timing: float) -> AsyncIterator[Service]:
-    service = Service()
-    streams.setup(service.site, service.hubs, Timing(**{"watch_s": 0.05, **timing}))
+    service = Service(Timing(**{"watch_s": 0.05, **timing}))
     await service.runner.setup()
-    await web.TCPSite(service.runner, "127.0.0.1", 0).start()
+    await web.TCPSite(service.runner, "127.0.0.1", 0).start()  # without the limits of the service's own connections
     service.port = service.runner.addresses[0][1]
-    await service.hubs.start()
     try:
         yield service
     finally:
-        await service.stop()
+        await service.runner.cleanup()
 
 
 class Client:
@@ -243,7 +238,7 @@ async def test_pings_come_on_time_however_much_is_sent(name: str) -> None:
 
         async def busy() -> None:
             while True:
-                service.hubs.positions.send(StateMessage("positions", b"[]"))
+                service.hubs.states["positions"].send(StateMessage("positions", b"[]"))
                 service.hubs.workflow.post("workflow:step", b"{}")
                 await asyncio.sleep(0.005)
 
@@ -282,12 +277,12 @@ async def test_the_51st_is_refused_and_a_place_that_gets_free_is_given() -> None
             assert "50" in (await refused.json())["error"]
         async with streaming(service, "trades") as other:
             assert other.status == 200
-        service.hubs.positions.send(StateMessage("positions", b"[1]"))
+        service.hubs.states["positions"].send(StateMessage("positions", b"[1]"))
         for client in clients:
             assert await client.event() == (None, [1])
         clients[0].vanish(reset=True)
         async with asyncio.timeout(PATIENCE_S):
-            while len(service.hubs.positions) == 50:
+            while len(service.hubs.states["positions"]) == 50:
                 await asyncio.sleep(0.005)
         async with streaming(service, "positions") as again:
             assert await again.event() == (None, [])
@@ -312,7 +307,7 @@ async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
         gate.clear()
         client = await Client.get(service, "/api/events/trades")
         async with asyncio.timeout(PATIENCE_S):
-            while not len(service.hubs.trades):
+            while not len(service.hubs.states["trades"]):
                 await asyncio.sleep(0.005)
         client.vanish(reset=True)
         await service.emptied()
@@ -323,7 +318,7 @@ async def test_one_who_vanishes_before_the_first_state_is_removed() -> None:
 async def test_the_kernel_gives_up_on_one_who_vanished_without_a_word() -> None:
     async with serving() as service, streaming(service, "positions") as client:
         await client.event()
-        [handler] = service.server.connections
+        [handler] = service.connections
         assert handler.transport is not None
         sock = handler.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
@@ -346,7 +341,7 @@ class WatchedEvents(EventsMessage):
 
 def kept_bytes(service: Service, sent: Iterable[Message]) -> int:
     """Bytes that the process keeps for its readers: in transports, and of messages that were `sent` and still exist."""
-    transports = [handler.transport for handler in service.server.connections]
+    transports = [handler.transport for handler in service.connections]
     waiting = sum(len(message.text(numbered=False)) for message in sent)
     return waiting + sum(t.get_write_buffer_size() for t in transports if t is not None)
 
@@ -380,7 +375,7 @@ async def test_a_stalled_reader_is_cut_and_slows_nobody(name: str, kept_max: int
             assert not client.reader.at_eof()
             assert hub.dropped == 1
             async with asyncio.timeout(PATIENCE_S):
-                while len(service.server.connections) > 1:
+                while len(service.connections) > 1:
                     await asyncio.sleep(0.005)
         stalled.writer.close()
         await service.emptied()
@@ -390,7 +385,7 @@ async def test_a_slow_reader_gets_the_newest_state() -> None:
     async with serving() as service, streaming(service, "positions", buffer_bytes=4096) as client:
         await client.event()
         for number in range(300):
-            service.hubs.positions.send(
+            service.hubs.states["positions"].send(
                 StateMessage("positions", b"[%d, %b]" % (number, b",".join([b"123456789"] * 5000)))
             )
             await asyncio.sleep(0)
@@ -476,10 +471,12 @@ async def test_shutdown_ends_all_streams_stalled_ones_too(messages: int) -> None
         await stalled.head()
         await stalled.event()
         for _ in range(messages):
-            service.hubs.positions.send(StateMessage("positions", b"[%b]" % b",".join([b"123456789"] * 500_000)))
+            service.hubs.states["positions"].send(
+                StateMessage("positions", b"[%b]" % b",".join([b"123456789"] * 500_000))
+            )
             await asyncio.sleep(0.001)
         began = time.monotonic()
-        await service.stop()
+        await service.runner.cleanup()
         assert time.monotonic() - began < 3
         assert not any(len(hub) for hub in service.hubs.all.values())
         for client in clients[1:]:

@@ -41,9 +41,9 @@ from trader.domain.exchange.orders import Side
 from trader.domain.models import VariantId, rule_model
 from trader.gateways.market.files import Minutes
 from trader.gateways.market.replay import ReplaySource
+from trader.services.backtest.accounts import MarketPeek
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.participant import Glance
 from trader.services.backtest.run import Backtest, rule_models
 from trader.settings import Settings
 
@@ -78,10 +78,10 @@ class Scripted:
         place = bisect_right(self._seconds, second)
         return self._seconds[place] if place < len(self._seconds) else None
 
-    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
-        if glance.account.positions:
+    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+        if peek.account.positions:
             return []
-        side, price = self._entries[int(glance.now.timestamp())], float(glance.mark("BTC"))
+        side, price = self._entries[int(peek.now.timestamp())], float(peek.mark("BTC"))
         return [
             CreatePosition(
                 symbol="BTC",
@@ -172,7 +172,7 @@ def scripted(market: BacktestMarket, entries: dict[int, int]) -> tuple[float, in
     """Return the processor time of the scripted account, and its number of trades."""
     model = rule_model(VariantId.APEX, moment_of(market.span.start))
     run = Backtest(market, settings(), [(model, Scripted(entries))], [LedgerLines(io.BytesIO())], has_baselines=False)
-    return timed(lambda: finish(run)), run.participants[0].state.trade_count
+    return timed(lambda: finish(run)), run.accounts[0].state.trade_count
 
 
 def season(folder: Path, start: datetime | None = None, end: datetime | None = None) -> tuple[float, float, Backtest]:
@@ -192,7 +192,7 @@ def shortest_s(folder: Path, start: datetime | None = None, end: datetime | None
 def durable(folder: Path) -> float:
     """Return how long the command takes with its database, from its start to its end."""
     with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)  # as root the server runs as nobody, which must have access
+        Path(place).chmod(0o755)  # as root the server runs as nobody, which must have session
         began_s = time.monotonic()
         command = [*COMMAND, "backtest", "--data", str(folder.resolve()), "--out", f"{place}/run"]
         subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
@@ -233,7 +233,7 @@ def main() -> int:
     )
     prepared_s, whole_s, run = season(folder)
     span = run.ends_at - run.starts_at
-    decisions = sum(one.decisions for one in run.participants)
+    decisions = sum(one.decisions for one in run.accounts)
     print(f"four agents, three markets, {span / timedelta(minutes=1):,.0f} minutes, {decisions:,} decisions")
     figures.show("reading and preparing", prepared_s, "s")
     figures.show("four agents, without durable writes", whole_s, "s", at_most=SEASON_S_MAX)

@@ -32,7 +32,6 @@ from trader.api.context import Context
 from trader.api.envelope import Style
 from trader.api.registry import REGISTRY, load_procedures
 from trader.api.rpc import Dispatcher, Target
-from trader.api.site import Site
 from trader.app import freeze_startup_objects
 from trader.clock import SystemClock
 from trader.commands.serve import loop_factory
@@ -268,7 +267,7 @@ class Season:
         )
         await context.agents.follow()
         stack.push_async_callback(cls._delete_written, database, clock.now())
-        return cls(Dispatcher(REGISTRY, context, Site()), context, clock, books)
+        return cls(Dispatcher(REGISTRY, context), context, clock, books)
 
     @staticmethod
     async def _delete_written(database: Database, start: datetime) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.figures import Figures
 
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database
 from trader.store.database.schema import apply_schema

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Final, cast
 
 from benchmarks.stream_readers import STREAMS, Readers
+from support.served import make_stream_app
 
-from trader.api import streams
 from trader.api.connections import WAITING_MAX, ConnectionLimits, HttpServer, bind
-from trader.api.site import Site
 from trader.api.stream_messages import frame
 from trader.api.streams import HEADERS, Hubs, Timing
 from trader.clock import SystemClock
@@ -34,7 +33,6 @@ class Service:
     def __init__(self, timing: Timing | None = None) -> None:
         self._timing = timing or Timing()
         self._sent_ns = 0
-        self.site = Site()
         self.events = EventBus()
         self.hubs = Hubs(dict.fromkeys(STREAMS[:4], self._load), self.events, SystemClock())
 
@@ -43,11 +41,10 @@ class Service:
 
     async def start(self) -> int:
         """Listen. Return the port."""
-        streams.setup(self.site, self.hubs, self._timing)
-        self._server = HttpServer(self.site, ConnectionLimits())
+        self.app = make_stream_app(self.hubs, self._timing)
+        self._server = HttpServer(self.app, ConnectionLimits())
         sockets = bind("127.0.0.1", 0)
         await self._server.start(sockets)
-        await self.hubs.start()
         return int(sockets[0].getsockname()[1])
 
     def publish(self) -> int:

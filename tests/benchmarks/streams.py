@@ -41,6 +41,7 @@ from benchmarks.stream_bytes import measure_bytes
 from benchmarks.stream_readers import STREAMS, Arrivals, pin_server, resident_bytes, start_caller, stolen_s
 from benchmarks.stream_servers import Bare, Service, followed
 
+from trader.api.requests import REQUESTS
 from trader.api.streams import Timing
 from trader.commands.serve import loop_factory
 from trader.logs import configure_logs
@@ -76,7 +77,7 @@ class LoadedService(Service):
         return super().publish()
 
     def requested(self) -> int:
-        return sum(sum(latencies.counts) for latencies in self.site.requests.latencies.values())
+        return sum(sum(latencies.counts) for latencies in self.app[REQUESTS].latencies.values())
 
     def dropped(self) -> int:
         return sum(hub.dropped for hub in self.hubs.all.values())

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from support.books import make_quote
 from support.outline import Outline
@@ -116,14 +117,16 @@ async def test_without_a_simulated_fill_it_says_so(database: Database, dsn: str,
     assert not (tmp_path / "drift.html").exists()
 
 
-def record_books(folder: Path, spread: str, count: int) -> None:
-    """Record ETH, without a move, at 2,000 and half a spread to both sides, with 60,000 shown."""
+def record_books(folder: Path, spread: str, count: int, symbol: str = "ETH") -> None:
+    """Record a market by the rules of ETH, without a move, at 2,000 and half a spread to both sides, 60,000 shown."""
     at, half = datetime(2025, 6, 2, 10, tzinfo=UTC), Decimal(spread) / 2
-    recorder = Recorder(folder, SyntheticSource(0, ("ETH",)))
+    source = SyntheticSource(0, ("ETH",))
+    source.markets = {symbol: msgspec.structs.replace(MARKETS["ETH"], symbol=symbol)}
+    recorder = Recorder(folder, source)
     recorder.open()
     for number in range(count):
         quote = make_quote("ETH", [(2000 - half, 30)], [(2000 + half, 30)], at=at + timedelta(seconds=number))
-        recorder.record(Tick(quote.at, {"ETH": quote}))
+        recorder.record(Tick(quote.at, {symbol: quote}))
     recorder.close()
 
 
@@ -159,3 +162,11 @@ async def test_a_recording_is_compared_where_there_is_no_fill(database: Database
     refused = run(tmp_path, dsn, "--recording", "empty")
     assert refused.returncode == 1
     assert "empty holds no recording" in refused.stderr
+
+
+async def test_a_recorded_market_without_a_model_is_not_compared(database: Database, dsn: str, tmp_path: Path) -> None:
+    record_books(tmp_path / "recording", "1", count=20, symbol="DOGE")
+    await write(database, [("BTC", OrderSide.BUY, "1", "2")])
+    made = run(tmp_path, dsn, "--recording", "recording")
+    assert made.returncode == 0, made.stderr
+    assert "this build has no market model of DOGE: not compared" in made.stdout

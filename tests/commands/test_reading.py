@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.health_sources import NAMES, House
+from support.house import NAMES, House
 from support.records import HOUR, START, add_invocation, add_model, add_trade
-from support.served import served
+from support.served import make_health_app, served
 
 from trader.__main__ import main
-from trader.api.health import setup as setup_health
-from trader.api.site import Site
 from trader.domain.models import Model, ModelConfiguration, Price, VariantId
 from trader.store.agents.invocations import upsert_model
 from trader.store.database.leadership import LeaderLock
@@ -142,10 +140,7 @@ async def test_status_shows_what_the_service_says_of_its_health(
 ) -> None:
     async with database.connection() as conn:
         await conn.execute("UPDATE service_state SET heartbeat_at = now(), schedulers = $1", {"tradeExecutor": True})
-    house = House()
-    site = Site()
-    setup_health(site, house.sources())
-    async with served(site) as server, TestServer(web.Application()) as stranger:
+    async with served(make_health_app(House())) as server, TestServer(web.Application()) as stranger:
         monkeypatch.setenv("PORT", str(server.port))
         found = await call("status")
         assert f"unhealthy, at http://localhost:{server.port}, but none leads on this database" in found.out

@@ -14,6 +14,7 @@ from trader.variants import VARIANTS
 
 pytestmark = pytest.mark.processes
 
+MODELS = 8
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
@@ -31,7 +32,7 @@ def _run(folder: Path, name: str, *arguments: str) -> subprocess.CompletedProces
 
 
 async def test_a_season_is_rendered_and_unexplained_equity_named(database: Database, dsn: str, tmp_path: Path) -> None:
-    season = ["--demo", "--models", "8", "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
+    season = ["--demo", "--models", str(MODELS), "--language-models", "--history", "3", "--how", "bulk", "--cycle", "7"]
     seeded = _run(tmp_path, "seed_accounts.py", *season, "--database-url", dsn)
     assert seeded.returncode == 0, seeded.stderr
     made = _run(tmp_path, "report", "--database-url", dsn, "--name", "<Season & one>")
@@ -48,7 +49,7 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
     await _is_drawn(tmp_path)
     async with database.connection() as conn:
         accounts = await store.select_report_accounts(conn)
-        assert len(accounts) == 8
+        assert len(accounts) == MODELS
         for account in accounts:
             assert account.change == account.explained
             assert f"{account.equity:,.2f}" in html
@@ -61,7 +62,7 @@ async def test_a_season_is_rendered_and_unexplained_equity_named(database: Datab
 
 
 async def _is_drawn(folder: Path) -> None:
-    """Open the report in a browser, where there is one, and look at its charts."""
+    """Open the report in a browser, where there is one, and look at its charts and its evidence."""
     if not is_installed():
         return
     async with open_tab(folder / "profile", (folder / "season.html").as_uri()) as tab:
@@ -70,6 +71,7 @@ async def _is_drawn(folder: Path) -> None:
         )
         assert await tab.evaluate("document.querySelectorAll('[data-chart]').length") == 2 * (len(VARIANTS) + 1) + 1
         assert await tab.evaluate(empty) == 0
+        assert await tab.evaluate("document.querySelectorAll('#evidence tbody tr').length") == MODELS
         assert tab.problems == []
 
 

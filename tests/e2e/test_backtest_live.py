@@ -24,13 +24,13 @@ from trader.clock import epoch_second, iso, moment_of
 from trader.domain.exchange.ledger import Posting
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BaselineState
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.embedded.server import EMBEDDED_FOLDER, EmbeddedPostgres
 from trader.gateways.market.files import find_files
 from trader.gateways.market.replay import ReplaySource
+from trader.services.backtest.accounts import ModelAccount
 from trader.services.backtest.ledger import LedgerLines
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.participant import Participant
 from trader.services.backtest.run import Backtest, rule_models
 from trader.settings import Settings
 
@@ -82,7 +82,7 @@ def part_of_recording(candles: Path, folder: Path, minutes: int) -> Path:
 class Snapshots(list[Snapshot]):
     """A journal of the snapshots alone."""
 
-    def open(self, one: Participant) -> None:
+    def open(self, followed: ModelAccount) -> None:
         pass
 
     def post(self, posting: Posting) -> None:
@@ -101,11 +101,6 @@ class Done(NamedTuple):
     digest: str
 
 
-def untaken(state: BaselineState) -> BaselineState:
-    """A baseline without the depth that it took, which comes back and is not saved."""
-    return msgspec.structs.replace(state, account=msgspec.structs.replace(state.account, taken={}))
-
-
 async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     times = datetime.fromisoformat(begin), datetime.fromisoformat(end)
     settings = Settings.load({"SIM_SEED": "0", "MARKET_SOURCE": f"replay:{candles}", **environ}, None, demo=True)
@@ -119,7 +114,7 @@ async def backtest(candles: Path, begin: str, end: str, **environ: str) -> Done:
     for _ in run.run():
         pass
     digest = ledger.digest()
-    baselines = {one.baseline.id: untaken(one.state) for one in run.baselines}
+    baselines = {followed.baseline.id: followed.state.saved() for followed in run.baselines}
     return Done(rows_of_lines(file.getvalue()), snapshots, baselines, digest)
 
 
@@ -189,13 +184,13 @@ async def test_a_backtest_has_the_rows_of_a_replay_in_lockstep(
         assert tables.count("fills") > 5
         assert tables.count("funding_payments") > 1
         recorded = await conn.fetch("SELECT * FROM portfolio_snapshots")
-        assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(one) for one in done.snapshots}
+        assert {tuple(row) for row in recorded} == {msgspec.structs.astuple(followed) for followed in done.snapshots}
         assert len(recorded) == len(done.snapshots)
         baselines = {
             row["id"]: msgspec.json.decode(row["state"], type=BaselineState)
             for row in await conn.fetch("SELECT id, state FROM baselines")
         }
-        assert done.baselines == {key: untaken(state) for key, state in baselines.items()}
+        assert done.baselines == {key: state.saved() for key, state in baselines.items()}
         assert len(baselines) == 6
         assert any(state.trade_count for state in baselines.values())
     finally:

@@ -138,7 +138,7 @@ async def have_tick_at_order(s: Schedule) -> None:
     async def begin_tick() -> None:
         s.ticking = asyncio.create_task(s.arena.see(STOPPED))
         while exchange.by_tick is None:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002)
 
     exchange.before_order = begin_tick
 
@@ -283,3 +283,23 @@ ACTORS: Final[dict[str, Step]] = {
     "second leader": second_leader,
     "stop": stop,
 }
+
+ONLY_FOR: Final = {
+    "same order": {"order", "limit order", "recover"},
+    "retry": {"order", "limit order", "recover"},
+    "late commit": {"recover"},
+}
+"""Actors that mean something for these operations only."""
+
+ONLY_BY: Final = {
+    "invocation at a tick": {"cancellation", "late statement", "lost lock", "second leader", "stop", "reset"},
+    "missed cycle": {"lost acknowledgement", "lost statement", "cancellation", "second leader", "stop"},
+}
+"""Operations that are another one with a twist, and the actors for which that matters."""
+
+PAIRS: Final = [
+    (operation, actor)
+    for operation in OPERATIONS
+    for actor in ACTORS
+    if operation in ONLY_FOR.get(actor, OPERATIONS) and actor in ONLY_BY.get(operation, ACTORS)
+]

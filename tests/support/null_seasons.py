@@ -16,7 +16,7 @@ from scipy.stats import beta
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
-from trader.domain.portfolio.board import Contender
+from trader.domain.portfolio.board import JudgedEntrant
 from trader.domain.portfolio.evidence import ReturnSeries, Statement, Verdict, judge_family, judge_neighbours
 from trader.domain.portfolio.histories import WINDOWS
 from trader.domain.portfolio.intervals import SEQUENCE_HOURS_MIN, Estimate, cosine_transforms
@@ -70,10 +70,10 @@ class NullSeason(NamedTuple):
         market = returns[-1:]
         return cls(follows * market + own * returns[:models], returns[models:-1], market)
 
-    def contenders(self, hours: int) -> tuple[list[Contender], dict[str, ReturnSeries | None]]:
+    def entrants(self, hours: int) -> tuple[list[JudgedEntrant], dict[str, ReturnSeries | None]]:
         """Return what the service's board is judged from after so many hours: its entrants and baselines."""
         models = [
-            Contender(f"m{number}", VARIANTS[number % 4], ReturnSeries(START, returns[:hours]), 1000)
+            JudgedEntrant(f"m{number}", VARIANTS[number % 4], ReturnSeries(START, returns[:hours]), 1000)
             for number, returns in enumerate(self.models)
         ]
         baselines: dict[str, ReturnSeries | None] = {

@@ -11,7 +11,7 @@ from trader.domain.exchange.account import Account, Position, Run
 from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import MARKETS, Market
 from trader.domain.models import Model, VariantId
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Connection
 

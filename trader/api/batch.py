@@ -16,8 +16,7 @@ from msgspec import UNSET, UnsetType
 from multidict import istr
 
 from trader.api import envelope
-from trader.api.compression import GZIP, StreamPacker, accepts_gzip, compress_response
-from trader.api.site import Site
+from trader.api.compression import GZIP, StreamPacker, accepts_gzip
 from trader.errors import InvalidInput, Issue, PayloadTooLarge
 
 HEADER: Final = istr("x-orpc-batch")
@@ -98,18 +97,14 @@ def _item(index: int, wire_item: _WireItem) -> Item:
     )
 
 
-async def respond(
-    site: Site, request: web.BaseRequest, items: list[Item], call: Call, mode: str, status: int
-) -> web.StreamResponse:
+async def respond(request: web.Request, items: list[Item], call: Call, mode: str, status: int) -> web.StreamResponse:
     """Run all calls concurrently and respond. Calls that have begun go on when the caller disconnects."""
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(call(index, item)) for index, item in enumerate(items)]
         if mode == BUFFERED:
             replies = [encode(await ended) for ended in asyncio.as_completed(calls)]
             body = b"[" + b",".join(replies) + b"]"
-            whole = web.Response(status=status, body=body, headers={"Content-Type": "application/json"})
-            await compress_response(request, whole)
-            return whole
+            return web.Response(status=status, body=body, headers={"Content-Type": "application/json"})
         response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
         response.headers["Cache-Control"] = "no-cache, no-transform"
         response.headers["X-Accel-Buffering"] = "no"
@@ -118,7 +113,7 @@ async def respond(
         if packer.compresses:
             response.headers["Content-Encoding"] = GZIP
         try:
-            await _stream(site, request, response, calls, packer)
+            await _stream(request, response, calls, packer)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -128,14 +123,9 @@ async def respond(
 
 
 async def _stream(
-    site: Site,
-    request: web.BaseRequest,
-    response: web.StreamResponse,
-    calls: list[asyncio.Task[Reply]],
-    packer: StreamPacker,
+    request: web.Request, response: web.StreamResponse, calls: list[asyncio.Task[Reply]], packer: StreamPacker
 ) -> None:
     async with asyncio.timeout(WRITE_WAIT_S):
-        await site.finish_head(request, response)
         await response.prepare(request)
         await response.write(await packer.pack(_COMMENT))
     waiting = set(calls)

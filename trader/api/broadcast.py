@@ -7,15 +7,12 @@ streams.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from trader.api.stream_events import EventRing
 from trader.api.stream_messages import EventsMessage, Message, MessageForm, NumberedEvent
 from trader.api.subscriber import Subscriber
 from trader.errors import Unavailable
-
-log = logging.getLogger(__name__)
 
 CAPACITY = 50
 EVENTS_AT_ONCE_MAX = 256
@@ -53,19 +50,11 @@ class Broadcaster:
         self._subscribers.pop(subscriber, None)
 
     def send(self, message: Message, *, to: Callable[[MessageForm], bool] = lambda _: True) -> None:
-        """Send a message to every subscriber, or to those with such a form; drop those that cannot keep up."""
+        """Send a message to the subscribers whose form `to` accepts, and drop those that cannot keep up."""
         chosen = [subscriber for subscriber in self._subscribers if to(subscriber.form)]
-        for subscriber in [one for one in chosen if not self._offer(one, message)]:
-            self.drop(subscriber)
-
-    def _offer(self, subscriber: Subscriber, message: Message) -> bool:
-        """Offer a message to a subscriber. A bug in writing to it ends that one alone."""
-        try:
-            return subscriber.offer(message)
-        except Exception as error:  # the stream outlives any failure of writing to one subscriber
-            log.exception("stream %s: a bug ended a subscriber", self.name)
-            subscriber.end(error)
-            return True
+        for subscriber in chosen:
+            if not subscriber.offer(message):
+                self.drop(subscriber)
 
     def drop(self, subscriber: Subscriber) -> None:
         """End a subscriber that cannot keep up."""

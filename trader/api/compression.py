@@ -19,7 +19,7 @@ THREAD_BYTES_MIN: Final = 32 * 1024
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 
 
-def accepts_gzip(request: web.BaseRequest) -> bool:
+def accepts_gzip(request: web.Request) -> bool:
     """Return whether the header `Accept-Encoding` has gzip (or `*`) with a weight above 0."""
     weights: dict[str, bool] = {}
     for header in request.headers.getall(hdrs.ACCEPT_ENCODING, ()):
@@ -42,7 +42,7 @@ def _gzip(body: bytes) -> bytes:
 
 
 class StreamPacker:
-    """Gzip of one response that is sent in pieces, each of which can be read when it arrives; or none."""
+    """Gzip encoder of a response that is sent in pieces, each readable on arrival; it may also pass them on as is."""
 
     def __init__(self, *, compress: bool) -> None:
         self._packer = zlib.compressobj(LEVEL, wbits=_GZIP_WINDOW) if compress else None
@@ -64,15 +64,19 @@ class StreamPacker:
         return piece if self._packer is None else self._packer.compress(piece) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-async def compress_response(request: web.BaseRequest, response: web.Response) -> None:
-    """Compress a whole response that its handler has left as it is, if it is long enough."""
+def is_worth_compressing(response: web.Response) -> bool:
+    """Return whether a body is long enough, not compressed yet, and neither a font nor a picture."""
     body = response.body
     if not isinstance(body, bytes) or len(body) < BYTES_MIN or hdrs.CONTENT_ENCODING in response.headers:
-        return
-    if not response.content_type.startswith(("text/", "application/")):  # fonts and pictures are compressed already
-        return
+        return False
+    return response.content_type.startswith(("text/", "application/"))
+
+
+async def compress_response(request: web.Request, response: web.Response) -> None:
+    """Compress the body of a response when the caller accepts gzip."""
     if hdrs.VARY not in response.headers:
         response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
     if accepts_gzip(request):
-        response.body = await compressed(body)
+        assert isinstance(response.body, bytes)
+        response.body = await compressed(response.body)
         response.headers[hdrs.CONTENT_ENCODING] = GZIP

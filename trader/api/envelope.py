@@ -126,10 +126,10 @@ def _check_nesting(value: Any) -> None:
     """Raise RecursionError beyond NESTED_MAX: how deep a parser goes differs between versions of Python."""
     level = [value]
     for _ in range(NESTED_MAX + 1):
-        level = [one for one in level if isinstance(one, dict | list)]
+        level = [value for value in level if isinstance(value, dict | list)]
         if not level:
             return
-        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for value in level for item in (value.values() if isinstance(value, dict) else value)]
     raise RecursionError
 
 

@@ -7,17 +7,14 @@ The database is pinged with a short timeout, and the result is reused for a mome
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
-from typing import Final, Literal, Protocol
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
 
 from aiohttp import hdrs, web
 from msgspec import UNSET, UnsetType
 
-from trader.api.broadcast import Broadcaster
-from trader.api.routes import Documented, Route
+from trader.api.context import ALARMS, CONTEXT, DATABASE, HALTS, RELAY, ROLE, SCHEDULERS, STARTED_AT
+from trader.api.routes import Documented, Route, json_answer
 from trader.api.schemas.common import BudgetUse, iso
 from trader.api.schemas.health import (
     DatabaseHealth,
@@ -32,13 +29,10 @@ from trader.api.schemas.health import (
     StreamHealth,
     halts_in_force,
 )
-from trader.api.site import Site, json_answer
-from trader.clock import Clock
-from trader.domain.exchange.halts import Halt
+from trader.api.streams import HUBS
 from trader.domain.operations.alarms import Alarm, AlarmCause
 from trader.errors import Unavailable
-from trader.services.agents.budgets import Budget
-from trader.services.agents.model_warnings import Failing
+from trader.store.database.pool import Database
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +79,7 @@ LIVE: Final = Route(
     alias="/api/health/live",
     head=True,
 )
-SCHEDULERS: Final = Route(
+REPORT: Final = Route(
     "/health/schedulers",
     "The parts of the service in detail; always 200",
     tag="health",
@@ -95,82 +89,11 @@ SCHEDULERS: Final = Route(
 )
 
 
-class SchedulerStatus(Protocol):
-    """The status of a scheduler."""
-
-    @property
-    def interval_ms(self) -> int: ...
-    @property
-    def running(self) -> bool: ...
-    @property
-    def runs(self) -> int: ...
-    @property
-    def failures(self) -> int: ...
-    @property
-    def failures_in_a_row(self) -> int: ...
-    @property
-    def skipped(self) -> int: ...
-    @property
-    def last_started_at(self) -> datetime | None: ...
-    @property
-    def last_finished_at(self) -> datetime | None: ...
-    @property
-    def last_duration_ms(self) -> int | None: ...
-    @property
-    def last_error(self) -> str | None: ...
-    @property
-    def next_due_at(self) -> datetime | None: ...
-
-
-class MarketStatus(Protocol):
-    """The status of the market feed."""
-
-    @property
-    def source_name(self) -> str: ...
-    @property
-    def last_update_at(self) -> datetime | None: ...
-    @property
-    def has_ended(self) -> bool: ...
-    def is_stale(self) -> bool: ...
-    def troubles(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class HealthSources:
-    """The sources of the reports. `ping` returns the database's latency in milliseconds.
-
-    `schedulers` are those of this process; `running` says which of them run, on the leader when this one is a standby.
-    `lag_s` is how old the newest record of the leader is, None on the leader. `write_trouble` says why the last write
-    failed. `troubles` are the accounts whose books and venue disagree, with the reason. `report` takes the problems of
-    every look, once they have lasted for two.
-    """
-
-    clock: Clock
-    started_at: datetime
-    trading_mode: str
-    ping: Callable[[], Awaitable[float]]
-    market: MarketStatus
-    hubs: Mapping[str, Broadcaster]
-    schedulers: Callable[[], Mapping[str, SchedulerStatus]]
-    running: Callable[[], Mapping[str, bool]]
-    role: Callable[[], Literal["leader", "standby", "reader"]]
-    models_running: Callable[[], Mapping[str, datetime]]
-    models_waiting: Callable[[], Mapping[str, datetime]]
-    lag_s: Callable[[], float | None] = lambda: None
-    write_trouble: Callable[[], str | None] = lambda: None
-    troubles: Callable[[], Mapping[str, str]] = dict
-    halts: Callable[[], Sequence[Halt]] = tuple
-    budgets: Callable[[], Mapping[str, Budget]] = dict
-    models_failing: Callable[[], Mapping[str, Failing]] = dict
-    providers_resting: Callable[[], Mapping[str, str]] = dict
-    report: Callable[[Sequence[Alarm]], None] = lambda _: None
-
-
-class _DatabaseProbe:
+class DatabaseProbe:
     """Pings the database at most once at a time, and reuses the last result for `GOOD_FOR_S`."""
 
-    def __init__(self, ping: Callable[[], Awaitable[float]]) -> None:
-        self._ping = ping
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._asking = asyncio.Lock()
         self._answer = DatabaseHealth(ok=False, latency_ms=None)
         self._good_until_s = 0.0
@@ -185,84 +108,109 @@ class _DatabaseProbe:
     async def _latency(self) -> DatabaseHealth:
         try:
             async with asyncio.timeout(PING_S):
-                return DatabaseHealth(ok=True, latency_ms=round(await self._ping(), 3))
+                return DatabaseHealth(ok=True, latency_ms=round(await self._database.ping(), 3))
         except (Unavailable, OSError, TimeoutError):  # the pool logs the cause
             return DatabaseHealth(ok=False, latency_ms=None)
 
 
-def setup(site: Site, sources: HealthSources) -> None:
-    """Add the endpoints to the site."""
-    database = _DatabaseProbe(sources.ping)
-
-    async def health(_: web.BaseRequest) -> web.Response:
-        return _answer_health(sources, await database.ask())
-
-    async def schedulers(_: web.BaseRequest) -> web.Response:
-        return json_answer(200, _schedulers_report(sources, await database.ask()), NOT_STORED)
-
-    async def live(_: web.BaseRequest) -> web.Response:
-        return json_answer(200, LiveReport(status="alive", timestamp=iso(sources.clock.now())), NOT_STORED)
-
-    site.tasks["health"] = partial(_watch, sources, database)
-    HEALTH.add_to(site, health)
-    LIVE.add_to(site, live)
-    SCHEDULERS.add_to(site, schedulers)
+PROBE: Final = web.AppKey("probe", DatabaseProbe)
 
 
-def _answer_health(sources: HealthSources, database: DatabaseHealth) -> web.Response:
-    running = dict(sources.running())
-    troubles = dict(sources.troubles())
-    reasons = [problem.text for problem in find_problems(sources, database)]
+async def answer_health(request: web.Request) -> web.Response:
+    """Answer whether the service does its work, with the reasons when it does not."""
+    app = request.app
+    reasons = [problem.text for problem in find_problems(app, await app[PROBE].ask())]
+    context = app[CONTEXT]
     report = HealthReport(
         status="unhealthy" if reasons else "healthy",
-        timestamp=iso(sources.clock.now()),
-        schedulers=running,
+        timestamp=iso(context.clock.now()),
+        schedulers=dict(app[ROLE].running_schedulers()),
         reasons=reasons or UNSET,
-        reconciliation=troubles or UNSET,
-        halts=halts_in_force(sources.halts()),
-        lag_seconds=_lag(sources),
+        reconciliation=dict(context.exchange.troubles) or UNSET,
+        halts=halts_in_force(app[HALTS].in_force),
+        lag_seconds=_lag(app),
     )
     return json_answer(503 if reasons else 200, report, NOT_STORED)
 
 
-def find_problems(sources: HealthSources, database: DatabaseHealth) -> list[Alarm]:
+async def answer_live(request: web.Request) -> web.Response:
+    """Answer that the process runs, whatever else is wrong."""
+    now = request.app[CONTEXT].clock.now()
+    return json_answer(200, LiveReport(status="alive", timestamp=iso(now)), NOT_STORED)
+
+
+async def answer_report(request: web.Request) -> web.Response:
+    """Report on each part of the service."""
+    database = await request.app[PROBE].ask()
+    return json_answer(200, _schedulers_report(request.app, database), NOT_STORED)
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the routes of the three reports."""
+    return [*HEALTH.get(answer_health), *LIVE.get(answer_live), *REPORT.get(answer_report)]
+
+
+async def watch(app: web.Application) -> AsyncIterator[None]:
+    """Log and report problems while the application runs."""
+    app[PROBE] = DatabaseProbe(app[DATABASE])
+    watching = asyncio.create_task(_watch(app), name="health")
+    yield
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+def find_problems(app: web.Application, database: DatabaseHealth) -> list[Alarm]:
     """Return why the service does not do its work now; nothing when it does."""
-    problems = [] if database.ok else [Alarm(AlarmCause("database"), "the database does not answer")]
-    if (trouble := sources.write_trouble()) is not None:
-        problems.append(Alarm(AlarmCause("database", "writes"), f"bookings cannot be written: {trouble}"))
-    lag_s, market = sources.lag_s(), sources.market
-    if lag_s is not None and lag_s > STALE_S:
-        problems.append(Alarm(AlarmCause("database", "leader"), f"nothing has come from the leader for {lag_s:.0f} s"))
-    silent_s = (sources.clock.now() - (market.last_update_at or sources.started_at)).total_seconds()
+    return [
+        *_database_problems(app, database),
+        *_market_problems(app),
+        *_scheduler_problems(app),
+        *(
+            Alarm(AlarmCause("reconciliation"), f"books and venue disagree on {account}: {why}")
+            for account, why in app[CONTEXT].exchange.troubles.items()
+        ),
+    ]
+
+
+def _database_problems(app: web.Application, database: DatabaseHealth) -> Iterator[Alarm]:
+    if not database.ok:
+        yield Alarm(AlarmCause("database"), "the database does not answer")
+    if (trouble := app[DATABASE].write_trouble) is not None:
+        yield Alarm(AlarmCause("database", "writes"), f"bookings cannot be written: {trouble}")
+    if (lag_s := app[RELAY].lag_s()) is not None and lag_s > STALE_S:
+        yield Alarm(AlarmCause("database", "leader"), f"nothing has come from the leader for {lag_s:.0f} s")
+
+
+def _market_problems(app: web.Application) -> Iterator[Alarm]:
+    market, now = app[CONTEXT].market, app[CONTEXT].clock.now()
+    silent_s = (now - (market.last_update_at or app[STARTED_AT])).total_seconds()
     if silent_s > STALE_S and not market.has_ended:
         trouble = market.troubles()
         text = f"no update of the market for {silent_s:.0f} s" + (f": {trouble}" if trouble else "")
-        problems.append(Alarm(AlarmCause("market"), text))
-    statuses, running = sources.schedulers(), sources.running()
+        yield Alarm(AlarmCause("market"), text)
+
+
+def _scheduler_problems(app: web.Application) -> Iterator[Alarm]:
+    statuses, running = app[SCHEDULERS].status(), app[ROLE].running_schedulers()
     if not running:
-        problems.append(Alarm(AlarmCause("scheduler"), "no scheduler runs"))
+        yield Alarm(AlarmCause("scheduler"), "no scheduler runs")
     for name, runs in running.items():
         status = statuses.get(name)
         if not runs:
-            problems.append(Alarm(AlarmCause("scheduler", name), f"the scheduler {name} does not run"))
+            yield Alarm(AlarmCause("scheduler", name), f"the scheduler {name} does not run")
         elif status is not None and status.failures_in_a_row > FAILURES_MAX:
             text = f"the scheduler {name} failed {status.failures_in_a_row} times: {status.last_error}"
-            problems.append(Alarm(AlarmCause("scheduler", name), text))
-    problems += (
-        Alarm(AlarmCause("reconciliation"), f"books and venue disagree on {account}: {why}")
-        for account, why in sources.troubles().items()
-    )
-    return problems
+            yield Alarm(AlarmCause("scheduler", name), text)
 
 
-async def _watch(sources: HealthSources, database: _DatabaseProbe) -> None:
+async def _watch(app: web.Application) -> None:
     """Log what is wrong when it has lasted for two looks, once a minute while it goes on, and when it ends."""
     looks = 0
     logged_s = -LOG_EVERY_S
     while True:
-        problems = find_problems(sources, await database.ask())
+        problems = find_problems(app, await app[PROBE].ask())
         if not problems or looks > 0:
-            sources.report(problems)
+            app[ALARMS].watch(problems)
         now_s = time.monotonic()
         if problems and looks > 0 and now_s - logged_s >= LOG_EVERY_S:
             log.error("unhealthy: %s", "; ".join(problem.text for problem in problems))
@@ -274,64 +222,48 @@ async def _watch(sources: HealthSources, database: _DatabaseProbe) -> None:
         await asyncio.sleep(WATCH_EVERY_S)
 
 
-def _schedulers_report(sources: HealthSources, database: DatabaseHealth) -> SchedulersReport:
-    now = sources.clock.now()
-    updated_at = sources.market.last_update_at
+def _schedulers_report(app: web.Application, database: DatabaseHealth) -> SchedulersReport:
+    context = app[CONTEXT]
+    now, market, agents = context.clock.now(), context.market, context.agents
+    budgets = agents.budgets.states(agents.models)
     return SchedulersReport(
         timestamp=iso(now),
-        started_at=iso(sources.started_at),
-        uptime_seconds=(now - sources.started_at).total_seconds(),
-        trading_mode=sources.trading_mode,
-        role=sources.role(),
+        started_at=iso(app[STARTED_AT]),
+        uptime_seconds=(now - app[STARTED_AT]).total_seconds(),
+        trading_mode=context.settings.trading_mode,
+        role=app[ROLE].role,
         database=database,
         market=MarketHealth(
-            source=sources.market.source_name,
-            last_update_at=_iso_or_none(updated_at),
-            stale=sources.market.is_stale(),
-            trouble=sources.market.troubles() or UNSET,
+            source=market.source_name,
+            last_update_at=None if market.last_update_at is None else iso(market.last_update_at),
+            stale=market.is_stale(),
+            trouble=market.troubles() or UNSET,
         ),
-        streams={name: StreamHealth(subscribers=len(hub), capacity=hub.capacity) for name, hub in sources.hubs.items()},
-        schedulers={name: _scheduler(status) for name, status in sources.schedulers().items()},
+        streams={
+            name: StreamHealth(subscribers=len(hub), capacity=hub.capacity) for name, hub in app[HUBS].all.items()
+        },
+        schedulers={name: SchedulerHealth.from_attributes(status) for name, status in app[SCHEDULERS].status().items()},
         models_running=[
             ModelRunning(model_id=model_id, running_for_seconds=(now - since).total_seconds())
-            for model_id, since in sources.models_running().items()
+            for model_id, since in agents.running().items()
         ],
         models_waiting=[
             ModelWaiting(model_id=model_id, waiting_for_seconds=(now - since).total_seconds())
-            for model_id, since in sources.models_waiting().items()
+            for model_id, since in agents.waiting().items()
         ]
         or UNSET,
         models_failing=[
             ModelFailing(model_id=model_id, failures=failing.in_a_row, reason=failing.reason)
-            for model_id, failing in sources.models_failing().items()
+            for model_id, failing in agents.failing().items()
         ]
         or UNSET,
-        providers_resting=dict(sources.providers_resting()) or UNSET,
-        budgets={model_id: BudgetUse.of(budget) for model_id, budget in sources.budgets().items()} or UNSET,
-        halts=halts_in_force(sources.halts()),
-        lag_seconds=_lag(sources),
+        providers_resting=dict(agents.resting()) or UNSET,
+        budgets={model_id: BudgetUse.of(budget) for model_id, budget in budgets.items()} or UNSET,
+        halts=halts_in_force(app[HALTS].in_force),
+        lag_seconds=_lag(app),
     )
 
 
-def _lag(sources: HealthSources) -> float | UnsetType:
-    lag_s = sources.lag_s()
+def _lag(app: web.Application) -> float | UnsetType:
+    lag_s = app[RELAY].lag_s()
     return UNSET if lag_s is None else round(lag_s, 3)
-
-
-def _scheduler(status: SchedulerStatus) -> SchedulerHealth:
-    return SchedulerHealth(
-        running=status.running,
-        interval_ms=status.interval_ms,
-        runs=status.runs,
-        failures=status.failures,
-        skipped=status.skipped,
-        last_started_at=_iso_or_none(status.last_started_at),
-        last_finished_at=_iso_or_none(status.last_finished_at),
-        last_duration_ms=status.last_duration_ms,
-        last_error=status.last_error,
-        next_due_at=_iso_or_none(status.next_due_at),
-    )
-
-
-def _iso_or_none(moment: datetime | None) -> str | None:
-    return None if moment is None else iso(moment)

@@ -44,19 +44,19 @@ def decode_input(decoder: msgspec.json.Decoder[Any], input_type: type[Any], text
 
 def _with_whole_numbers(text: bytes | msgspec.Raw) -> bytes | None:
     """Return the text with `100.0` as `100`; None when it has no such number, or one out of range."""
-    found = 0
+    integral_count = 0
 
     def number(written: str) -> int | float:
-        nonlocal found
+        nonlocal integral_count
         value = float(written)
         if value.is_integer() and abs(value) <= _WHOLE_MAX:
-            found += 1
+            integral_count += 1
             return int(value)
         return value
 
     try:
         value = json.loads(bytes(text), parse_float=number)
-        return json.dumps(value, allow_nan=False).encode() if found else None
+        return json.dumps(value, allow_nan=False).encode() if integral_count else None
     except ValueError:  # an infinite number, or one of thousands of digits
         return None
 
@@ -64,8 +64,8 @@ def _with_whole_numbers(text: bytes | msgspec.Raw) -> bytes | None:
 def find_issues(input_type: type[Any], text: bytes | msgspec.Raw, error: msgspec.ValidationError) -> tuple[Issue, ...]:
     """Return the issues of a JSON text that `input_type` refused with `error`; at least one."""
     value = json.loads(bytes(text), parse_int=_number, parse_float=_number)
-    found = tuple(islice(_issues(input_type, value, ()), ISSUES_MAX))
-    return found or (Issue((), str(error)),)
+    issues = tuple(islice(_issues(input_type, value, ()), ISSUES_MAX))
+    return issues or (Issue((), str(error)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _struct_of(schema: inspect.Type) -> inspect.StructType | None:
         case inspect.Metadata():
             return _struct_of(schema.type)
         case inspect.UnionType():
-            return next((one for one in schema.types if isinstance(one, inspect.StructType)), None)
+            return next((member for member in schema.types if isinstance(member, inspect.StructType)), None)
         case _:
             return None
 
@@ -170,14 +170,14 @@ def _choices(schema: inspect.LiteralType | inspect.EnumType) -> list[str]:
 
 
 def _one_of(types: Sequence[inspect.Type]) -> str:
-    numbers = [one for one in types if isinstance(one, inspect.FloatType)]
+    numbers = [member for member in types if isinstance(member, inspect.FloatType)]
     choices: list[str] = []
     others: list[str] = []
-    for one in types:
-        if isinstance(one, inspect.LiteralType | inspect.EnumType):
-            choices += _choices(one)
-        elif not (numbers and isinstance(one, inspect.IntType)):  # `int | float` is a number
-            others.append(describe(one))
+    for member in types:
+        if isinstance(member, inspect.LiteralType | inspect.EnumType):
+            choices += _choices(member)
+        elif not (numbers and isinstance(member, inspect.IntType)):  # `int | float` is a number
+            others.append(describe(member))
     if choices:
         others.insert(0, f"one of {', '.join(choices)}")
     return " or ".join(others)

@@ -6,10 +6,9 @@ them the service's own; no caller can add one.
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,19 +17,20 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from trader.api.broadcast import Broadcaster
-from trader.api.health import HealthSources, SchedulerStatus
-from trader.api.requests import BUCKETS_S, Latencies, RequestLog
-from trader.api.response_cache import ResponseCache
+from trader.api.context import ACCOUNTS, ALARMS, CONTEXT, DATABASE, HALTS, PROVIDERS, RELAY, ROLE, SCHEDULERS
+from trader.api.requests import BUCKETS_S, REQUESTS, Latencies
 from trader.api.routes import Documented, Route
-from trader.api.rpc import LargeAnswers
-from trader.api.site import Site
+from trader.api.rpc import DISPATCHER, Dispatcher
 from trader.api.state_broadcast import StateBroadcaster
+from trader.api.streams import HUBS
 from trader.gateways.agents.client import ProviderClient
 from trader.gateways.agents.providers import Provider, find_outages
+from trader.schedulers import JobStatus
 from trader.services.agents.budgets import Budget
+from trader.services.agents.schedule import Agents
 from trader.services.exchange.accounts import Tally
 from trader.services.operations.alarms import Alarms
-from trader.store.database.pool import PoolUse
+from trader.store.database.pool import Database
 
 METRICS: Final = Route(
     "/metrics",
@@ -45,33 +45,6 @@ METRICS: Final = Route(
 
 LAG_EVERY_S: Final = 0.25
 LAG_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-
-
-class MeasuredScheduler(SchedulerStatus, Protocol):
-    """The status of a scheduler with its lag."""
-
-    @property
-    def last_lag_ms(self) -> int | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSources:
-    """The sources of the figures. `equity` is what each account is worth, by its id."""
-
-    hubs: Mapping[str, Broadcaster]
-    schedulers: Callable[[], Mapping[str, MeasuredScheduler]]
-    pool: Callable[[], PoolUse]
-    tally: Tally
-    providers: Mapping[str, Provider]
-    cache: ResponseCache
-    large_answers: LargeAnswers
-    models_running: Callable[[], Mapping[str, object]]
-    models_waiting: Callable[[], Mapping[str, object]]
-    cycles_skipped: Callable[[], Mapping[str, int]]
-    health: HealthSources
-    write_failures: Callable[[], int]
-    equity: Callable[[], Mapping[str, float]]
-    alarms: Alarms
 
 
 class LoopLag:
@@ -93,45 +66,55 @@ class LoopLag:
 
 
 class _Figures(Collector):
-    def __init__(self, sources: MetricsSources, requests: RequestLog, lag: LoopLag) -> None:
-        self._sources = sources
-        self._requests = requests
+    def __init__(self, app: web.Application, lag: LoopLag) -> None:
+        self._app = app
         self._lag = lag
 
     def collect(self) -> Iterator[Metric]:
-        yield _requests_of(self._requests.latencies)
+        app, context = self._app, self._app[CONTEXT]
+        yield _requests_of(app[REQUESTS].latencies)
         lag = HistogramMetricFamily("trader_event_loop_lag_seconds", "How late the event loop calls what is due.")
         lag.add_metric([], _buckets(LAG_BUCKETS_S, self._lag.counts), self._lag.sum_s)
         yield lag
-        yield from _streams_of(self._sources.hubs.values())
-        yield from _schedulers_of(self._sources.schedulers())
-        yield from _condition_of(self._sources.health)
-        yield CounterMetricFamily("trader_write_failures", "Failed writes.", self._sources.write_failures())
+        yield from _streams_of(app[HUBS].all.values())
+        yield from _schedulers_of(app[SCHEDULERS].status())
+        yield from _condition_of(app)
+        yield from _database_of(app[DATABASE])
         yield GaugeMetricFamily("trader_disk_free_bytes", "Free in the working folder.", shutil.disk_usage(".").free)
-        yield from _trading_of(self._sources.tally)
-        yield _gauges("trader_account_equity", "What an account is worth.", "account", self._sources.equity())
-        yield from _providers_of(self._sources.providers)
-        yield from _alarms_of(self._sources.alarms)
-        yield from _budgets_of(self._sources.health.budgets())
-        failing = {name: one.in_a_row for name, one in self._sources.health.models_failing().items()}
-        yield _gauges("trader_model_failures", "Failures in a row of a model with three or more.", "model", failing)
-        resting = dict.fromkeys(self._sources.health.providers_resting(), 1)
-        yield _gauges("trader_provider_resting", "1 while a provider or key cannot be used.", "provider", resting)
-        pool = self._sources.pool()
-        states = {"idle": pool.idle, "used": pool.size - pool.idle}
-        yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)
-        yield GaugeMetricFamily("trader_database_connections_max", "The most there may be.", pool.size_max)
-        cache = self._sources.cache
-        found = {"hit": cache.hits, "miss": cache.misses}
-        yield _counters("trader_kept_answers", "Calls of procedures whose answers are kept.", "result", found)
-        yield GaugeMetricFamily("trader_kept_answers_bytes", "Size of the answers that are kept.", cache.size)
-        large = self._sources.large_answers.counts
-        yield _counters("trader_large_answers", "Answers over 1 MB before compression.", "procedure", large)
-        yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(self._sources.models_running()))
-        waiting = len(self._sources.models_waiting())
-        yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot.", waiting)
-        skipped = self._sources.cycles_skipped()
-        yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", skipped)
+        yield from _trading_of(app[ACCOUNTS].tally)
+        yield _gauges("trader_account_equity", "What an account is worth.", "account", context.portfolio.equity())
+        yield from _providers_of(app[PROVIDERS])
+        yield from _alarms_of(app[ALARMS])
+        yield from _budgets_of(context.agents.budgets.states(context.agents.models))
+        yield from _answers_of(app[DISPATCHER])
+        yield from _models_of(context.agents)
+
+
+def _database_of(database: Database) -> Iterator[Metric]:
+    pool = database.use()
+    yield CounterMetricFamily("trader_write_failures", "Failed writes.", database.write_failures)
+    states = {"idle": pool.idle, "used": pool.size - pool.idle}
+    yield _gauges("trader_database_connections", "Connections of the pool.", "state", states)
+    yield GaugeMetricFamily("trader_database_connections_max", "The most there may be.", pool.size_max)
+
+
+def _answers_of(dispatcher: Dispatcher) -> Iterator[Metric]:
+    cache, large = dispatcher.cache, dispatcher.large_answers.counts
+    results = {"hit": cache.hits, "miss": cache.misses}
+    yield _counters("trader_kept_answers", "Calls of procedures whose answers are kept.", "result", results)
+    yield GaugeMetricFamily("trader_kept_answers_bytes", "Size of the answers that are kept.", cache.size)
+    yield _counters("trader_large_answers", "Answers over 1 MB before compression.", "procedure", large)
+
+
+def _models_of(agents: Agents) -> Iterator[Metric]:
+    yield GaugeMetricFamily("trader_models_running", "Models that think now.", len(agents.running()))
+    waiting = len(agents.waiting())
+    yield GaugeMetricFamily("trader_models_waiting", "Models that wait for a slot.", waiting)
+    yield _counters("trader_model_cycles_skipped", "Cycles that passed over models.", "state", agents.skipped)
+    failing = {model_id: one.in_a_row for model_id, one in agents.failing().items()}
+    yield _gauges("trader_model_failures", "Failures in a row of a model with three or more.", "model", failing)
+    resting = dict.fromkeys(agents.resting(), 1)
+    yield _gauges("trader_provider_resting", "1 while a provider or key cannot be used.", "provider", resting)
 
 
 def _requests_of(latencies: Mapping[tuple[str, int], Latencies]) -> Metric:
@@ -161,7 +144,7 @@ def _streams_of(hubs: Iterable[Broadcaster]) -> Iterator[Metric]:
     yield from (subscribers, capacity, dropped, loads, failures)
 
 
-def _schedulers_of(schedulers: Mapping[str, MeasuredScheduler]) -> Iterator[Metric]:
+def _schedulers_of(schedulers: Mapping[str, JobStatus]) -> Iterator[Metric]:
     label = "scheduler"
     each = schedulers.items()
     yield _gauges("trader_scheduler_running", "1 while it runs here.", label, {n: int(s.running) for n, s in each})
@@ -174,16 +157,17 @@ def _schedulers_of(schedulers: Mapping[str, MeasuredScheduler]) -> Iterator[Metr
     yield _gauges("trader_scheduler_last_duration_seconds", "How long the last run took.", label, durations)
 
 
-def _condition_of(sources: HealthSources) -> Iterator[Metric]:
-    market = sources.market
-    yield GaugeMetricFamily("trader_leader", "1 on the leader, else 0.", int(sources.role() == "leader"))
-    if (lag_s := sources.lag_s()) is not None:
+def _condition_of(app: web.Application) -> Iterator[Metric]:
+    context = app[CONTEXT]
+    market, troubles = context.market, len(context.exchange.troubles)
+    yield GaugeMetricFamily("trader_leader", "1 on the leader, else 0.", int(app[ROLE].role == "leader"))
+    if (lag_s := app[RELAY].lag_s()) is not None:
         yield GaugeMetricFamily("trader_lag_seconds", "Since the leader wrote the newest record seen here.", lag_s)
-    yield GaugeMetricFamily("trader_halts", "Halts in force.", len(sources.halts()))
-    yield GaugeMetricFamily("trader_disagreements", "Accounts whose books and venue disagree.", len(sources.troubles()))
+    yield GaugeMetricFamily("trader_halts", "Halts in force.", len(app[HALTS].in_force))
+    yield GaugeMetricFamily("trader_disagreements", "Accounts whose books and venue disagree.", troubles)
     yield GaugeMetricFamily("trader_market_stale", "1 while nothing can be traded on it.", int(market.is_stale()))
     if market.last_update_at is not None:
-        age_s = (sources.clock.now() - market.last_update_at).total_seconds()
+        age_s = (context.clock.now() - market.last_update_at).total_seconds()
         yield GaugeMetricFamily("trader_market_age_seconds", "Since the last update of the market.", age_s)
 
 
@@ -263,16 +247,27 @@ def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, 
     return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
 
 
-def setup(site: Site, sources: MetricsSources) -> None:
-    """Add the endpoint, and measure the loop's lag while the site is served."""
+FIGURES: Final = web.AppKey("figures", CollectorRegistry)
+
+
+async def answer_metrics(request: web.Request) -> web.Response:
+    """Answer with every figure, in the format that the caller accepts."""
+    encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
+    return web.Response(body=encode(request.app[FIGURES]), headers={hdrs.CONTENT_TYPE: content_type})
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the route of the figures."""
+    return METRICS.get(answer_metrics)
+
+
+async def measure(app: web.Application) -> AsyncIterator[None]:
+    """Measure the lag of the event loop while the application runs, and register the figures of its parts."""
     lag = LoopLag()
-    registry = CollectorRegistry()
-    registry.register(_Figures(sources, site.requests, lag))
+    app[FIGURES] = registry = CollectorRegistry()
+    registry.register(_Figures(app, lag))
     ProcessCollector(registry=registry)
-
-    async def metrics(request: web.BaseRequest) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))
-        return web.Response(body=encode(registry), headers={hdrs.CONTENT_TYPE: content_type})
-
-    METRICS.add_to(site, metrics)
-    site.tasks["loop lag"] = lag.watch
+    watching = asyncio.create_task(lag.watch(), name="loop lag")
+    yield
+    watching.cancel()
+    await asyncio.wait([watching])

@@ -16,15 +16,13 @@ from aiohttp import hdrs, web
 
 from trader import __version__, errors
 from trader.api import batch, broadcast, health, metrics, rpc, streams, typescript
-from trader.api.context import Context
 from trader.api.dashboard.assets import PAGE_HEADERS, Content
 from trader.api.json_schema import REFERENCE, Schema, components_of
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
 from trader.api.requests import BODY_SIZE_MAX, BodyTimeout, Handler
-from trader.api.routes import Route
-from trader.api.schemas.failures import ErrorBody
-from trader.api.site import JSON, Site
+from trader.api.routes import JSON, Route
+from trader.api.schemas.common import ErrorBody
 from trader.settings import Settings
 
 DOCUMENT: Final = Route("/api/openapi.json", head=True)
@@ -66,7 +64,7 @@ _OF_EVERY_CALL: Final = (
 def make_document(registry: Registry, settings: Settings) -> dict[str, Any]:
     """Return the OpenAPI document of these procedures, with the streams and health."""
     procedures = registry.procedures.values()
-    routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.SCHEDULERS]
+    routes = [streams.ONE_STREAM, *streams.ROUTES.values(), health.HEALTH, health.REPORT]
     if settings.metrics == "on":
         routes.append(metrics.METRICS)
     types = [ErrorBody, *(kind for route in routes for kind in _types_of(route))]
@@ -166,11 +164,13 @@ def _references(declared: Procedure, raised: Mapping[str, str]) -> dict[str, Any
         kinds.append(errors.Precondition)
     kinds += [getattr(errors, name) for name in raised]
     pairs = {*(rpc.STATUSES[kind] for kind in kinds), rpc.INTERNAL}
-    found: dict[str, Any] = {str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs}
+    references: dict[str, Any] = {
+        str(int(status)): {"$ref": f"#/components/responses/{code}"} for status, code in pairs
+    }
     for name, text in raised.items():
         status, code = rpc.STATUSES[getattr(errors, name)]
-        found[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
-    return dict(sorted(found.items()))
+        references[str(int(status))] = {"$ref": f"#/components/responses/{code}", "description": text}
+    return dict(sorted(references.items()))
 
 
 def _meanings() -> dict[tuple[HTTPStatus, str], str]:
@@ -189,10 +189,10 @@ def _failures() -> dict[str, Any]:
         HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After",
         HTTPStatus.UNAUTHORIZED: "WWW-Authenticate",
     }
-    found = {}
+    responses = {}
     for (status, code), meaning in _meanings().items():
         must = ["issues"] if code == "VALIDATION_ERROR" else []
-        found[code] = {
+        responses[code] = {
             "description": meaning,
             "headers": _headers("X-Request-Id", *([extra[status]] if status in extra else [])),
             "content": {
@@ -205,7 +205,7 @@ def _failures() -> dict[str, Any]:
                 }
             },
         }
-    return found
+    return responses
 
 
 def _headers(*names: str) -> dict[str, Any]:
@@ -258,26 +258,29 @@ def _introduction(settings: Settings) -> str:
         "subscribers_max": str(broadcast.CAPACITY),
         "ping_s": f"{streams.Timing().ping_s:g}",
     }
-    return re.sub("|".join(f"{{{name}}}" for name in figures), lambda found: figures[found[0][1:-1]], text)
+    return re.sub("|".join(f"{{{name}}}" for name in figures), lambda match: figures[match[0][1:-1]], text)
 
 
-def setup(site: Site, context: Context, registry: Registry | None = None) -> None:
-    """Add the document and the page. Without a registry: with every procedure of `api/procedures`."""
+def routes(settings: Settings, registry: Registry | None = None) -> list[web.RouteDef]:
+    """Return the routes of the document, the page and the contract, by default of every procedure."""
     if registry is None:
         load_procedures()
         registry = REGISTRY
-    document = make_document(registry, context.settings)
+    document = make_document(registry, settings)
     contents: tuple[tuple[Route, bytes, str, Mapping[str, str]], ...] = (
         (DOCUMENT, msgspec.json.encode(document), JSON, {}),
         (CONTRACT, typescript.declarations(document).encode(), "text/plain; charset=utf-8", {}),
         (PAGE, page.render(document).encode(), "text/html; charset=utf-8", PAGE_HEADERS),
     )
+    definitions: list[web.RouteDef] = []
     for route, body, media_type, headers in contents:
-        route.add_to(site, _constant(Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers}))
+        answer = _constant(Content.of(body, media_type), {hdrs.CACHE_CONTROL: "no-cache", **headers})
+        definitions += route.get(answer)
+    return definitions
 
 
 def _constant(content: Content, headers: Mapping[str, str]) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
         return content.respond(request, headers)
 
     return answer

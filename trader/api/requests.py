@@ -17,10 +17,16 @@ from trader.errors import InvalidInput, Issue, PayloadTooLarge, RequestError
 
 log = logging.getLogger("trader.request")
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 """The id of a request, in its log line and in the header `X-Request-Id` of its response."""
+
+NAME: Final = web.RequestKey("name", str)
+"""The name in the log and in metrics of a request that no path of the application takes."""
+
+CHANGES: Final = web.RequestKey("changes", bool)
+"""Set when a request changes something."""
 
 BODY_SIZE_MAX: Final = 2**20
 """Bytes of a request body, after decompression."""
@@ -80,11 +86,14 @@ class RequestLog:
             log.log(level, "answered", extra=fields)
 
 
+REQUESTS: Final = web.AppKey("requests", RequestLog)
+
+
 class BodyTimeout(RequestError):
     """The body did not arrive in time."""
 
 
-def arrived_body(request: web.BaseRequest) -> bytes | None:
+def arrived_body(request: web.Request) -> bytes | None:
     """Return the request's body when all of it has come with the head, as short ones do; else None.
 
     :raises PayloadTooLarge: it is over `BODY_SIZE_MAX`
@@ -101,7 +110,7 @@ def arrived_body(request: web.BaseRequest) -> bytes | None:
     return body
 
 
-async def read_body(request: web.BaseRequest, wait_s: float) -> bytes:
+async def read_body(request: web.Request, wait_s: float) -> bytes:
     """Return the request's body, decompressed, waiting at most `wait_s` seconds.
 
     A body that declares its size is refused before it is read; any other, a compressed one too, once it exceeds it.

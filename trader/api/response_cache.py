@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Bytes of the body in every form in which it is kept."""
+        """Bytes of the body, with its compressed form if there is one."""
         is_made = self._compression is not None and self._compression.done() and not self._compression.cancelled()
         return len(self.body) + (len(self._compression.result()) if self._compression is not None and is_made else 0)
 
@@ -55,7 +55,7 @@ Key = tuple[Hashable, bytes]
 
 
 class _Entry:
-    """The answer for one token; `settled` is set when it was made or could not be."""
+    """Cache entry for one token. `settled` is set once the answer was made, or making it failed."""
 
     __slots__ = ("answer", "settled", "token")
 

@@ -1,14 +1,16 @@
-"""Routes for GET requests: each is declared once, with its path, methods and documentation."""
+"""Routes of GET requests, each declared once with its path and documentation, and the JSON answers that all share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from aiohttp import hdrs, web
+import msgspec
+from aiohttp import HttpVersion11, hdrs, web
 
-from trader.api.compression import compress_response
 from trader.api.requests import Handler
-from trader.api.site import JSON, Site, refusal
+from trader.api.schemas.common import ENCODER, Refusal
+
+JSON: Final = "application/json"
 
 
 class Documented(NamedTuple):
@@ -44,32 +46,29 @@ class Route:
 
     @property
     def name(self) -> str:
-        """The name in the log and in metrics."""
+        """The id of its operation in the OpenAPI document, with slashes."""
         return self.path.removeprefix("/api").strip("/")
 
-    def add_to(self, site: Site, handler: Handler) -> None:
-        """Serve GET (and HEAD); every other method is a 405, except the OPTIONS of a browser's preflight."""
-        for path in self.paths:
-            site.add(path, self.name, for_reading(site, handler, head=self.head))
+    def get(self, handler: Handler) -> list[web.RouteDef]:
+        """Return the routes that serve GET (and HEAD) at its paths."""
+        return [web.get(path, handler, allow_head=self.head, expect_handler=answer_expectation) for path in self.paths]
 
 
-def for_reading(site: Site, handler: Handler, *, head: bool = False) -> Handler:
-    """Wrap the handler of GET (and HEAD) for all methods. Origins are checked, and long responses compressed."""
-    allowed = (hdrs.METH_GET, hdrs.METH_HEAD) if head else (hdrs.METH_GET,)
+async def answer_expectation(request: web.Request) -> None:
+    """Answer `Expect: 100-continue`. The middleware refuses any other expectation."""
+    if request.transport is not None and unmet_expectation(request) is None and request.version >= HttpVersion11:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        if request.method in allowed:
-            foreign = None if site.origins is None else site.origins.refusal(request)
-            if foreign is not None:
-                return refusal(403, foreign)
-            response = await handler(request)
-            if isinstance(response, web.Response):
-                await compress_response(request, response)
-            return response
-        if request.method == hdrs.METH_OPTIONS:
-            answer = await site.answer_options(request)
-            answer.headers[hdrs.ALLOW] = ", ".join(allowed)
-            return answer
-        return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(allowed)})
 
-    return handle
+def unmet_expectation(request: web.Request) -> str | None:
+    """Return what a request expects beside `100-continue`. That of a caller of HTTP/1.0 is ignored."""
+    expected = request.headers.get(hdrs.EXPECT, "100-continue")
+    return None if expected.lower() == "100-continue" or request.version < HttpVersion11 else expected
+
+
+def json_answer(status: int, body: msgspec.Struct, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=ENCODER.encode(body), headers={hdrs.CONTENT_TYPE: JSON, **(headers or {})})
+
+
+def refusal(status: int, error: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    return json_answer(status, Refusal(error=error), headers)

@@ -18,14 +18,24 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import hdrs, web
 
 from trader.api import batch, envelope
-from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip, compress_response
+from trader.api.compression import BYTES_MIN, GZIP, accepts_gzip
 from trader.api.envelope import Style
 from trader.api.inputs import decode_input
 from trader.api.registry import REGISTRY, Procedure, Registry, load_procedures
-from trader.api.requests import REQUEST_ID, UNKNOWN, BodyTimeout, arrived_body, read_body
+from trader.api.requests import (
+    CHANGES,
+    NAME,
+    REQUEST_ID,
+    REQUESTS,
+    UNKNOWN,
+    BodyTimeout,
+    RequestLog,
+    arrived_body,
+    read_body,
+)
 from trader.api.response_cache import INPUT_BYTES_MAX, Answer, ResponseCache
+from trader.api.routes import JSON, answer_expectation, refusal
 from trader.api.schemas.common import ENCODER, LongOutput
-from trader.api.site import JSON, Site
 from trader.errors import (
     Conflict,
     Forbidden,
@@ -35,7 +45,6 @@ from trader.errors import (
     NotFound,
     PayloadTooLarge,
     Precondition,
-    RequestError,
     TraderError,
     Unauthorized,
     Unavailable,
@@ -45,6 +54,9 @@ if TYPE_CHECKING:
     from trader.api.context import Context
 
 PREFIX: Final = "/api/rpc/"
+
+OTHERS: Final = "rpc"
+"""The name of the resource below `PREFIX` that takes what is posted elsewhere than at a procedure's path."""
 
 LARGE_BYTES: Final = 1_000_000
 """Answers above this are counted, for monitoring."""
@@ -66,6 +78,9 @@ STATUSES: Final[Mapping[type[TraderError], tuple[HTTPStatus, str]]] = {
     Unavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
     MarketUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "SERVICE_UNAVAILABLE"),
 }
+ANSWERED: Final = tuple(STATUSES)
+"""The errors that are told to the caller."""
+
 NOT_SUPPORTED: Final = (HTTPStatus.METHOD_NOT_ALLOWED, "METHOD_NOT_SUPPORTED")
 _NOT_FOUND: Final = Answer(HTTPStatus.NOT_FOUND, b'{"error":"Not Found"}')
 
@@ -99,9 +114,8 @@ class LargeAnswers:
 class Dispatcher:
     """Answers every request under `/api/rpc/`."""
 
-    def __init__(self, registry: Registry, context: "Context", site: Site) -> None:
+    def __init__(self, registry: Registry, context: "Context") -> None:
         self._context = context
-        self._site = site
         api_token = context.settings.api_token
         self._api_token = None if api_token is None else api_token.reveal().encode()
         self._is_public = context.settings.public == "on"
@@ -116,32 +130,24 @@ class Dispatcher:
         self.cache = ResponseCache()
         self.large_answers = LargeAnswers()
 
-        for path, target in self._targets.items():
-            site.add(path, target.procedure.name, partial(self._handle, target), changes=target.procedure.changes)
-        for pattern, name in ((r"(.*/)?__batch__", "batch"), (".*", UNKNOWN)):
-            site.add_pattern(PREFIX + pattern, name, partial(self._handle, None))
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the procedures, and one for batches, which are accepted on every path."""
+        calls = [
+            web.post(path, partial(self._handle, target), expect_handler=answer_expectation)
+            for path, target in self._targets.items()
+        ]
+        others = web.post(PREFIX + "{path:.*}", self._handle_other, name=OTHERS, expect_handler=answer_expectation)
+        return [*calls, others]
 
-    async def _handle(self, target: Target | None, request: web.BaseRequest) -> web.StreamResponse:
-        """Handle a request of any method, for a procedure or for an unknown path under `/api/rpc/`."""
-        if request.rel_url.raw_path not in self._targets:  # `%2E` is a dot elsewhere, but not here
-            target = None
-        if request.method != hdrs.METH_POST:
-            if request.method == hdrs.METH_OPTIONS:
-                return await self._site.answer_options(request)
-            return _response(_method_not_supported(request.method, target.style) if target else _NOT_FOUND)
-        batch_mode = request.headers.get(batch.HEADER)
-        if batch_mode is not None:
-            return await self._handle_batch(request, batch_mode)
-        if target is None:
-            return _response(_NOT_FOUND)
-        try:
-            if hdrs.ORIGIN in request.headers:
-                self._check_origin(request)
-            body = arrived_body(request)
-            if body is None:
-                body = await read_body(request, self._body_wait_s)
-        except RequestError as error:
-            return _response(_error_answer(error, target.style))
+    async def _handle(self, target: Target, request: web.Request) -> web.StreamResponse:
+        """Handle a call of a procedure, or a batch on its path."""
+        if batch.HEADER in request.headers or request.rel_url.raw_path not in self._targets:  # `%2E` is no dot here
+            return await self._handle_other(request)
+        if target.procedure.changes:
+            request[CHANGES] = True
+        body = arrived_body(request)
+        if body is None:
+            body = await read_body(request, self._body_wait_s)
         token_of = target.procedure.token
         answer = None if token_of is None else self.cache.find((target, body), token_of(self._context))
         if answer is None:
@@ -149,7 +155,36 @@ class Dispatcher:
             answer = await self.kept_or_called(target, body, authorization, request[REQUEST_ID])
         return _response(answer) if len(answer.body) < BYTES_MIN else await self._long_response(request, target, answer)
 
-    async def _long_response(self, request: web.BaseRequest, target: Target, answer: Answer) -> web.Response:
+    async def _handle_other(self, request: web.Request) -> web.StreamResponse:
+        """Handle a batch, or answer 404."""
+        mode = request.headers.get(batch.HEADER)
+        if mode is None:
+            return _response(_NOT_FOUND)
+        request[NAME] = "batch"
+        items = batch.parse(await read_body(request, self._body_wait_s))
+        authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request[REQUEST_ID]
+
+        async def call(index: int, item: batch.Item) -> batch.Reply:
+            answer = await self._call_item(request.app[REQUESTS], item, authorization, f"{request_id}.{index}")
+            return batch.Reply(index, answer.status, answer.headers, answer.body)
+
+        return await batch.respond(request, items, call, mode, HTTPStatus.MULTI_STATUS)
+
+    def refuse_path(self, request: web.Request) -> web.Response:
+        """Answer a request that is no POST: 405 at the path of a procedure, else 404."""
+        target = self._targets.get(request.rel_url.raw_path)
+        if target is None:
+            return _response(_NOT_FOUND)
+        request[NAME] = target.procedure.name
+        return _response(_method_not_supported(request.method, target.style))
+
+    def style_of(self, request: web.Request) -> Style:
+        """Return the style of an answer before the request's body is known."""
+        target = self._targets.get(request.rel_url.raw_path)
+        is_enveloped = batch.HEADER in request.headers or (target is not None and target.style is Style.ORPC)
+        return Style.ORPC if is_enveloped else Style.PLAIN
+
+    async def _long_response(self, request: web.Request, target: Target, answer: Answer) -> web.Response:
         """Return a response with the answer as gzip, made once, for a caller that accepts it."""
         self.large_answers.note(target.procedure.name, len(answer.body))
         response = _response(answer)
@@ -158,11 +193,6 @@ class Dispatcher:
             response.body = await answer.compressed()
             response.headers[hdrs.CONTENT_ENCODING] = GZIP
         return response
-
-    def _check_origin(self, request: web.BaseRequest) -> None:
-        origins = self._site.origins
-        if origins is not None and (why := origins.refusal(request)) is not None:
-            raise Forbidden(why)
 
     async def kept_or_called(self, target: Target, body: bytes, authorization: str | None, request_id: str) -> Answer:
         """Return the answer that was kept for the same input, or call the procedure when its data has changed."""
@@ -215,23 +245,9 @@ class Dispatcher:
         declared.output_decoder.decode(text)
         return text
 
-    async def _handle_batch(self, request: web.BaseRequest, mode: str) -> web.StreamResponse:
-        try:
-            self._check_origin(request)
-            items = batch.parse(await read_body(request, self._body_wait_s))
-        except RequestError as error:
-            response = _response(_error_answer(error, Style.ORPC))
-            await compress_response(request, response)
-            return response
-        authorization, request_id = request.headers.get(hdrs.AUTHORIZATION), request[REQUEST_ID]
-
-        async def call(index: int, item: batch.Item) -> batch.Reply:
-            answer = await self._call_item(item, authorization, f"{request_id}.{index}")
-            return batch.Reply(index, answer.status, answer.headers, answer.body)
-
-        return await batch.respond(self._site, request, items, call, mode, HTTPStatus.MULTI_STATUS)
-
-    async def _call_item(self, item: batch.Item, authorization: str | None, request_id: str) -> Answer:
+    async def _call_item(
+        self, requests: RequestLog, item: batch.Item, authorization: str | None, request_id: str
+    ) -> Answer:
         """Answer one call of a batch. It comes from the oRPC client, so it has its style whatever the path."""
         started_s = time.perf_counter()
         target = self._targets.get(item.path)
@@ -244,7 +260,7 @@ class Dispatcher:
             answer = await self.kept_or_called(enveloped, item.body, item.authorization or authorization, request_id)
             self.large_answers.note(target.procedure.name, len(answer.body))
         name, changes = (target.procedure.name, target.procedure.changes) if target else (UNKNOWN, False)
-        self._site.requests.finished(name, answer.status, started_s, request_id, changes=changes)
+        requests.finished(name, answer.status, started_s, request_id, changes=changes)
         return answer
 
 
@@ -253,20 +269,26 @@ def _method_not_supported(method: str, style: Style) -> Answer:
     return replace(answer, headers={"Allow": "POST"})
 
 
+def refuse(request: web.Request, error: TraderError) -> web.Response:
+    """Return the response for an error of `ANSWERED` that was raised outside a call, in the style of the path."""
+    dispatcher = request.app.get(DISPATCHER)
+    if dispatcher is not None and request.path.startswith(PREFIX):
+        return _response(_error_answer(error, dispatcher.style_of(request)))
+    return refusal(_status_of(error)[0], str(error), _headers_of(error))
+
+
 def _error_answer(error: TraderError, style: Style) -> Answer:
-    headers: dict[str, str] = {}
-    issues: tuple[Issue, ...] = ()
-    message = str(error)
-    if isinstance(error, InvalidInput):
-        issues = error.issues
-        message = "; ".join(_sentence(issue) for issue in issues)
-    elif isinstance(error, Unavailable):
-        headers["Retry-After"] = str(error.retry_after_s)
-    elif isinstance(error, MarketUnavailable):
-        headers["Retry-After"] = "1"
-    elif isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    return replace(_failure(style, _status_of(error), message, issues), headers=headers)
+    issues = error.issues if isinstance(error, InvalidInput) else ()
+    message = "; ".join(map(_sentence, issues)) if issues else str(error)
+    return replace(_failure(style, _status_of(error), message, issues), headers=_headers_of(error))
+
+
+def _headers_of(error: TraderError) -> dict[str, str]:
+    if isinstance(error, Unavailable):
+        return {"Retry-After": str(error.retry_after_s)}
+    if isinstance(error, MarketUnavailable):
+        return {"Retry-After": "1"}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
 
 
 def _status_of(error: TraderError) -> tuple[HTTPStatus, str]:
@@ -291,9 +313,12 @@ def _failure(style: Style, kind: tuple[HTTPStatus, str], message: str, issues: t
     return Answer(status, envelope.failure(style, status, code, message, issues))
 
 
-def setup(site: Site, context: "Context", registry: Registry | None = None) -> Dispatcher:
-    """Add the procedures to the site. Without a registry: every procedure of `api/procedures`."""
+def make_dispatcher(context: "Context", registry: Registry | None = None) -> Dispatcher:
+    """Return the dispatcher of the procedures of a registry, or of every procedure of `api/procedures`."""
     if registry is None:
         load_procedures()
         registry = REGISTRY
-    return Dispatcher(registry, context, site)
+    return Dispatcher(registry, context)
+
+
+DISPATCHER: Final = web.AppKey("dispatcher", Dispatcher)

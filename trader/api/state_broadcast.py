@@ -123,7 +123,7 @@ class StateBroadcaster(Broadcaster):
         # Who subscribed after the load began waits for the next one: this state may be older than its subscription.
         for subscriber in self._subscribers if everyone else newcomers:
             if subscriber not in self._newcomers:
-                self._offer(subscriber, message)
+                subscriber.offer(message)
 
     async def _make_message(self, state: bytes, everyone: bool) -> StateMessage:
         """Return the message of a state, with what its subscribers need: compressed, and as a patch."""
@@ -133,10 +133,10 @@ class StateBroadcaster(Broadcaster):
             self._last_state = state
         if everyone or state == last_state:
             message.version = self._version
-        if everyone and last_state is not None and any(one.form.patched for one in self._subscribers):
+        if everyone and last_state is not None and any(subscriber.form.patched for subscriber in self._subscribers):
             patch = await asyncio.to_thread(encode_patch, last_state, state)
             message.patch = StateMessage(self.name, patch, is_patch=True)
-        forms = {one.form for one in self._subscribers}
+        forms = {subscriber.form for subscriber in self._subscribers}
         if message.patch is not None and any(form.compressed and form.patched for form in forms):
             await message.patch.compress()
         if any(form.compressed and not (form.patched and message.patch is not None) for form in forms):

@@ -61,10 +61,10 @@ def _change_of_lists(old: list[Any], new: list[Any]) -> Any:
 
 def _by_identity(items: list[Any]) -> dict[str, Any] | None:
     """Return the items by their identity; None when some have none, or the same."""
-    found: dict[str, Any] = {}
+    items_by_key: dict[str, Any] = {}
     for item in items:
         key = item.get("id", item.get("modelId")) if isinstance(item, dict) else None
-        if not isinstance(key, str) or key in found:
+        if not isinstance(key, str) or key in items_by_key:
             return None
-        found[key] = item
-    return found
+        items_by_key[key] = item
+    return items_by_key

@@ -45,19 +45,19 @@ def frame(data: bytes, event: str | None = None, event_id: str | None = None) ->
 
 
 def deflated(text: bytes) -> bytes:
-    """Return the text as deflate blocks that may follow any others."""
+    """Compress text into deflate blocks that do not refer to earlier blocks."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return packer.compress(text) + packer.flush(zlib.Z_FULL_FLUSH)
 
 
 def _context() -> Callable[[bytes], bytes]:
-    """Return a function that makes a block of each text, which may refer to the texts before it."""
+    """Return a compressor of texts into blocks that may refer to the texts before."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return lambda text: packer.compress(text) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 class Packer:
-    """Deflate blocks of one connection, in the order in which they are sent."""
+    """Compressor of one connection: deflate blocks in the order in which they are sent."""
 
     __slots__ = ("_context",)
 
@@ -73,7 +73,7 @@ class Packer:
         return self._context(text)
 
     def insert(self, block: bytes) -> bytes:
-        """Return a block that was made elsewhere. What comes after it cannot refer to what was before."""
+        """Pass on a block that all connections share. Later blocks cannot refer to texts before it."""
         self._context = None
         return block
 

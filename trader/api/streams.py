@@ -1,35 +1,34 @@
 """Event streams: `GET /api/events/<stream>`, and `GET /api/events` with several in one; `text/event-stream`.
 
 Each response has one writer, its handler. It waits for the next frame until the ping is due; every write has a timeout,
-and a client that does not read is disconnected. The streams end when the application shuts down, else an open one would
-hold the process for the whole shutdown timeout.
+and a client that does not read is disconnected. Beside the kernel's buffer there is at most one message in its
+transport, and one message (or the backlog) in its subscriber. The streams end when the application shuts down, else an
+open one would hold the process for the whole shutdown timeout.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
-from aiohttp import HttpVersion11, hdrs, web
+from aiohttp import hdrs, web
 
 from trader.api.broadcast import Broadcaster, EventBroadcaster
 from trader.api.compression import GZIP, accepts_gzip
-from trader.api.requests import REQUEST_ID, UNKNOWN, Handler
-from trader.api.routes import Documented, Route, for_reading
-from trader.api.schemas.common import ENCODER, iso
+from trader.api.requests import REQUEST_ID
+from trader.api.routes import Documented, Route, answer_expectation, refusal
+from trader.api.schemas.common import ENCODER, Refusal, iso
 from trader.api.schemas.health import HaltInForce
-from trader.api.schemas.models import InvocationView
-from trader.api.schemas.portfolio import PortfolioUpdate
-from trader.api.schemas.streams import PositionEventData, Refusal, StreamEvents, WorkflowMessage
-from trader.api.schemas.trades import TradeView
-from trader.api.site import Site, refusal
 from trader.api.state_broadcast import Load, StateBroadcaster
 from trader.api.stream_events import ID_PATTERN, EventRing
 from trader.api.stream_messages import GZIP_HEADER, MessageForm
-from trader.api.stream_writer import StreamWriter, is_connected, tune
+from trader.api.stream_table import STREAMS, StreamEvents
 from trader.api.subscriber import Subscriber
 from trader.clock import Clock
 from trader.errors import InvalidInput, Issue, Unavailable
@@ -39,7 +38,6 @@ from trader.services.events import (
     EventBus,
     HaltsChanged,
     LeadershipChanged,
-    MarketChecked,
     PositionsChanged,
     TradesChanged,
     WorkflowProgress,
@@ -48,6 +46,15 @@ from trader.services.events import (
 log = logging.getLogger(__name__)
 
 PING = b"event: ping\ndata:\n\n"
+
+GONE_MS: Final = 30_000
+"""A client that acknowledges nothing for this long is disconnected, whatever the kernel would still retry."""
+
+EOF_S: Final = 1.0
+"""The timeout of a write after the stream has ended: it must not hold up a shutdown."""
+
+SEND_BUFFER_BYTES: Final = 128 * 1024
+"""What the kernel buffers for a client that has stopped reading; newer states replace those beyond it."""
 
 PATH: Final = "/api/events"
 PREFIX: Final = f"{PATH}/"
@@ -74,38 +81,10 @@ _RESPONSES: Final = {
 
 
 ROUTES: Final[Mapping[str, Route]] = {
-    name: Route(PREFIX + name, title, sent, "streams", _RESPONSES, event_data=data)
-    for name, data, title, sent in (
-        (
-            "positions",
-            list[PositionEventData],
-            "Open positions",
-            "One entry per active model, whatever it holds. Sent about every 10 seconds and at every change of a "
-            "position.",
-        ),
-        (
-            "trades",
-            list[TradeView],
-            "Completed trades",
-            "The latest 100, the newest first. Sent when a trade closes.",
-        ),
-        (
-            "conversations",
-            list[InvocationView],
-            "Runs of the models",
-            "The latest 50, the newest first. Sent when a run was recorded.",
-        ),
-        ("portfolio", PortfolioUpdate, "Live equity of the models", "Sent about every 10 seconds."),
-        (
-            "workflow",
-            WorkflowMessage,
-            "What the models are doing",
-            "Named events: the event's name is the `type` of its data. The first is `connected`. A subscriber that "
-            "cannot keep up is dropped and reconnects.",
-        ),
-    )
+    stream.name: Route(PREFIX + stream.name, stream.title, stream.sent, "streams", _RESPONSES, event_data=stream.data)
+    for stream in STREAMS
 }
-"""The streams by name: what each sends as the data of an event, its title, and when it sends."""
+"""The routes of the streams by name."""
 
 ONE_STREAM: Final = Route(
     PATH,
@@ -144,20 +123,17 @@ class Timing:
 
 
 class Hubs:
-    """The five streams, fed by the events of the services.
+    """The broadcasters of all streams, fed by the events of the services.
 
-    `loads` has, for each stream but `workflow`, the function that returns the current state as JSON.
+    `loads` has, for each state stream, the function that returns the current state as JSON.
     """
 
     def __init__(self, loads: Mapping[str, Load], events: EventBus, clock: Clock) -> None:
         ring = EventRing(lambda kind: _workflow_data(kind, iso(clock.now()), {}))
-        self.positions = StateBroadcaster("positions", loads["positions"], ring.last_id)
-        self.trades = StateBroadcaster("trades", loads["trades"], ring.last_id)
-        self.conversations = StateBroadcaster("conversations", loads["conversations"], ring.last_id)
-        self.portfolio = StateBroadcaster("portfolio", loads["portfolio"], ring.last_id)
         self.workflow = EventBroadcaster("workflow", ring)
+        self.states = {name: StateBroadcaster(name, load, ring.last_id) for name, load in loads.items()}
         self.all: dict[str, Broadcaster] = {
-            hub.name: hub for hub in (self.positions, self.trades, self.conversations, self.portfolio, self.workflow)
+            stream.name: self.states.get(stream.name, self.workflow) for stream in STREAMS
         }
         events.subscribe(self._on_event)
 
@@ -166,33 +142,31 @@ class Hubs:
             await hub.start()
 
     async def close(self) -> None:
+        """End every stream and accept no more subscribers; closing twice does no harm."""
         for hub in self.all.values():
             await hub.close()
 
     def _on_event(self, event: Event) -> None:
+        for stream in STREAMS:
+            if isinstance(event, stream.changed_by):
+                self.states[stream.name].changed()
         match event:
-            case MarketChecked():
-                self.positions.changed()
-                self.portfolio.changed()
             case PositionsChanged(at=at, account_ids=account_ids):
-                self.positions.changed()
-                self._tell("positions:changed", iso(at), {"accountIds": account_ids})
+                self._post("positions:changed", at, {"accountIds": account_ids})
             case TradesChanged(at=at, account_ids=account_ids):
-                self.trades.changed()
-                self._tell("trades:changed", iso(at), {"accountIds": account_ids})
+                self._post("trades:changed", at, {"accountIds": account_ids})
             case ConversationsChanged(at=at, model_id=model_id):
-                self.conversations.changed()
-                self._tell("conversations:changed", iso(at), {"modelId": model_id})
+                self._post("conversations:changed", at, {"modelId": model_id})
             case LeadershipChanged():
                 self.workflow.restart()
             case HaltsChanged(at=at, halts=halts):
-                self._tell("halts:changed", iso(at), {"halts": [HaltInForce.of(halt) for halt in halts]})
+                self._post("halts:changed", at, {"halts": [HaltInForce.of(halt) for halt in halts]})
             case WorkflowProgress(type=kind, at=at, details=details):
-                self._tell(kind, iso(at), details)
+                self._post(kind, at, details)
 
-    def _tell(self, kind: str, timestamp: str, details: Mapping[str, Any]) -> None:
+    def _post(self, kind: str, at: datetime, details: Mapping[str, Any]) -> None:
         try:
-            data = _workflow_data(kind, timestamp, details)
+            data = _workflow_data(kind, iso(at), details)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             # The publisher must not fail because a detail cannot be encoded.
             log.error("workflow event %s cannot be encoded: %s", kind, error)
@@ -204,17 +178,30 @@ def _workflow_data(kind: str, timestamp: str, details: Mapping[str, Any]) -> byt
     return ENCODER.encode({**details, "type": kind, "timestamp": timestamp})
 
 
-def setup(site: Site, hubs: Hubs, timing: Timing | None = None) -> None:
-    """Add the streams to the site, and end them before its server stops.
+HUBS: Final = web.AppKey("hubs", Hubs)
 
-    `Hubs.start` and `Hubs.close` stay with the owner of the hubs; closing twice does no harm.
-    """
+
+def routes(timing: Timing | None = None) -> list[web.RouteDef]:
+    """Return the routes of the streams."""
     timing = timing or Timing()
-    for name in hubs.all:
-        ROUTES[name].add_to(site, _handler(site, hubs, _only(name), timing))
-    ONE_STREAM.add_to(site, _handler(site, hubs, _chosen, timing))
-    site.add_pattern(PREFIX + ".*", UNKNOWN, for_reading(site, _refuse_path))
-    site.endings.append(hubs.close)
+    definitions = ONE_STREAM.get(partial(_stream, _chosen, timing))
+    for name, route in ROUTES.items():
+        definitions += route.get(partial(_stream, _only(name), timing))
+    unknown = web.get(PREFIX + "{name:.*}", _refuse_name, allow_head=False, expect_handler=answer_expectation)
+    return [*definitions, unknown]
+
+
+async def run(app: web.Application) -> AsyncIterator[None]:
+    """Load and send states while the application runs."""
+    hubs = app[HUBS]
+    await hubs.start()
+    yield
+    await hubs.close()
+
+
+async def end(app: web.Application) -> None:
+    """End the open streams, for which the server would otherwise wait when it stops."""
+    await app[HUBS].close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +214,15 @@ class _Wanted:
     patched: bool = False
 
 
-def _only(name: str) -> Callable[[web.BaseRequest], _Wanted]:
+Choose = Callable[[web.Request], _Wanted]
+
+
+def _only(name: str) -> Choose:
     wanted = _Wanted((name,))
     return lambda _: wanted
 
 
-def _chosen(request: web.BaseRequest) -> _Wanted:
+def _chosen(request: web.Request) -> _Wanted:
     """Return the streams that the query names, or all, and the id with which the client returns.
 
     :raises InvalidInput: a stream does not exist, or the id has another form
@@ -254,63 +244,62 @@ def _chosen(request: web.BaseRequest) -> _Wanted:
     return _Wanted(tuple(streams or ROUTES), True, last_id, patches == "true")
 
 
-def _handler(site: Site, hubs: Hubs, choose: Callable[[web.BaseRequest], _Wanted], timing: Timing) -> Handler:
-    async def stream(request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            wanted = choose(request)
-        except InvalidInput as error:
-            return refusal(400, "; ".join(issue.message for issue in error.issues))
-        followed = [hubs.all[name] for name in wanted.streams]
-        states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
-        subscriber = Subscriber(MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched))
-        try:
-            for hub in followed:
-                hub.add(subscriber, wanted.last_id)
-            # Nothing is sent before the first states are loaded, so a failure can still be answered by its status.
-            while not subscriber.has(states) and not subscriber.ended and is_connected(request):
-                await subscriber.wait(timing.watch_s)
-            if not subscriber.has(states) or subscriber.ended:
-                if subscriber.error is not None:
-                    names = ", ".join(wanted.streams)
-                    log.warning("stream %s refused: %s (request %s)", names, subscriber.error, request.get(REQUEST_ID))
-                return _refusal(subscriber.error or Unavailable("The stream has ended"))
-            log.info("stream %s opened (request %s)", ", ".join(wanted.streams), request.get(REQUEST_ID))
-            return await _serve(site, request, followed, subscriber, timing)
-        except Unavailable as error:
-            return _refusal(error)
-        finally:
-            for hub in followed:
-                hub.unsubscribe(subscriber)
-
-    return stream
+async def _refuse_name(_: web.Request) -> web.Response:
+    return refusal(404, "Not Found")
 
 
-async def _serve(
-    site: Site, request: web.BaseRequest, followed: Sequence[Broadcaster], subscriber: Subscriber, timing: Timing
+async def _stream(choose: Choose, timing: Timing, request: web.Request) -> web.StreamResponse:
+    hubs, wanted = request.app[HUBS], choose(request)
+    followed = [hubs.all[name] for name in wanted.streams]
+    states = [hub.name for hub in followed if isinstance(hub, StateBroadcaster)]
+    subscriber = Subscriber(MessageForm(wanted.numbered, accepts_gzip(request), wanted.patched))
+    names, request_id = ", ".join(wanted.streams), request[REQUEST_ID]
+    try:
+        for hub in followed:
+            hub.add(subscriber, wanted.last_id)
+        # Nothing is sent before the first states are loaded, so a failure can still be answered by its status.
+        while not subscriber.has(states) and not subscriber.ended and _is_connected(request):
+            await subscriber.wait(timing.watch_s)
+        if not subscriber.has(states) or subscriber.ended:
+            if subscriber.error is None:
+                raise Unavailable("The stream has ended")
+            log.warning("stream %s refused: %s (request %s)", names, subscriber.error, request_id)
+            if isinstance(subscriber.error, Unavailable):
+                raise subscriber.error
+            return refusal(500, "Internal server error")  # the broadcaster has logged the cause
+        log.info("stream %s opened (request %s)", names, request_id)
+        return await _send(request, followed, subscriber, timing)
+    finally:
+        for hub in followed:
+            hub.unsubscribe(subscriber)
+
+
+async def _send(
+    request: web.Request, followed: Sequence[Broadcaster], subscriber: Subscriber, timing: Timing
 ) -> web.StreamResponse:
-    """Write to one client until it disconnects, cannot keep up, or the stream ends."""
-    form = subscriber.form
+    """Send messages to one client until it disconnects, cannot keep up, or the stream ends."""
+    form, loop = subscriber.form, asyncio.get_running_loop()
     response = web.StreamResponse(headers=HEADERS)
     if form.compressed:
         response.headers[hdrs.CONTENT_ENCODING] = GZIP
-    if request.version >= HttpVersion11:
-        response.enable_chunked_encoding()
-    loop = asyncio.get_running_loop()
     with suppress(ConnectionError):
-        await site.finish_head(request, response)
-        payload = await response.prepare(request)
-        assert payload is not None
-        tune(request)
-        writer = StreamWriter(request, response, payload, subscriber, timing.write_s)
+        writer = await response.prepare(request)
+        assert writer is not None
+        _tune(request)
+
+        async def write(message: bytes) -> None:
+            await response.write(message)
+            await writer.drain()  # `write` itself waits only after 64 KiB
+
+        is_quick = partial(_in_time, request, subscriber, timing.write_s)
         ping_at = loop.time() + timing.ping_s
         retry = b"retry: %d\n\n" % timing.retry_ms if form.numbered else b""
-        alive = await writer.begin((GZIP_HEADER if form.compressed else b"") + subscriber.take(before=retry))
-        while alive and not subscriber.ended and is_connected(request):
+        alive = await is_quick(write((GZIP_HEADER if form.compressed else b"") + subscriber.take(before=retry)))
+        while alive and not subscriber.ended and _is_connected(request):
             await subscriber.wait(max(0.0, min(ping_at - loop.time(), timing.watch_s)))
-            if not (alive := await writer.caught_up()):
-                break
             is_ping_due = (now := loop.time()) >= ping_at
-            writer.put(subscriber.take(after=PING if is_ping_due else b""))  # newest states: those of after the wait
+            if message := subscriber.take(after=PING if is_ping_due else b""):
+                alive = await is_quick(write(message))
             if is_ping_due:
                 ping_at += timing.ping_s
                 if ping_at <= now:  # pings missed during a wait are not made up for
@@ -318,16 +307,46 @@ async def _serve(
         if not alive and not subscriber.ended:
             for hub in followed:
                 hub.drop(subscriber)
-        await writer.finish()
+        await is_quick(response.write_eof())
     return response
 
 
-def _refusal(error: BaseException) -> web.Response:
-    """Return the response before any stream header: 503, or 500 without the cause."""
-    if isinstance(error, Unavailable):
-        return refusal(503, str(error), {hdrs.RETRY_AFTER: str(error.retry_after_s)})
-    return refusal(500, "Internal server error")
+async def _in_time(
+    request: web.Request, subscriber: Subscriber, timeout_s: float, sending: Coroutine[Any, Any, None]
+) -> bool:
+    """Send something to the client. Return False when it was too slow and is disconnected.
+
+    The end of the subscription disconnects a client that is behind, which would hold up a shutdown.
+    """
+    transport = request.transport
+    subscriber.cut = None if transport is None else transport.abort
+    try:
+        async with asyncio.timeout(min(timeout_s, EOF_S) if subscriber.ended else timeout_s):
+            await sending
+    except TimeoutError:
+        if transport is not None:
+            transport.abort()
+        return False
+    finally:
+        subscriber.cut = None
+    return True
 
 
-async def _refuse_path(_: web.BaseRequest) -> web.Response:
-    return refusal(404, "Not Found")
+def _is_connected(request: web.Request) -> bool:
+    return request.transport is not None and not request.transport.is_closing()
+
+
+def _tune(request: web.Request) -> None:
+    """Keep buffers for the client small, and detect early that it has vanished.
+
+    Without a write buffer the transport keeps only the unsent rest of one message, and a newer state replaces the next.
+    """
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=0)
+    sock = request.get_extra_info("socket")
+    if sock is None or sock.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MS)

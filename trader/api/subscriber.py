@@ -1,8 +1,4 @@
-"""Subscribers: the end of one open stream, with the messages that wait for its reader.
-
-A message goes straight to the socket of a subscriber that has read everything so far, without waking its task. That
-is most of them most of the time, and it decides how soon the last of many sockets gets a message.
-"""
+"""Subscribers: the queue of messages for one open stream."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -11,17 +7,13 @@ from trader.api.stream_messages import PLAIN, Message, MessageForm, Packer, Stat
 
 BACKLOG_BYTES_MAX = 256 * 1024
 
-Push = Callable[[Callable[[], bytes]], bool]
-"""Writes the bytes that the function returns, at once; or calls nothing and returns False when the reader is behind."""
-
 
 class Subscriber:
-    """The end of one open response: messages wait here until its writer takes them.
+    """Queue of the messages for one open response, from which its handler takes them.
 
     Of states only the newest is kept, of each stream one; events wait in order: one message of any size, and beside it
     at most `backlog_bytes_max` bytes. `ended` is set when nothing more will come; `error` is the failure that ended it,
-    if one did. The writer sets `push` while a message may be written at once, and `cut`, which ends its wait for the
-    reader, during such a wait.
+    if one did. `cut` is set during each write, and ends its wait for the reader.
     """
 
     __slots__ = (
@@ -35,7 +27,6 @@ class Subscriber:
         "ended",
         "error",
         "form",
-        "push",
     )
 
     def __init__(self, form: MessageForm = PLAIN, backlog_bytes_max: int = BACKLOG_BYTES_MAX) -> None:
@@ -48,18 +39,14 @@ class Subscriber:
         self._woken = asyncio.Event()
         self.ended = False
         self.error: BaseException | None = None
-        self.push: Push | None = None
         self.cut: Callable[[], None] | None = None
 
     def offer(self, message: Message) -> bool:
-        """Write or keep a message. Return False when the backlog is full; an empty one has room for any message."""
+        """Keep a message for the reader. Return False when the backlog is full; an empty one takes any message."""
         if self.ended:
             return True
         if self.form.patched and isinstance(message, StateMessage):
             message = self._patch_or_whole(message)
-        # What waits goes first, so nothing is pushed past it.
-        if not self._waiting and self.push is not None and self.push(lambda: self._bytes_of(message)):
-            return True
         if message.state is not None:
             self._waiting.pop(message.state, None)  # the ids of what waits must ascend, so it goes to the end
             self._waiting[message.state] = message
@@ -87,14 +74,14 @@ class Subscriber:
         return message.patch
 
     def _bytes_of(self, message: Message) -> bytes:
-        """Return what is written of a message. Those of a compressed stream build upon one another: in this order."""
+        """Encode a message. Compressed messages refer to earlier ones, so they are encoded in the order of sending."""
         if self._packer is None:
             return message.text(self.form.numbered)
         shared = message.block(self.form.numbered)
         return self._packer.pack(message.text(self.form.numbered)) if shared is None else self._packer.insert(shared)
 
     def has(self, states: Iterable[str]) -> bool:
-        """Return whether a message of each of these states waits."""
+        """Return whether a message is waiting for each of these states."""
         return all(state in self._waiting for state in states)
 
     async def wait(self, timeout_s: float) -> None:
@@ -108,7 +95,7 @@ class Subscriber:
             self._woken.clear()
 
     def take(self, before: bytes = b"", after: bytes = b"") -> bytes:
-        """Return all waiting messages as one, between two more texts; empty when there is nothing. Write it at once."""
+        """Remove and return the waiting messages as one, between two more texts. The caller must send it next."""
         self._woken.clear()
         messages, self._waiting, self._backlog_bytes = self._waiting, {}, 0
         return b"".join((self._packed(before), *map(self._bytes_of, messages.values()), self._packed(after)))
@@ -117,7 +104,7 @@ class Subscriber:
         return self._packer.pack(text) if self._packer is not None and text else text
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the subscription, and the wait of its writer for the reader."""
+        """End the subscription, and a write that waits for the client."""
         if self.ended:
             return
         self.ended = True

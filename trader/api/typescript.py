@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trader import __version__
 from trader.api import rpc
-from trader.api.site import JSON
+from trader.api.routes import JSON
 
 Schema = Mapping[str, Any]
 

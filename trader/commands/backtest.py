@@ -19,8 +19,7 @@ from trader.clock import iso
 from trader.commands.backtest_conditions import compare_conditions, kept_options
 from trader.commands.backtest_models import Chosen, choose_models
 from trader.commands.backtest_options import add_arguments, environ_of, open_source
-from trader.commands.backtest_output import Output, Reserve
-from trader.commands.backtest_progress import Progress
+from trader.commands.backtest_output import Output, Progress, Reserve
 from trader.commands.backtest_result import (
     answers_value,
     baselines_value,
@@ -158,10 +157,12 @@ def _intervals(chosen: Chosen) -> set[Interval]:
 
 def _labelled(standings: Sequence[Standing], run: Backtest) -> list[Standing]:
     """Return the standings with what is said about the past of each AI model in its name."""
-    models = {one.model.id: one.model for one in run.participants}
+    models = {followed.model.id: followed.model for followed in run.accounts}
     return [
-        one._replace(account=one.account._replace(name=labelled_name(models[one.account.model_id], run.starts_at)))
-        for one in standings
+        standing._replace(
+            account=standing.account._replace(name=labelled_name(models[standing.account.model_id], run.starts_at))
+        )
+        for standing in standings
     ]
 
 
@@ -234,7 +235,7 @@ def _write_result(
     (options.out / REPORT).write_text(page(season), encoding="utf-8")
     file = options.out / DECISIONS
     try:
-        write_decisions(file, run.participants)
+        write_decisions(file, run.accounts)
     except OSError as error:
         file.unlink(missing_ok=True)
         raise StartError(
@@ -314,24 +315,26 @@ def _value(
         "ledgerSha256": digest,
         "options": kept_options(options, list(source.markets)),
         "models": [msgspec.to_builtins(model) for model, _ in chosen.models],
-        "accounts": [_account_value(one, models[one.account.model_id], run.starts_at) for one in standings],
+        "accounts": [
+            _account_value(standing, models[standing.account.model_id], run.starts_at) for standing in standings
+        ],
     }
 
 
-def _account_value(one: Standing, model: Model, starts_at: datetime) -> dict[str, Any]:
+def _account_value(standing: Standing, model: Model, starts_at: datetime) -> dict[str, Any]:
     return {
-        "id": one.account.model_id,
-        "variant": one.account.variant,
+        "id": standing.account.model_id,
+        "variant": standing.account.variant,
         **model_value(model, starts_at),
-        "equity": one.account.equity,
-        "returnPercent": one.return_percent,
-        "maxDrawdownPercent": one.drawdown,
-        "trades": one.account.trades,
-        "decisions": one.account.invocations,
-        "gross": one.account.gross,
-        "fees": one.account.fees + one.account.liquidation_fees,
-        "funding": one.account.funding,
-        "modelCostUsd": one.account.model_cost,
+        "equity": standing.account.equity,
+        "returnPercent": standing.return_percent,
+        "maxDrawdownPercent": standing.drawdown,
+        "trades": standing.account.trades,
+        "decisions": standing.account.invocations,
+        "gross": standing.account.gross,
+        "fees": standing.account.fees + standing.account.liquidation_fees,
+        "funding": standing.account.funding,
+        "modelCostUsd": standing.account.model_cost,
     }
 
 
@@ -341,19 +344,19 @@ def _lines(value: Mapping[str, Any], standings: Sequence[Standing], options: arg
         heads,
         (
             (
-                one.account.model_id,
-                f"{one.account.equity:,.2f}",
-                f"{one.return_percent:+.2f} %",
-                f"{one.drawdown:.2f} %",
-                f"{one.account.trades}",
-                f"{one.account.fees + one.account.liquidation_fees:,.2f}",
-                f"{one.account.funding:,.2f}",
+                standing.account.model_id,
+                f"{standing.account.equity:,.2f}",
+                f"{standing.return_percent:+.2f} %",
+                f"{standing.drawdown:.2f} %",
+                f"{standing.account.trades}",
+                f"{standing.account.fees + standing.account.liquidation_fees:,.2f}",
+                f"{standing.account.funding:,.2f}",
             )
-            for one in standings
+            for standing in standings
         ),
     )
-    for one in value["baselines"]:
-        yield f"{one['name']}: {one['equity']:,.2f}, {one['returnPercent']:+.2f} %"
+    for baseline in value["baselines"]:
+        yield f"{baseline['name']}: {baseline['equity']:,.2f}, {baseline['returnPercent']:+.2f} %"
     funding = value["funding"]
     named = [f"{', '.join(funding['fromFiles'])} from files"] if funding["fromFiles"] else []
     named += [f"{', '.join(funding['constant'])} {funding['hourlyRate']} an hour"] if funding["constant"] else []

@@ -37,8 +37,6 @@ _OTHERS: Final = ("json", "run", "folder", "env_file", "out", "no_database")
 
 
 class RecordedAccount(msgspec.Struct):
-    """An account of a result."""
-
     id: str
     equity: Decimal
 
@@ -123,14 +121,14 @@ def _read(folder: Path) -> tuple[RecordedRun, dict[str, list[RecordedInvocation]
 def _guard(texts: Sequence[str]) -> dict[str, int]:
     """Return the limits of the guard that are set otherwise."""
     names = [field.name for field in msgspec.structs.fields(VariantLimits)]
-    found = {}
+    limits = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name.replace("-", "_") not in names or not value.isdecimal():
             allowed = ", ".join(name.replace("_", "-") for name in names)
             raise SettingsError([f"--guard is {text!r}; it must be NAME=NUMBER with one of the names {allowed}"])
-        found[name.replace("-", "_")] = int(value)
-    return found
+        limits[name.replace("-", "_")] = int(value)
+    return limits
 
 
 async def _execute(
@@ -142,8 +140,8 @@ async def _execute(
 ) -> dict[str, AccountReport]:
     sources = [(model, RepeatedSource(model, decisions.get(model.id, []))) for model in models]
     run = Backtest(market, settings, sources, [], has_baselines=False)
-    for one in run.participants:
-        one.limits = msgspec.structs.replace(one.limits, **guard)
+    for followed in run.accounts:
+        followed.limits = msgspec.structs.replace(followed.limits, **guard)
     for _ in run.run():
         if run.is_due:
             await run.invoke()
@@ -188,20 +186,20 @@ def _value(options: argparse.Namespace, recorded: RecordedRun, stages: Sequence[
 
 
 def _lines(value: Mapping[str, Any]) -> Iterator[str]:
-    causes = [one["cause"] for one in value["conditions"]]
+    causes = [condition["cause"] for condition in value["conditions"]]
     yield f"The same decisions under other conditions: {value['run']}, {value['from']} to {value['to']}"
     heads = ("account", "as recorded", *(f"other {cause}" for cause in causes), "equity now", "change")
     yield from table(
         heads,
         (
             (
-                one["id"],
-                f"{one['recorded']:,.2f}",
-                *(f"{part['change']:+,.2f}" for part in one["parts"]),
-                f"{one['equity']:,.2f}",
-                f"{one['change']:+,.2f}",
+                account["id"],
+                f"{account['recorded']:,.2f}",
+                *(f"{part['change']:+,.2f}" for part in account["parts"]),
+                f"{account['equity']:,.2f}",
+                f"{account['change']:+,.2f}",
             )
-            for one in value["accounts"]
+            for account in value["accounts"]
         ),
     )
     yield (

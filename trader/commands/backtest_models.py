@@ -22,8 +22,8 @@ from trader.gateways.agents.cassette import ANSWERS, MODELS, Cassette
 from trader.gateways.agents.providers import make_providers
 from trader.gateways.market.replay import ReplaySource
 from trader.provider_settings import OTHER_KEY_NAME, PROVIDERS
+from trader.services.backtest.accounts import DecisionSource, RuleAgentSource
 from trader.services.backtest.answers import KeptAnswers, Spending
-from trader.services.backtest.participant import DecisionSource, RuleAgentSource
 from trader.services.backtest.run import rule_models
 from trader.services.backtest.sources import (
     AiSource,
@@ -78,7 +78,7 @@ async def choose_models(
     every = every_of(options.cadence)
     rules: list[tuple[Model, DecisionSource]] = []
     if options.variant or not (options.models or options.models_from):
-        rules = rule_models([VariantId(one) for one in options.variant or VariantId], every, starts_at)
+        rules = rule_models([VariantId(name) for name in options.variant or VariantId], every, starts_at)
     if options.models and options.models_from:
         raise SettingsError(["--models asks models and --models-from never does; give one of them"])
     if options.models:
@@ -95,7 +95,7 @@ async def choose_models(
     models = [(model, NotedSource(model, each) if isinstance(each, RuleAgentSource) else each) for model, each in rules]
     models += chosen.models
     ids = [model.id for model, _ in models]
-    if repeated := sorted({one for one in ids if ids.count(one) > 1}):
+    if repeated := sorted({model_id for model_id in ids if ids.count(model_id) > 1}):
         raise SettingsError(
             [f"--models: {', '.join(repeated)} is the id of a rule agent that takes part; give another"]
         )
@@ -219,21 +219,24 @@ def _from_cassette(cassette: Cassette, settings: Settings, ends_at: datetime) ->
 
 async def _from_database(text: str, starts_at: datetime, ends_at: datetime) -> list[tuple[Model, DecisionSource]]:
     """Return the models that decided within the period, with their decisions."""
-    found: list[tuple[Model, DecisionSource]] = []
+    models: list[tuple[Model, DecisionSource]] = []
     async with _opened(text) as database, database.connection() as conn:
         for model in await select_models(conn):
             invocations = await select_invocations_within(conn, model.id, starts_at, ends_at)
             recorded: list[RecordedInvocation] = []
             for first in range(0, len(invocations), _BATCH):
                 batch = invocations[first : first + _BATCH]
-                ids = [one.id for one in batch]
+                ids = [invocation.id for invocation in batch]
                 steps, calls = await select_steps(conn, ids), await select_tool_calls(conn, ids)
-                recorded += [recorded_invocation(one, steps.get(one.id, []), calls.get(one.id, [])) for one in batch]
+                recorded += [
+                    recorded_invocation(invocation, steps.get(invocation.id, []), calls.get(invocation.id, []))
+                    for invocation in batch
+                ]
             if recorded:
-                found.append((model, RepeatedSource(model, recorded)))
-    if not found:
+                models.append((model, RepeatedSource(model, recorded)))
+    if not models:
         raise SettingsError([f"--models-from: no model decided between {iso(starts_at)} and {iso(ends_at)} there"])
-    return found
+    return models
 
 
 @asynccontextmanager

@@ -34,20 +34,20 @@ def model_value(model: Model, starts_at: datetime) -> dict[str, Any]:
 
 def baselines_value(run: Backtest) -> list[dict[str, Any]]:
     """Return what the accounts beside the models are worth."""
-    found, marks = [], run.marks()
-    for one in run.baselines:
-        capital, worth = one.account.run.initial_capital, equity(one.account, marks)
-        fall = max_drawdown([float(capital), *(float(value.last) for value in one.curve.hours)])
-        found.append(
+    values, marks = [], run.marks()
+    for followed in run.baselines:
+        capital, worth = followed.account.run.initial_capital, equity(followed.account, marks)
+        fall = max_drawdown([float(capital), *(float(value.last) for value in followed.hours)])
+        values.append(
             {
-                "id": one.baseline.id,
-                "name": one.baseline.name,
+                "id": followed.baseline.id,
+                "name": followed.baseline.name,
                 "equity": worth,
                 "returnPercent": float(100 * (worth - capital) / capital),
                 "maxDrawdownPercent": 0.0 if fall is None else fall.percent,
             }
         )
-    return found
+    return values
 
 
 def evidence_value(report: EvidenceReport) -> GetEvidenceOutput:

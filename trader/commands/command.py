@@ -41,7 +41,7 @@ MODULES: Final[Mapping[str, str]] = {
     "restore": "backup",
     "report": "reports",
     "drift": "reports",
-    "reproduce": "reproduce",
+    "reproduce": "audit",
     "backtest": "backtest",
 }
 """The module of each command, or of each group of commands, by its first word."""

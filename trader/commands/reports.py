@@ -35,12 +35,12 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("report", example="trader report season.html --name Spring", arguments=_report_arguments)
-async def report(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def report(options: argparse.Namespace, database: FoundDatabase) -> Result:
     """Render the current runs as one HTML file: equity curves, drawdowns, trades, costs, leaderboard and evidence.
 
     Fails when the books do not explain the equity; the report says of which accounts.
     """
-    season = await _read_season(options.name or found.name, found)
+    season = await _read_season(options.name or database.name, database)
     _write(options.output, season_page.page(season))
     lines = [f"{options.output}: {len(season.standings)} models, {len(season.trades)} trades"]
     if season.unvalued:
@@ -60,16 +60,16 @@ async def report(options: argparse.Namespace, found: FoundDatabase) -> Result:
     return Result(value, lines, EXIT_FAILED if season.unexplained else EXIT_DONE)
 
 
-async def _read_season(name: str, found: FoundDatabase) -> Season:
-    async with found.reading() as conn:
+async def _read_season(name: str, database: FoundDatabase) -> Season:
+    async with database.reading() as conn:
         accounts = await store.select_report_accounts(conn)
         hours = await store.select_report_hours(conn, [account.model_id for account in accounts])
         trades = await store.select_report_trades(conn)
         unvalued = await store.select_unvalued_models(conn)
     if not accounts:
-        raise StartError(f"{found.place} has no model with a snapshot: there is nothing to report.")
+        raise StartError(f"{database.place} has no model with a snapshot: there is nothing to report.")
     clock = LockstepClock(max(account.at for account in accounts))  # the time of its market, which may be a replay's
-    evidence = await Evidence(found.database, CurrentRuns(found.database), NoLuck(), clock).report("run")
+    evidence = await Evidence(database.database, CurrentRuns(database.database), NoLuck(), clock).report("run")
     return Season(name, make_standings(accounts, hours), unvalued, trades, evidence)
 
 
@@ -100,13 +100,20 @@ def make_standings(
         curve = [(hour, 100 * value / capital - 100) for hour, value in points]
         evidence = state_return(returns, account.trades)
         standings.append(Standing(account, curve, evidence, fall.percent if fall else 0.0))
-    standings.sort(key=lambda one: (-one.account.change / one.account.initial_capital, one.account.model_id))
+    standings.sort(
+        key=lambda standing: (-standing.account.change / standing.account.initial_capital, standing.account.model_id)
+    )
     statements = [
-        compare(series[one.model_id], series[other.model_id], missing_trades(one.trades), missing_trades(other.trades))
-        for one, other in pairwise(standing.account for standing in standings)
+        compare(
+            series[account.model_id],
+            series[other.model_id],
+            missing_trades(account.trades),
+            missing_trades(other.trades),
+        )
+        for account, other in pairwise(standing.account for standing in standings)
     ]
     verdicts = judge_family(statements)
-    return [one._replace(verdict=verdict) for one, verdict in zip(standings, [*verdicts, None], strict=True)]
+    return [standing._replace(verdict=verdict) for standing, verdict in zip(standings, [*verdicts, None], strict=True)]
 
 
 def _returns(points: Sequence[tuple[datetime, float]], capital: float) -> ReturnSeries | None:
@@ -124,7 +131,7 @@ def _drift_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @database_command("drift", example="trader drift drift.html --days 7", arguments=_drift_arguments)
-async def drift(options: argparse.Namespace, found: FoundDatabase) -> Result:
+async def drift(options: argparse.Namespace, database: FoundDatabase) -> Result:
     """Report the drift between paper and venue: the error of each fill against its simulation, in basis points.
 
     Positive is where the venue was dearer than paper. p95 is of the errors without sign, worst the largest of them.
@@ -133,24 +140,28 @@ async def drift(options: argparse.Namespace, found: FoundDatabase) -> Result:
     since = datetime(1970, 1, 1, tzinfo=UTC)
     if options.days is not None:
         since = datetime.now(UTC) - timedelta(days=options.days)
-    async with found.reading() as conn:
+    async with database.reading() as conn:
         figures = await drift_store.select_drift_figures(conn, since)
         uncompared = await drift_store.select_uncompared(conn, since)
     sections = [drift_report.of_fills(figures, uncompared)] if figures else []
     value: dict[str, object] = {"file": str(options.output), "figures": figures, "uncompared": uncompared}
+    notes: Sequence[str] = ()
     if options.recording is not None:
         books = await recorded_books.compare(options.recording, since)
         value["books"] = books
+        notes = recorded_books.notes_of(books)
         if books.figures:
-            sections.append(drift_report.of_books(books.figures, recorded_books.notes_of(books)))
+            sections.append(drift_report.of_books(books.figures, notes))
+            notes = []
     if not sections:
-        recorded = "" if options.recording is None else f", and {options.recording} no book"
-        raise StartError(
-            f"{found.place} has no fill of a venue that was simulated{recorded}: there is nothing to compare."
-        )
-    _write(options.output, drift_report.page(found.name, sections))
-    lines = [line for section in sections for line in _lines_of(section)]
-    lines.append(f"{options.output}: {' and '.join(f'{one.figures[-1].fills} {one.unit}' for one in sections)}")
+        recorded = "" if options.recording is None else f", and {options.recording} no book that can be compared"
+        reasons = "; ".join(["there is nothing to compare", *notes])
+        raise StartError(f"{database.place} has no fill of a venue that was simulated{recorded}: {reasons}.")
+    _write(options.output, drift_report.page(database.name, sections))
+    lines = [*(line for section in sections for line in _lines_of(section)), *notes]
+    lines.append(
+        f"{options.output}: {' and '.join(f'{section.figures[-1].fills} {section.unit}' for section in sections)}"
+    )
     return Result(value, lines)
 
 

@@ -11,9 +11,8 @@ from trader.commands.command import Result, moment, money, table
 from trader.commands.database import FoundDatabase, database_command
 from trader.commands.models_file import variant_argument
 from trader.domain.money import format_decimal
-from trader.domain.portfolio.histories import WINDOWS, minute_end
-from trader.domain.portfolio.snapshots import value_account
-from trader.services.portfolio.leaderboard import Contestant, SortKey, make_board, make_entries
+from trader.domain.portfolio.histories import WINDOWS, minute_end, value_account
+from trader.services.portfolio.leaderboard import RankedEntrant, SortKey, make_board, make_entries
 from trader.services.portfolio.run_statistics import CurrentRuns
 from trader.store.agents.invocations import select_models
 from trader.store.database.paging import Page
@@ -81,14 +80,14 @@ async def board(options: argparse.Namespace, found: FoundDatabase) -> Result:
         marks = await select_last_marks(conn)
         now = await select_lived_until(conn)
     variant = chosen_variant(options.variant)
-    contestants = [
-        Contestant(model, runs[model.id], value.net_portfolio)
+    entrants = [
+        RankedEntrant(model, runs[model.id], value.net_portfolio)
         for model in models
         if variant in (None, model.variant) and model.id in runs and now is not None
         if (value := value_account(accounts[model.id], marks, now)) is not None
     ]
     window, at = options.window, None if now is None else minute_end(now)
-    entries = [] if at is None else make_board(make_entries(contestants, window, at), window, options.sort_by, at)
+    entries = [] if at is None else make_board(make_entries(entrants, window, at), window, options.sort_by, at)
     heads = ("rank", "model", "variant", "return %", "95 % interval", "pnl", "drawdown %", "value", "trades")
     listed = [LeaderboardRow.of(each, LeaderboardDetails.of(each, options.sort_by)) for each in entries]
     rows = [

@@ -19,7 +19,7 @@ _FONT_FACE: Final = re.compile(r"@font-face \{[^}]*\}")
 
 def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> str:
     """Return an HTML document in the style of the dashboard, with the charts of `data` if there are any."""
-    styles = ("vendor/uplot.css", "base.css", "report.css") if data else ("base.css", "report.css")
+    styles = ("vendor/uplot.css", "base.css", "parts.css", "report.css") if data else ("base.css", "report.css")
     style = _FONT_FACE.sub("", "".join(text_of(name) for name in styles))  # the font is not worth 64 kB here
     charts = "" if data is None else _charts(data)
     return (
@@ -31,19 +31,28 @@ def document(title: str, body: str, data: Mapping[str, Any] | None = None) -> st
 
 def _charts(data: Mapping[str, Any]) -> str:
     text = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    modules = _modules("report.js")
+    entry = modules.pop("report.js")
+    imports = {
+        name: f"data:text/javascript;base64,{b64encode(source.encode()).decode()}" for name, source in modules.items()
+    }
     return (
         f'<script type="application/json" id="data">{text}</script><script>{text_of("vendor/uplot.js")}</script>'
-        f'<script type="module">{_linked(text_of("report.js"))}</script>'
+        f'<script type="importmap">{msgspec.json.encode({"imports": imports}).decode()}</script>'
+        f'<script type="module">{entry}</script>'
     )
 
 
-def _linked(source: str) -> str:
-    """Return the source of a module with the modules that it imports inside, as addresses that hold their source."""
-    return _IMPORT.sub(lambda found: f"from '{_address(found[1])}'", source)
-
-
-def _address(name: str) -> str:
-    return f"data:text/javascript;base64,{b64encode(_linked(text_of(name)).encode()).decode()}"
+def _modules(name: str) -> dict[str, str]:
+    """Return the sources of a module and of all that it imports, by the names by which they import each other."""
+    modules: dict[str, str] = {}
+    names = [name]
+    for each in names:
+        if each not in modules:
+            source = text_of(each)
+            names += _IMPORT.findall(source)
+            modules[each] = _IMPORT.sub(r"from '\1'", source)
+    return modules
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""The page of the drift between paper and venue, and the cells that it shares with the table of the command."""
+"""Page of the drift between paper and venue, with the table cells that the command prints too."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,10 +11,10 @@ SIZES = ("< 1k", "1k to 10k", "10k to 100k", "≥ 100k")
 COLUMNS = ("market", "side", "size", "fills", "mean", "median", "p95", "worst")
 
 
-def cells(one: DriftFigures) -> tuple[str, ...]:
-    size = "" if one.size is None else SIZES[one.size]
-    errors = (f"{one.mean:+.2f}", f"{one.median:+.2f}", f"{one.p95:.2f}", f"{one.worst:+.2f}")
-    return one.symbol or "all", one.side or "", size, f"{one.fills:,}", *errors
+def cells(figures: DriftFigures) -> tuple[str, ...]:
+    size = "" if figures.size is None else SIZES[figures.size]
+    errors = (f"{figures.mean:+.2f}", f"{figures.median:+.2f}", f"{figures.p95:.2f}", f"{figures.worst:+.2f}")
+    return figures.symbol or "all", figures.side or "", size, f"{figures.fills:,}", *errors
 
 
 def notes_of(uncompared: Uncompared) -> list[str]:
@@ -62,10 +62,10 @@ def page(name: str, sections: Sequence[Section]) -> str:
 
 def _section(section: Section) -> str:
     figures = section.figures
-    least, most = min(one.low for one in figures), max(one.high for one in figures)
+    least, most = min(row.low for row in figures), max(row.high for row in figures)
     rows = [
-        [*(minus(escape(text)) for text in cells(one)), interval((one.low, one.high), one.median, least, most)]
-        for one in figures
+        [*(minus(escape(text)) for text in cells(row)), interval((row.low, row.high), row.median, least, most)]
+        for row in figures
     ]
     columns = [section.unit if column == "fills" else column for column in COLUMNS]
     head = (*columns, f"{least:+.1f} to {most:+.1f}")

@@ -18,7 +18,7 @@ from trader.clock import epoch_second, floor_time
 from trader.domain.exchange.matching import totals, walk
 from trader.domain.exchange.orders import OrderSide
 from trader.domain.live.drift import error_bps
-from trader.domain.market.markets import Book, Candle, Market, Quote
+from trader.domain.market.markets import SIMULATED_MARKETS, Book, Candle, Market, Quote
 from trader.domain.money import divide, floor_to
 from trader.gateways.market.books import BookModel, Grid, TrailingDay, stress
 from trader.gateways.market.files import Minutes, Row
@@ -35,10 +35,14 @@ _LONG: Final = timedelta(seconds=60)
 
 
 class BookComparison(NamedTuple):
-    """Figures of the errors, as those of fills. `too_large` counts the orders that one of the books could not fill."""
+    """Figures of the errors, as those of fills. `too_large` counts the orders that one of the books could not fill.
+
+    The markets in `without_model` are not simulated by this build, so they have no books to compare with.
+    """
 
     figures: list[DriftFigures]
     too_large: int
+    without_model: Sequence[str]
 
 
 async def compare(place: Path, since: datetime) -> BookComparison:
@@ -46,24 +50,28 @@ async def compare(place: Path, since: datetime) -> BookComparison:
     source = RecordedSource(place, recorded_symbols(place))
     await source.open()
     assert source.ends_at is not None
-    candles = {symbol: await source.candles(symbol, "1m", since, source.ends_at) for symbol in source.markets}
-    twins = {symbol: _Twin(each) for symbol, each in candles.items()}
+    twins = {
+        symbol: _Twin(await source.candles(symbol, "1m", since, source.ends_at))
+        for symbol in source.markets
+        if symbol in SIMULATED_MARKETS
+    }
     errors: dict[tuple[str, str, int], list[float]] = {}
     too_large = 0
     async for tick in source.history(since, source.ends_at):
-        for symbol, quote in tick.quotes.items():
-            for side, size, error in twins[symbol].follow(quote, source.markets[symbol]):
+        for symbol in tick.quotes.keys() & twins.keys():
+            for side, size, error in twins[symbol].follow(tick.quotes[symbol], source.markets[symbol]):
                 if error is None:
                     too_large += 1
                 else:
                     errors.setdefault((symbol, side.value, size), []).append(error)
     figures = [_figures(*key, errors[key]) for key in sorted(errors)]
     every = [error for each in errors.values() for error in each]
-    return BookComparison([*figures, _figures(None, None, None, every)] if every else [], too_large)
+    without_model = sorted(source.markets.keys() - twins.keys())
+    return BookComparison([*figures, _figures(None, None, None, every)] if every else [], too_large, without_model)
 
 
 class _Twin:
-    """The model of one market beside its recorded books."""
+    """Market model of one market, driven by its recorded mid prices."""
 
     def __init__(self, candles: Sequence[Candle]) -> None:
         self._minutes = Minutes()
@@ -74,7 +82,7 @@ class _Twin:
         self._market: Market | None = None
 
     def follow(self, quote: Quote, market: Market) -> Iterator[tuple[OrderSide, int, float | None]]:
-        """Note a recorded quote. Yield side, size and error of each order when it is time to compare."""
+        """Feed a recorded quote. Yield side, size and error in basis points of each tried order, every 10 seconds."""
         if market != self._market:
             self._market, self._grid = market, Grid(market)
             self._day = TrailingDay(float(market.tick), self._minutes)
@@ -87,8 +95,8 @@ class _Twin:
         if self._due is not None and quote.at < self._due:
             return
         self._due = floor_time(quote.at, EVERY) + EVERY
-        long = [one for _, one in self._mids]
-        short = [one for at, one in self._mids if quote.at - at <= _SHORT]
+        long = [value for _, value in self._mids]
+        short = [value for at, value in self._mids if quote.at - at <= _SHORT]
         usual = self._day.usual_range(bisect_left(self._minutes.minute, epoch_second(quote.at) // 60))
         tension = stress(max(short) - min(short), max(long) - min(long), mid, usual)
         drawn = self._model.quote(quote.at, mid, tension, 1.0).book
@@ -126,6 +134,10 @@ def _figures(symbol: str | None, side: str | None, size: int | None, errors: Seq
 
 
 def notes_of(comparison: BookComparison) -> list[str]:
-    """Return what the table does not say, in words."""
-    count = comparison.too_large
-    return [f"{count} orders were larger than one of the books: no price to compare"] if count else []
+    """Return notes on what the table leaves out."""
+    notes = []
+    if comparison.too_large:
+        notes.append(f"{comparison.too_large} orders were larger than one of the books: no price to compare")
+    if comparison.without_model:
+        notes.append(f"this build has no market model of {', '.join(comparison.without_model)}: not compared")
+    return notes

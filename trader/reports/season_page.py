@@ -1,4 +1,4 @@
-"""The page of a season report: one HTML file with nothing outside of it."""
+"""Page of a season report: one self-contained HTML file."""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
@@ -7,14 +7,14 @@ from html import escape
 from statistics import median
 from typing import Any, NamedTuple
 
+from trader.api.schemas.evidence import GetEvidenceOutput
 from trader.domain.models import VariantId
 from trader.domain.money import ZERO
 from trader.domain.portfolio.evidence import Statement, Verdict
 from trader.reports.document import bar, document, interval, key, minus, scale, table
-from trader.reports.evidence_section import WORDS, evidence_section
 from trader.services.portfolio.evidence import EvidenceReport
 from trader.store.portfolio.season import AccountReport, TradeOutcome, UnvaluedModel
-from trader.variants import VARIANTS
+from trader.variants import VARIANTS, color_of
 
 Curve = Sequence[tuple[datetime, float]]
 
@@ -34,7 +34,7 @@ class Standing(NamedTuple):
 
 
 class Season(NamedTuple):
-    """What the page shows. `standings` are ordered best first; `unvalued` models are in no figure but their trades.
+    """Content of the page. `standings` are ordered best first; `unvalued` models are in no figure but their trades.
 
     A season without a database has no `evidence`. `kind` says what the report is of, for its title.
     """
@@ -71,6 +71,11 @@ BOARD = (
     "hour by hour; all verdicts together are wrong in at most 5 % of cases, however often one looks."
 )
 
+EVIDENCE = (
+    "Each entrant, a model as it was configured, against its references on the same hours: its rule agent, holding "
+    "nothing, buying and holding, and the best other. Intervals are 95 %, for one look."
+)
+
 CLOSE_REASONS = {
     "by decision": ("order", "limit"),
     "by stop": ("stop", "invalidation"),
@@ -92,7 +97,7 @@ PARTS: Sequence[tuple[str, Callable[[AccountReport], Decimal]]] = (
 
 
 def page(season: Season) -> str:
-    """Return the whole report as HTML."""
+    """Return the report as HTML."""
     body = _head(season) + "".join(
         f"<section><h2>{title}</h2><p>{words}</p>{content}</section>"
         for title, words, content in [
@@ -101,7 +106,7 @@ def page(season: Season) -> str:
             ("Trades", TRADES, _trades(season)),
             ("Where the money went", COSTS, _costs(season)),
             ("Leaderboard", BOARD, _leaderboard(season)),
-            *([] if season.evidence is None else [("Evidence", WORDS, evidence_section(season.evidence))]),
+            *([] if season.evidence is None else [("Evidence", EVIDENCE, '<div class="panel" id="evidence"></div>')]),
         ]
     )
     return document(f"{season.kind}: {season.name}", body, _data(season))
@@ -126,7 +131,7 @@ def _head(season: Season) -> str:
 
 
 def _data(season: Season) -> dict[str, Any]:
-    """Return what the charts show: the hours, and of each model its return at each of them."""
+    """Return the data of the charts: the hours, and each model's return at each of them."""
     hours = sorted({hour for standing in season.standings for hour, _ in standing.curve})
     models = []
     for standing in season.standings:
@@ -148,14 +153,25 @@ def _data(season: Season) -> dict[str, Any]:
     ]
     return {
         "times": [int(hour.timestamp()) for hour in hours],
-        "variants": [{"id": one.id, "label": one.label, "color": one.color} for one in VARIANTS.values()],
+        "variants": [
+            {"id": variant.id, "label": variant.label, "color": variant.color} for variant in VARIANTS.values()
+        ],
         "models": models,
         "trades": trades,
+        **({} if season.evidence is None else _evidence(season.evidence)),
+    }
+
+
+def _evidence(report: EvidenceReport) -> dict[str, Any]:
+    """Return the answer of getEvidence, and the color of each model."""
+    return {
+        "evidence": GetEvidenceOutput.of("run", report),
+        "colors": {entrant.model.id: color_of(entrant.model) for entrant in report.entrants},
     }
 
 
 def _curves(season: Season, chart: str) -> str:
-    """Return the places of one chart of all variants, then one per variant with its models."""
+    """Return the placeholders of one chart of all variants, then of one per variant with its models."""
     cards = []
     for variant in VARIANTS.values():
         standings = season.of_variant(variant.id)
@@ -183,12 +199,14 @@ def _trades(season: Season) -> str:
                 (escape(variant.label), f"{len(trades):,}", shares[0], _signed(median(nets), " %", 3),
                  f"{held:.0f} min", *shares[1:])
             )  # fmt: skip
-    found = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
-    return f'<div class="panel card">{_legend()}<div class="chart" data-chart="trades"></div></div><br>{found}'
+    details = table(("variant", "trades", "won", "median net", "median held", *CLOSE_REASONS), rows)
+    return f'<div class="panel card">{_legend()}<div class="chart" data-chart="trades"></div></div><br>{details}'
 
 
 def _costs(season: Season) -> str:
-    groups = [(one.label, [each.account for each in season.of_variant(one.id)]) for one in VARIANTS.values()]
+    groups = [
+        (variant.label, [each.account for each in season.of_variant(variant.id)]) for variant in VARIANTS.values()
+    ]
     rows = [
         (escape(name), *(_signed(_sum(accounts, part)) for _, part in PARTS), _model_cost(accounts))
         for name, accounts in (*groups, ("all", season.accounts))
@@ -201,8 +219,8 @@ def _costs(season: Season) -> str:
         [(name, bar(value, least, most), minus(f"{value:+,.0f}")) for name, value in sums],
         text_columns=2,
     )
-    found = table(("", *(name for name, _ in PARTS), "model cost, USD"), rows)
-    return f"{_verdict(season)}{chart}<br>{found}"
+    details = table(("", *(name for name, _ in PARTS), "model cost, USD"), rows)
+    return f"{_verdict(season)}{chart}<br>{details}"
 
 
 def _verdict(season: Season) -> str:
@@ -215,18 +233,19 @@ def _verdict(season: Season) -> str:
 
 def _leaderboard(season: Season) -> str:
     least, most = scale(
-        [one.return_percent for one in season.standings], [one.evidence.interval_percent for one in season.standings]
+        [standing.return_percent for standing in season.standings],
+        [standing.evidence.interval_percent for standing in season.standings],
     )
     rows: list[Sequence[str]] = []
-    for rank, one in enumerate(season.standings, start=1):
-        account, bounds, value = one.account, one.evidence.interval_percent, one.return_percent
+    for rank, standing in enumerate(season.standings, start=1):
+        account, bounds, value = standing.account, standing.evidence.interval_percent, standing.return_percent
         bar = interval(bounds, value, least, most, VARIANTS[VariantId(account.variant)].color)
-        why = one.evidence.reason if bounds is None else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %")
+        why = standing.evidence.reason if bounds is None else minus(f"{bounds.low:+.1f} to {bounds.high:+.1f} %")
         rows.append(
             (
                 f"{rank}", escape(account.name), _variant(account.variant), _signed(value, " %"),
-                f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(one.verdict),
-                f"{one.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
+                f'{bar}<br><span class="words unsure">{escape(why or "")}</span>', _against_next(standing.verdict),
+                f"{standing.drawdown:.1f} %", _signed(account.change), f"{account.equity:,.2f}", _model_cost([account]),
             )
         )  # fmt: skip
     for model in season.unvalued:
@@ -242,7 +261,7 @@ def _leaderboard(season: Season) -> str:
 
 
 def _against_next(verdict: Verdict | None) -> str:
-    """Return the verdict in words; what cannot be seen yet is in its title."""
+    """Return the verdict in words; its title attribute says why it is uncertain."""
     if verdict is None:
         return "–"
     kind = "" if verdict.why is None else ' class="unsure"'
@@ -250,7 +269,7 @@ def _against_next(verdict: Verdict | None) -> str:
 
 
 def _legend() -> str:
-    names = (f"<span>{key(one.color)}{escape(one.label)}</span>" for one in VARIANTS.values())
+    names = (f"<span>{key(variant.color)}{escape(variant.label)}</span>" for variant in VARIANTS.values())
     return f'<div class="keys">{"".join(names)}</div>'
 
 
@@ -268,6 +287,6 @@ def _model_cost(accounts: Sequence[AccountReport]) -> str:
 
 
 def _signed(value: float | Decimal, unit: str = "", digits: int = 2) -> str:
-    """Return a figure with its sign and color; its title has all digits."""
+    """Return a figure as HTML with sign and color; its title attribute has all digits."""
     kind = "gain" if value > 0 else "loss" if value < 0 else ""
     return f'<span class="{kind}" title="{value}">{minus(f"{value:+,.{digits}f}")}{unit}</span>'

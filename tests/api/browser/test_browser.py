@@ -59,7 +59,7 @@ class Frontend:
 
 def imports(packages: Path) -> list[tuple[str, str]]:
     """Where a browser finds each module of the packages."""
-    found = []
+    entries = []
     for manifest in (*packages.glob("@orpc/*/package.json"), packages / "radash" / "package.json"):
         told = json.loads(manifest.read_text())
         folder = manifest.parent.relative_to(packages)
@@ -67,8 +67,8 @@ def imports(packages: Path) -> list[tuple[str, str]]:
         for name, target in exports.items():
             chosen = target["import"] if isinstance(target, dict) else target
             path = chosen if isinstance(chosen, str) else chosen["default"]
-            found.append((f"{told['name']}{name[1:]}", f"/packages/{folder}/{path.removeprefix('./')}"))
-    return found
+            entries.append((f"{told['name']}{name[1:]}", f"/packages/{folder}/{path.removeprefix('./')}"))
+    return entries
 
 
 @pytest.fixture

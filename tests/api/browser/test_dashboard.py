@@ -61,11 +61,11 @@ async def until(ready: Callable[[], Awaitable[Any]], what: str = "") -> Any:
     """Return the first value that is true."""
     try:
         async with asyncio.timeout(WITHIN_S):
-            while not (found := await ready()):
+            while not (result := await ready()):
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"it never came: {what}") from None
-    return found
+    return result
 
 
 async def shows(tab: Tab, text: str) -> None:
@@ -125,7 +125,7 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
                 'analytics.getLeaderboard {"window":"run","variant":"all","details":true}',
                 "entries",
                 "Leaderboard",
-                lambda one: [one["pnlPercent"]],
+                lambda row: [row["pnlPercent"]],
             )
             assert board
             trades = await figures(
@@ -133,7 +133,7 @@ async def test_figures_are_those_of_the_procedures_and_hostile_texts_do_nothing(
                 'trading.getTrades {"limit":20,"variant":"all"}',
                 "trades",
                 "Latest trades",
-                lambda one: [one["netPnl"]],
+                lambda row: [row["netPnl"]],
             )
             served = await service.call("trading.getTrades", limit=20)
             assert trades == served["trades"], "what the page was answered is what everybody is"
@@ -194,12 +194,12 @@ async def figures(
         shown = await tab.evaluate(titles)
         if not rows or len(rows) != len(shown):
             return None
-        numbers = [[str(value) for value in of(one)] for one in rows]
+        numbers = [[str(value) for value in of(row)] for row in rows]
         texts = await tab.evaluate(f"({json.dumps(numbers)}).map(row => row.map(value => String(Number(value))))")
         return rows if all(set(row) <= set(seen) for row, seen in zip(texts, shown, strict=True)) else None
 
-    found: list[dict[str, Any]] = await until(equal, table)
-    return found
+    result: list[dict[str, Any]] = await until(equal, table)
+    return result
 
 
 async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path: Path, dsn: str) -> None:
@@ -211,9 +211,9 @@ async def test_evidence_is_in_words_and_a_new_arena_shows_its_whole_run(tmp_path
             pressed = """[...document.querySelectorAll('[aria-label="Window"] [aria-pressed=true]')]"""
             assert await tab.evaluate(f"{pressed}.map(one => one.innerText)") == ["Run"]
             asked = 'analytics.getEvidence {"window":"run","modelId":"apex-rules"}'
-            (one,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
+            (entrant,) = await tab.evaluate(f"window.answers[{json.dumps(asked)}].entrants")
             shown = await tab.evaluate("[...document.querySelectorAll('.differences li')].map(one => one.innerText)")
-            for difference, text in zip(one["differences"], shown, strict=True):
+            for difference, text in zip(entrant["differences"], shown, strict=True):
                 assert f"Not distinguishable yet: {difference['reason']}." in text
             await visit(tab, service.url, "/#/models?window=nothing")
             await shows(tab, "No entrant has enough hours and trades to be called the best.")

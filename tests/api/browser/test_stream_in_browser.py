@@ -14,10 +14,9 @@ from aiohttp import web
 from support.chromium import open_tab
 from support.manual_clock import ManualClock
 from support.records import START
-from support.served import Client, served
+from support.served import Client, make_stream_app, served
 
 from trader.api import streams
-from trader.api.site import Site
 from trader.api.stream_events import EVENTS_MAX
 from trader.services.events import EventBus, WorkflowProgress
 
@@ -43,28 +42,28 @@ class Service:
         self.events = EventBus()
         loads = dict.fromkeys(("positions", "trades", "conversations", "portfolio"), self._load)
         self.hubs = streams.Hubs(loads, self.events, ManualClock(START))
-        self.site = Site()
-        streams.setup(self.site, self.hubs, streams.Timing(watch_s=0.05, retry_ms=1))
-        for path, answer in (("/page", self._page), ("/empty", self._empty), ("/call", self._call)):
-            self.site.add(path, path, answer)
+
+    def make_app(self) -> web.Application:
+        routes = [web.get("/page", self._page), web.get("/empty", self._empty), web.post("/call", self._call)]
         for name, folder in (("module", MODULE), ("here", HERE)):
-            self.site.add_pattern(f"/{name}/.*", name, partial(self._file, folder))
+            routes.append(web.get(f"/{name}/{{path:.*}}", partial(self._file, folder)))
+        return make_stream_app(self.hubs, streams.Timing(watch_s=0.05, retry_ms=1), routes)
 
     async def _load(self) -> bytes:
         return b'[{"modelId":"a","pnl":%d},{"modelId":"b","pnl":"%b"}]' % (self.positions, b"7" * 300)
 
-    async def _file(self, folder: Path, request: web.BaseRequest) -> web.Response:
-        file = folder / request.path.split("/", 2)[2]
+    async def _file(self, folder: Path, request: web.Request) -> web.Response:
+        file = folder / request.match_info["path"]
         return web.Response(body=file.read_bytes(), content_type="text/javascript")
 
-    async def _page(self, _: web.BaseRequest) -> web.Response:
+    async def _page(self, _: web.Request) -> web.Response:
         text = '<!doctype html><link rel="icon" href="data:,"><script type="module" src="/here/stream.mjs"></script>'
         return web.Response(text=text, content_type="text/html")
 
-    async def _empty(self, _: web.BaseRequest) -> web.Response:
+    async def _empty(self, _: web.Request) -> web.Response:
         return web.Response(text="<!doctype html>", content_type="text/html")
 
-    async def _call(self, _: web.BaseRequest) -> web.Response:
+    async def _call(self, _: web.Request) -> web.Response:
         return web.json_response({})
 
     def step(self) -> None:
@@ -74,14 +73,13 @@ class Service:
 
     def move(self) -> None:
         self.positions += 1
-        self.hubs.positions.changed()
+        self.hubs.states["positions"].changed()
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Service, Client]]:
     service = Service()
-    await service.hubs.start()
-    async with served(service.site) as client:
+    async with served(service.make_app()) as client:
         yield service, client
 
 
@@ -161,7 +159,7 @@ async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_pa
         others = [await first.open_another(address) for _ in range(4)]
         for tab in (first, *others):
             await tab.until("tab.positions !== null && tab.states.includes('open')")
-        assert len(service.hubs.positions) == len(service.hubs.workflow) == 1
+        assert len(service.hubs.states["positions"]) == len(service.hubs.workflow) == 1
         call = "fetch('/call', { method: 'POST' }).then(answer => answer.status)"
         assert await asyncio.gather(*(tab.evaluate(call) for tab in (first, *others))) == [200] * 5
 
@@ -176,7 +174,7 @@ async def test_five_tabs_share_a_connection_and_procedures_answer_at_once(tmp_pa
         for tab in others:
             await tab.until(f"tab.steps.length === 6 && tab.positions[0].pnl === {service.positions}")
             assert await tab.evaluate("[tab.steps.join(), tab.resets]") == ["1,2,3,4,5,6", 0]
-        assert len(service.hubs.positions) == 1
+        assert len(service.hubs.states["positions"]) == 1
 
 
 async def test_five_tabs_of_other_pages_leave_a_connection_for_procedures(tmp_path: Path) -> None:

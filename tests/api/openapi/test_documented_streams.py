@@ -45,9 +45,9 @@ def check(document: Document, stream: str, data: Any) -> None:
     schema = document["paths"][f"/api/events/{stream}"]["get"]["x-event-data"]
     # The components come along, so that references are found; unknown fields are refused, unlike in the document.
     components = orjson.loads(orjson.dumps(document["components"]))
-    for one in components["schemas"].values():
-        if one.get("type") == "object":
-            one.setdefault("additionalProperties", False)
+    for component in components["schemas"].values():
+        if component.get("type") == "object":
+            component.setdefault("additionalProperties", False)
     jsonschema_rs.validate({**schema, "components": components}, data)
 
 

@@ -1,7 +1,7 @@
 """The OpenAPI document: valid, complete, and as the wire is; and the page made of it."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +10,14 @@ import msgspec
 import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from pytest_aiohttp.plugin import AiohttpClient
 from support import contract, shapes
-from support.served import Client, served
+from support.served import AppClient, make_app
 
 from trader.api import openapi, rpc
 from trader.api.dashboard import assets
 from trader.api.reference import page
 from trader.api.registry import REGISTRY, load_procedures
-from trader.api.site import Site
 from trader.settings import Settings
 
 Document = dict[str, Any]
@@ -42,13 +42,10 @@ def document() -> Document:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
-    site = Site(make_settings(CORS_ORIGINS=LISTED))
-    context: Any = SimpleNamespace(settings=make_settings(CORS_ORIGINS=LISTED))
-    rpc.setup(site, context)
-    openapi.setup(site, context)
-    async with served(site) as started:
-        yield started
+async def client(aiohttp_client: AiohttpClient) -> AppClient:
+    settings = make_settings(CORS_ORIGINS=LISTED)
+    context = SimpleNamespace(settings=settings)
+    return await aiohttp_client(make_app(openapi.routes(settings), context=context, settings=settings))
 
 
 def operations(document: Document) -> Iterator[tuple[str, Document]]:
@@ -83,7 +80,7 @@ def test_everything_is_described(document: Document) -> None:
 
 def test_each_error_has_its_status_and_code(document: Document) -> None:
     reset = document["paths"]["/api/rpc/simulator.resetAccount"]["post"]["responses"]
-    assert {status: one["$ref"].rpartition("/")[2] for status, one in reset.items() if status != "200"} == {
+    assert {status: response["$ref"].rpartition("/")[2] for status, response in reset.items() if status != "200"} == {
         "400": "VALIDATION_ERROR",
         "401": "UNAUTHORIZED",
         "403": "FORBIDDEN",
@@ -102,7 +99,7 @@ def test_each_error_has_its_status_and_code(document: Document) -> None:
 
 def test_only_what_changes_something_names_the_token(document: Document) -> None:
     guarded = {path for path, operation in operations(document) if "security" in operation}
-    assert guarded == {f"/api/rpc/{name}" for name, one in REGISTRY.procedures.items() if one.changes}
+    assert guarded == {f"/api/rpc/{name}" for name, declared in REGISTRY.procedures.items() if declared.changes}
     assert "/api/rpc/simulator.placeOrder" in guarded
     place = document["paths"]["/api/rpc/simulator.placeOrder"]["post"]
     assert place["security"] == [{}, {"bearer": []}]
@@ -215,7 +212,7 @@ def test_metrics_are_told_of_only_when_they_are_on() -> None:
     assert "/metrics" not in make(METRICS="off")["paths"]
 
 
-async def test_the_document_is_served(client: Client, document: Document) -> None:
+async def test_the_document_is_served(client: AppClient, document: Document) -> None:
     async with client.get("/api/openapi.json", headers={"Origin": LISTED}) as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "application/json"
@@ -259,7 +256,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-async def test_the_page_shows_all_of_it_and_fetches_nothing(client: Client, document: Document) -> None:
+async def test_the_page_shows_all_of_it_and_fetches_nothing(client: AppClient, document: Document) -> None:
     async with client.get("/api/docs") as response:
         assert response.status == 200
         assert response.headers["Content-Type"] == "text/html; charset=utf-8"

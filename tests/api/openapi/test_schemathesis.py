@@ -37,9 +37,9 @@ async def run(folder: Path, service: ServiceProcess, *arguments: str) -> str:
 
 
 def counted(report: str, pattern: str) -> int:
-    found = re.search(pattern, report)
-    assert found is not None, report
-    return int(found[1])
+    match = re.search(pattern, report)
+    assert match is not None, report
+    return int(match[1])
 
 
 async def test_schemathesis_finds_nothing(tmp_path: Path, dsn: str) -> None:

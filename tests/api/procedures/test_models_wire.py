@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pytest_aiohttp.plugin import AiohttpClient
 from support.floor import Floor, calling, hold, open_floor, opening
 from support.records import make_model
 from support.scripted import START
-from support.served import Client, served
+from support.served import AppClient, make_app
 
-from trader.api import rpc
-from trader.api.site import Site
 from trader.clock import iso
 from trader.domain.models import VariantId
 from trader.errors import ProviderError
@@ -32,7 +31,7 @@ class AgentsContext:
 class Caller:
     """A floor, and a caller of its procedures."""
 
-    def __init__(self, floor: Floor, client: Client) -> None:
+    def __init__(self, floor: Floor, client: AppClient) -> None:
         self.floor = floor
         self._client = client
 
@@ -44,13 +43,10 @@ class Caller:
 
 
 @pytest.fixture
-async def caller(database: Database) -> AsyncIterator[Caller]:
+async def caller(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[Caller]:
     async with open_floor(database) as floor:
         context: Any = AgentsContext(floor.settings, floor.agents)
-        site = Site(floor.settings)
-        rpc.setup(site, context)
-        async with served(site) as client:
-            yield Caller(floor, client)
+        yield Caller(floor, await aiohttp_client(make_app(context=context)))
 
 
 async def test_models_with_their_activity(caller: Caller) -> None:

@@ -8,13 +8,12 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from pytest_aiohttp.plugin import AiohttpClient
 from support.manual_clock import ManualClock
 from support.scripted import START, ScriptedSource, make_settings, make_tick
-from support.served import Client, served
+from support.served import AppClient, make_app
 from support.venue import break_ledger_writer, make_exchange
 
-from trader.api import rpc
-from trader.api.site import Site
 from trader.domain.models import Model, VariantId
 from trader.services.exchange.paper import PaperExchange
 from trader.services.market.feed import MarketFeed
@@ -45,7 +44,7 @@ class ExchangeContext:
 class PaperBench:
     """A service, its market, and a caller."""
 
-    def __init__(self, context: ExchangeContext, client: Client) -> None:
+    def __init__(self, context: ExchangeContext, client: AppClient) -> None:
         self.context = context
         self._client = client
 
@@ -77,19 +76,15 @@ class PaperBench:
 
 
 @pytest.fixture
-async def desk(database: Database) -> AsyncIterator[PaperBench]:
+async def desk(database: Database, aiohttp_client: AiohttpClient) -> AsyncIterator[PaperBench]:
     clock, source, settings = ManualClock(START), ScriptedSource(), make_settings()
     market = MarketFeed(source, clock)
     exchange = make_exchange(database, market, clock, settings)
     await exchange.lead()
     context = ExchangeContext(settings, clock, market, exchange, Models())
-    untyped: Any = context
-    site = Site(settings)
-    rpc.setup(site, untyped)
-    async with served(site) as client:
-        desk = PaperBench(context, client)
-        await desk.see(MIDS)
-        yield desk
+    desk = PaperBench(context, await aiohttp_client(make_app(context=context)))
+    await desk.see(MIDS)
+    yield desk
     await exchange.resign()
 
 
@@ -371,17 +366,15 @@ async def test_figures_without_a_price_are_null(desk: PaperBench, monkeypatch: p
     assert account["cashBalance"] == 9995.299995
 
 
-async def test_live_mode_has_no_simulator(desk: PaperBench) -> None:
+async def test_live_mode_has_no_simulator(desk: PaperBench, aiohttp_client: AiohttpClient) -> None:
     live = msgspec.structs.replace(desk.context.settings, trading_mode="live")
-    site = Site(live)
-    untyped: Any = ExchangeContext(live, desk.context.clock, desk.context.market, desk.context.exchange, Models())
-    rpc.setup(site, untyped)
-    async with served(site) as client:
-        for name in ("placeOrder", "cancelOrder", "getAccount", "resetAccount", "getCompletedTradesFromDB"):
-            async with client.post(f"/api/rpc/simulator/{name}", json={"json": {}}) as response:
-                assert response.status == 412
-                inner = (await response.json())["json"]
-                assert inner["code"] == "PRECONDITION_FAILED"
-                assert "TRADING_MODE" in inner["message"]
-        async with client.post("/api/rpc/trading.getCryptoPrices") as response:
-            assert response.status == 200
+    context = ExchangeContext(live, desk.context.clock, desk.context.market, desk.context.exchange, Models())
+    client = await aiohttp_client(make_app(context=context))
+    for name in ("placeOrder", "cancelOrder", "getAccount", "resetAccount", "getCompletedTradesFromDB"):
+        async with client.post(f"/api/rpc/simulator/{name}", json={"json": {}}) as response:
+            assert response.status == 412
+            inner = (await response.json())["json"]
+            assert inner["code"] == "PRECONDITION_FAILED"
+            assert "TRADING_MODE" in inner["message"]
+    async with client.post("/api/rpc/trading.getCryptoPrices") as response:
+        assert response.status == 200

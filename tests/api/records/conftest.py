@@ -27,7 +27,6 @@ from support.scripted import make_settings
 from trader.api import rpc
 from trader.api.envelope import Style
 from trader.api.registry import REGISTRY, load_procedures
-from trader.api.site import Site
 from trader.domain.agents.invocations import Step
 from trader.domain.models import VariantId
 from trader.gateways.market.synthetic import SyntheticSource
@@ -90,7 +89,7 @@ async def context(database: Database) -> RecordsContext:
 @pytest.fixture
 def dispatcher(context: RecordsContext) -> rpc.Dispatcher:
     load_procedures()
-    return rpc.Dispatcher(REGISTRY, context, Site())  # type: ignore[arg-type]
+    return rpc.Dispatcher(REGISTRY, context)  # type: ignore[arg-type]
 
 
 @pytest.fixture

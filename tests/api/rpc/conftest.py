@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -10,15 +9,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient
-from pytest_aiohttp.plugin import AiohttpClient, AiohttpRawServer
-from support.served import Client, served
+from pytest_aiohttp.plugin import AiohttpClient
+from support.served import AppClient, Client, make_app, served
 
-from trader.api import rpc
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Input, LongOutput, Number, Wire
-from trader.api.site import Site
 from trader.errors import (
     InvalidInput,
     Issue,
@@ -33,7 +29,7 @@ from trader.errors import (
 )
 from trader.settings import Settings
 
-ServiceFactory = Callable[..., Awaitable[Client]]
+ServiceFactory = Callable[..., Awaitable[AppClient]]
 
 
 @dataclass
@@ -166,31 +162,23 @@ def load_settings(**environment: str) -> Settings:
     return Settings.load(environment, None, demo=True)
 
 
-def build_site(context: DemoContext) -> Site:
-    site = Site(context.settings)
-    untyped: Any = context
-    rpc.setup(site, untyped, registry)
-
-    async def plain(_: web.BaseRequest) -> web.Response:
+def build_app(context: DemoContext) -> web.Application:
+    async def plain(_: web.Request) -> web.Response:
         return web.json_response({"ok": True})
 
-    Route("/health").add_to(site, plain)
-    Route("/api/events/positions").add_to(site, plain)
-    Route("/elsewhere").add_to(site, plain)
-    Route("/figures").add_to(site, plain)
-    return site
+    paths = ("/health", "/api/events/positions", "/elsewhere", "/figures")
+    routes = [route for path in paths for route in Route(path).get(plain)]
+    return make_app(routes, context=context, registry=registry, settings=context.settings)
 
 
 @pytest.fixture
-async def make_service() -> AsyncIterator[ServiceFactory]:
+async def make_service(aiohttp_client: AiohttpClient) -> ServiceFactory:
     """Start a service whose settings are given as environment variables."""
-    async with AsyncExitStack() as stack:
 
-        async def make(**environment: str) -> Client:
-            site = build_site(DemoContext(load_settings(**environment)))
-            return await stack.enter_async_context(served(site))
+    async def make(**environment: str) -> AppClient:
+        return await aiohttp_client(build_app(DemoContext(load_settings(**environment))))
 
-        yield make
+    return make
 
 
 @pytest.fixture
@@ -199,18 +187,15 @@ async def context() -> DemoContext:
 
 
 @pytest.fixture
-async def client(context: DemoContext) -> AsyncIterator[Client]:
-    async with served(build_site(context)) as started:
-        yield started
+async def client(context: DemoContext, aiohttp_client: AiohttpClient) -> AppClient:
+    return await aiohttp_client(build_app(context))
 
 
 @pytest.fixture
-async def plain_client(
-    aiohttp_client: AiohttpClient, aiohttp_raw_server: AiohttpRawServer
-) -> TestClient[web.BaseRequest, None]:
-    """The same procedures as the framework alone serves them, on connections of its own."""
-    site = build_site(DemoContext(load_settings()))
-    return await aiohttp_client(await aiohttp_raw_server(site.handle))
+async def limited_client(context: DemoContext) -> AsyncIterator[Client]:
+    """The same procedures on the service's own connections."""
+    async with served(build_app(context)) as started:
+        yield started
 
 
 @pytest.fixture

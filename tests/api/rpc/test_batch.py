@@ -3,11 +3,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.served import Client
+from support.served import AppClient
 
 from trader.api import batch
 
-ServiceFactory = Callable[..., Awaitable[Client]]
+ServiceFactory = Callable[..., Awaitable[AppClient]]
 
 BATCH = "/api/rpc/demo/echo/__batch__"
 OUTPUT: dict[str, object] = {"window": "7d", "text": None, "items": [], "maxValue": 1.5}
@@ -19,7 +19,7 @@ def item(path: str, body: object = None, **rest: object) -> dict[str, object]:
     return {"url": url, "body": {} if body is None else body, **rest}
 
 
-async def send(client: Client, items: object, mode: str = "buffered", path: str = BATCH) -> tuple[int, Any]:
+async def send(client: AppClient, items: object, mode: str = "buffered", path: str = BATCH) -> tuple[int, Any]:
     data = items if isinstance(items, str) else json.dumps(items)
     async with client.post(path, data=data, headers={batch.HEADER: mode}) as response:
         assert response.headers["X-Request-Id"]
@@ -27,14 +27,14 @@ async def send(client: Client, items: object, mode: str = "buffered", path: str 
         return response.status, await response.json()
 
 
-async def replies(client: Client, *items: dict[str, object]) -> list[Any]:
+async def replies(client: AppClient, *items: dict[str, object]) -> list[Any]:
     status, answer = await send(client, list(items))
     assert status == 207
     assert sorted(reply["index"] for reply in answer) == list(range(len(items)))
     return sorted(answer, key=lambda reply: int(reply["index"]))
 
 
-async def test_each_item_is_answered_in_the_clients_style_whatever_its_path(client: Client) -> None:
+async def test_each_item_is_answered_in_the_clients_style_whatever_its_path(client: AppClient) -> None:
     assert await replies(
         client,
         item("demo/echo"),
@@ -49,7 +49,7 @@ async def test_each_item_is_answered_in_the_clients_style_whatever_its_path(clie
     ]
 
 
-async def test_errors_stay_within_their_item(client: Client) -> None:
+async def test_errors_stay_within_their_item(client: AppClient) -> None:
     answers = await replies(
         client,
         item("demo/none"),
@@ -70,13 +70,13 @@ async def test_errors_stay_within_their_item(client: Client) -> None:
     assert "headers" not in answers[4]
 
 
-async def test_the_calls_run_side_by_side_and_answer_in_the_order_of_their_ends(client: Client) -> None:
+async def test_the_calls_run_side_by_side_and_answer_in_the_order_of_their_ends(client: AppClient) -> None:
     status, answer = await send(client, [item("demo/wait"), item("demo/open")])
     assert status == 207
     assert [reply["index"] for reply in answer] == [1, 0]
 
 
-async def test_a_streamed_batch_sends_each_answer_when_it_is_there(client: Client) -> None:
+async def test_a_streamed_batch_sends_each_answer_when_it_is_there(client: AppClient) -> None:
     body = json.dumps([item("demo/wait"), item("demo/echo"), item("demo/none")])
     async with client.post(BATCH, data=body, headers={batch.HEADER: "streaming"}) as response:
         assert response.status == 207
@@ -95,7 +95,9 @@ async def test_a_streamed_batch_sends_each_answer_when_it_is_there(client: Clien
     assert last == b'event: message\ndata: {"index":0,"status":200,"body":{"json":{"value":4}}}\n\n'
 
 
-async def test_a_streamed_batch_is_kept_alive_while_it_waits(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_streamed_batch_is_kept_alive_while_it_waits(
+    client: AppClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch, "KEEP_ALIVE_S", 0.01)
     body = json.dumps([item("demo/wait")])
     async with client.post(BATCH, data=body, headers={batch.HEADER: "streaming"}) as response:
@@ -104,7 +106,7 @@ async def test_a_streamed_batch_is_kept_alive_while_it_waits(client: Client, mon
         assert (await response.content.read()).endswith(b'"value":4}}}\n\n')
 
 
-async def test_a_caller_who_leaves_does_not_undo_what_has_begun(client: Client, context: Any) -> None:
+async def test_a_caller_who_leaves_does_not_undo_what_has_begun(client: AppClient, context: Any) -> None:
     body = json.dumps([item("demo/wait"), item("demo/change")])
     response = await client.post(BATCH, data=body, headers={batch.HEADER: "streaming"})
     response.close()
@@ -130,13 +132,13 @@ async def test_a_caller_who_leaves_does_not_undo_what_has_begun(client: Client, 
         "[" * 100_000,
     ],
 )
-async def test_what_is_no_batch_is_a_bad_request(client: Client, items: str) -> None:
+async def test_what_is_no_batch_is_a_bad_request(client: AppClient, items: str) -> None:
     status, answer = await send(client, items)
     assert status == 400
     assert answer["json"]["code"] == "VALIDATION_ERROR"
 
 
-async def test_a_batch_holds_at_most_ten(client: Client) -> None:
+async def test_a_batch_holds_at_most_ten(client: AppClient) -> None:
     status, answer = await send(client, [item("demo/echo")] * 10)
     assert (status, len(answer)) == (207, 10)
     status, answer = await send(client, [item("demo/echo")] * 11)
@@ -149,12 +151,12 @@ async def test_a_batch_holds_at_most_ten(client: Client) -> None:
     }
 
 
-async def test_a_batch_needs_its_header(client: Client) -> None:
+async def test_a_batch_needs_its_header(client: AppClient) -> None:
     async with client.post(BATCH, json=[item("demo/echo")]) as response:
         assert (response.status, await response.json()) == (404, NOT_FOUND)
 
 
-async def test_a_foreign_origin_places_no_batch(client: Client, context: Any) -> None:
+async def test_a_foreign_origin_places_no_batch(client: AppClient, context: Any) -> None:
     headers = {batch.HEADER: "buffered", "Origin": "https://evil.example"}
     items = [item("demo/change", headers={"origin": "http://localhost:3000"})]
     async with client.post(BATCH, json=items, headers=headers) as response:

@@ -2,20 +2,19 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from support.served import served
+from pytest_aiohttp.plugin import AiohttpClient
+from support.served import make_app
 
-from trader.api import compression, rpc
+from trader.api import compression
 from trader.api.compression import BYTES_MIN, THREAD_BYTES_MIN
 from trader.api.registry import Registry
 from trader.api.routes import Route
 from trader.api.schemas.common import Empty, Wire
-from trader.api.site import Site
 from trader.settings import Settings
 
 LONG = "x" * THREAD_BYTES_MIN
@@ -42,17 +41,12 @@ async def short(_: Any, __: Empty) -> Text:
 
 
 @pytest.fixture
-async def address() -> AsyncIterator[str]:
-    site = Site()
-    context: Any = Context()
-    rpc.setup(site, context, registry)
-
-    async def page(_: web.BaseRequest) -> web.Response:
+async def address(aiohttp_client: AiohttpClient) -> str:
+    async def page(_: web.Request) -> web.Response:
         return web.Response(text=LONG)
 
-    Route("/page").add_to(site, page)
-    async with served(site) as client:
-        yield str(client.make_url("/")).rstrip("/")
+    client = await aiohttp_client(make_app(Route("/page").get(page), context=Context(), registry=registry))
+    return str(client.make_url("/")).rstrip("/")
 
 
 async def fetch(url: str, accepted: str | None, **options: Any) -> tuple[aiohttp.ClientResponse, bytes]:

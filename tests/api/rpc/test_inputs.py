@@ -14,7 +14,7 @@ from trader.api.registry import REGISTRY, load_procedures
 from trader.api.schemas.simulator import PlaceOrderInput
 
 load_procedures()
-INPUTS = sorted({declared.input_type for declared in REGISTRY.procedures.values()}, key=lambda one: one.__name__)
+INPUTS = sorted({declared.input_type for declared in REGISTRY.procedures.values()}, key=lambda kind: kind.__name__)
 
 values = st.recursive(
     st.none()
@@ -33,7 +33,7 @@ def objects(input_type: Any) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from([*names, "unknown", ""]), values, max_size=len(names) + 2)
 
 
-@pytest.mark.parametrize("input_type", INPUTS, ids=lambda one: str(one.__name__))
+@pytest.mark.parametrize("input_type", INPUTS, ids=lambda kind: str(kind.__name__))
 @given(data=st.data())
 def test_whatever_does_not_fit_is_told_with_its_place(input_type: Any, data: st.DataObject) -> None:
     value = data.draw(objects(input_type) | values)
@@ -74,11 +74,11 @@ def points_at_a_part(value: Any, path: tuple[str | int, ...]) -> bool:
 def test_fields_are_described_in_words(field: str, words: str) -> None:
     schema = msgspec.inspect.type_info(PlaceOrderInput)
     assert isinstance(schema, msgspec.inspect.StructType)
-    (found,) = [one for one in schema.fields if one.encode_name == field]
-    assert describe(found.type) == words
+    (named,) = [candidate for candidate in schema.fields if candidate.encode_name == field]
+    assert describe(named.type) == words
 
 
-@pytest.mark.parametrize("input_type", INPUTS, ids=lambda one: str(one.__name__))
+@pytest.mark.parametrize("input_type", INPUTS, ids=lambda kind: str(kind.__name__))
 def test_only_an_object_is_described_as_one(input_type: Any) -> None:
     schema = msgspec.inspect.type_info(input_type)
     assert isinstance(schema, msgspec.inspect.StructType)

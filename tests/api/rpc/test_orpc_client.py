@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from support.orpc import installed_client, run_client
-from support.served import Client
+from support.served import AppClient
 
-ServiceFactory = Callable[..., Awaitable[Client]]
+ServiceFactory = Callable[..., Awaitable[AppClient]]
 Answers = list[dict[str, Any]]
 
 OUTPUT: dict[str, object] = {"window": "7d", "text": None, "items": [], "maxValue": 1.5}
@@ -20,7 +20,7 @@ def orpc_client() -> Path:
     return installed_client()
 
 
-async def run(script: Path, client: Client, *groups: dict[str, Any]) -> list[dict[str, Any]]:
+async def run(script: Path, client: AppClient, *groups: dict[str, Any]) -> list[dict[str, Any]]:
     return await run_client(script, str(client.make_url("/api/rpc")), *groups)
 
 
@@ -29,7 +29,7 @@ def call(name: str, *inputs: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("link", LINKS)
-async def test_outputs_arrive_whole(orpc_client: Path, client: Client, link: str) -> None:
+async def test_outputs_arrive_whole(orpc_client: Path, client: AppClient, link: str) -> None:
     calls = [call("echo"), call("echo", {}), call("echo", {"text": "é😀", "window": "24h"}), call("list", {})]
     nested, flat = await run(
         orpc_client, client, {"link": link, "calls": calls}, {"link": link, "flat": True, "calls": calls[1:]}
@@ -48,7 +48,7 @@ async def test_outputs_arrive_whole(orpc_client: Path, client: Client, link: str
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("flat", [False, True])
 async def test_errors_arrive_with_their_code_and_status(
-    orpc_client: Path, client: Client, link: str, flat: bool
+    orpc_client: Path, client: AppClient, link: str, flat: bool
 ) -> None:
     calls = [
         call("echo", {"window": "90d", "foo": 1}),
@@ -78,7 +78,7 @@ async def test_errors_arrive_with_their_code_and_status(
     assert errors[3]["message"] == "Internal server error"
 
 
-async def test_a_streamed_batch_resolves_calls_one_by_one(orpc_client: Path, client: Client) -> None:
+async def test_a_streamed_batch_resolves_calls_one_by_one(orpc_client: Path, client: AppClient) -> None:
     calls = [call("wait", {}), call("open", {})]
     (group,) = await run(orpc_client, client, {"link": "streaming", "calls": calls})
     assert [answer["output"] for answer in group["answers"]] == [{"value": 4}, {"value": 5}]
@@ -86,7 +86,7 @@ async def test_a_streamed_batch_resolves_calls_one_by_one(orpc_client: Path, cli
 
 @pytest.mark.parametrize("link", ["buffered", "streaming"])
 async def test_more_calls_than_a_batch_holds_are_split_by_the_client(
-    orpc_client: Path, client: Client, link: str
+    orpc_client: Path, client: AppClient, link: str
 ) -> None:
     calls = [call("echo", {"text": str(number)}) for number in range(25)]
     (group,) = await run(orpc_client, client, {"link": link, "calls": calls})
@@ -106,7 +106,7 @@ async def test_the_token_reaches_the_guard(orpc_client: Path, make_service: Serv
     assert [answer["output"] for answer in within["answers"]] == [{"value": 2}] * 2
 
 
-async def test_only_a_body_over_the_limit_is_too_large(orpc_client: Path, client: Client) -> None:
+async def test_only_a_body_over_the_limit_is_too_large(orpc_client: Path, client: AppClient) -> None:
     (group,) = await run(
         orpc_client, client, {"link": "single", "calls": [call("echo", {"text": "x" * n}) for n in (100_000, 2**20)]}
     )

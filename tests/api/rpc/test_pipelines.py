@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
-from support.served import Client
+from support.served import AppClient, Client
 
-ServiceFactory = Callable[..., Awaitable[Client]]
+ServiceFactory = Callable[..., Awaitable[AppClient]]
 Reply = tuple[str, dict[str, str], bytes]
 
 CHUNKS_HELD = 2**14
@@ -46,7 +46,7 @@ async def reply_of(reader: asyncio.StreamReader) -> Reply:
 
 
 @asynccontextmanager
-async def connected(client: Client) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(client: AppClient | Client) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     try:
         yield reader, writer
@@ -55,7 +55,7 @@ async def connected(client: Client) -> AsyncIterator[tuple[asyncio.StreamReader,
         await writer.wait_closed()
 
 
-async def replies_of(client: Client, pieces: Sequence[bytes], number: int) -> list[Reply]:
+async def replies_of(client: AppClient | Client, pieces: Sequence[bytes], number: int) -> list[Reply]:
     """The answers to so many requests, sent in these pieces."""
     async with connected(client) as (reader, writer), asyncio.TaskGroup() as group:
 
@@ -69,8 +69,8 @@ async def replies_of(client: Client, pieces: Sequence[bytes], number: int) -> li
         return [await reply_of(reader) for _ in range(number)]
 
 
-async def test_an_answer_over_http_1_0_ends_the_connection(client: Client) -> None:
-    async with connected(client) as (reader, writer):
+async def test_an_answer_over_http_1_0_ends_the_connection(limited_client: Client) -> None:
+    async with connected(limited_client) as (reader, writer):
         writer.write(call(b"", version="HTTP/1.0"))
         first, headers, body = await reply_of(reader)
         assert (first, headers["content-type"]) == ("HTTP/1.0 200 OK", "application/json")
@@ -78,8 +78,8 @@ async def test_an_answer_over_http_1_0_ends_the_connection(client: Client) -> No
         assert await reader.read() == b""
 
 
-async def test_a_connection_goes_on_after_an_answer(client: Client) -> None:
-    async with connected(client) as (reader, writer):
+async def test_a_connection_goes_on_after_an_answer(limited_client: Client) -> None:
+    async with connected(limited_client) as (reader, writer):
         for _ in range(5):
             writer.write(sized(b"{}"))
             first, headers, body = await reply_of(reader)
@@ -88,23 +88,23 @@ async def test_a_connection_goes_on_after_an_answer(client: Client) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b'{"text":"b"}'])
-async def test_requests_that_wait_behind_a_late_body_are_all_answered(client: Client, body: bytes) -> None:
+async def test_requests_that_wait_behind_a_late_body_are_all_answered(limited_client: Client, body: bytes) -> None:
     late = b'{"text":"a"}'
-    async with connected(client) as (reader, writer):
+    async with connected(limited_client) as (reader, writer):
         writer.write(call(b"", "Expect: 100-continue", f"Content-Length: {len(late)}"))
         assert (await reply_of(reader))[0] == "HTTP/1.1 100 Continue"
         writer.write(late)
         assert b'"text":"a"' in (await reply_of(reader))[2]
-        writer.write(sized(body) * 70)
-        for _ in range(70):
+        writer.write(sized(body) * 30)
+        for _ in range(30):
             assert (await reply_of(reader))[0] == "HTTP/1.1 200 OK"
 
 
 @pytest.mark.parametrize("chunks", range(CHUNKS_HELD - 1, CHUNKS_HELD + 4))
-async def test_nothing_waits_behind_a_body_of_many_small_chunks(client: Client, chunks: int) -> None:
+async def test_nothing_waits_behind_a_body_of_many_small_chunks(limited_client: Client, chunks: int) -> None:
     body = b'{"text":"%b"}' % (b"x" * (chunks - 11))
     asked = call(in_chunks(body, 1), "Transfer-Encoding: chunked") + sized(b'{"text":"b"}') * 3
-    first, *others = await replies_of(client, [asked], 4)
+    first, *others = await replies_of(limited_client, [asked], 4)
     assert b"x" * (chunks - 11) in first[2]
     assert all(b'"text":"b"' in other[2] for other in others)
 
@@ -151,12 +151,12 @@ def any_request(rnd: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_pieces_of_any_size_are_answered_as_one_request_after_the_other(
-    client: Client, plain_client: Client, seed: int
+    limited_client: Client, client: AppClient, seed: int
 ) -> None:
     rnd = random.Random(seed)
     asked = [any_request(rnd) for _ in range(40)]
-    expected = [(await replies_of(plain_client, [one], 1))[0] for one in asked]
+    expected = [(await replies_of(client, [request], 1))[0] for request in asked]
     stream = b"".join(asked)
     cuts = sorted({0, len(stream), *(rnd.randrange(len(stream)) for _ in range(rnd.choice([0, 4, 60, 400])))})
     pieces = [stream[start:end] for start, end in pairwise(cuts)]
-    assert await replies_of(client, pieces, len(asked)) == expected
+    assert await replies_of(limited_client, pieces, len(asked)) == expected

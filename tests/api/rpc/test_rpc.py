@@ -9,20 +9,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
-from support.served import Client
+from support.served import AppClient
 from yarl import URL
 
 from trader.api.registry import REGISTRY, Registry, load_procedures
 from trader.api.schemas.common import Empty
 
-ServiceFactory = Callable[..., Awaitable[Client]]
+ServiceFactory = Callable[..., Awaitable[AppClient]]
 
 PLAIN = "/api/rpc/demo.echo"
 ORPC = "/api/rpc/demo/echo"
 
 
 async def send(
-    client: Client,
+    client: AppClient,
     path: str,
     body: bytes | str = b"",
     method: str = "POST",
@@ -43,7 +43,7 @@ def plain_issue_paths(answer: object) -> list[list[str | int]]:
     return [issue["path"] for issue in answer["issues"]]
 
 
-async def test_a_call_is_answered_in_its_own_style(client: Client) -> None:
+async def test_a_call_is_answered_in_its_own_style(client: AppClient) -> None:
     bare: dict[str, object] = {"window": "7d", "text": None, "items": [], "maxValue": 1.5}
     assert await send(client, PLAIN) == (200, bare)
     assert await send(client, PLAIN, "{}") == (200, bare)
@@ -54,13 +54,13 @@ async def test_a_call_is_answered_in_its_own_style(client: Client) -> None:
     assert await send(client, ORPC, '{"text":"é"}') == (200, bare | {"text": "é"})
 
 
-async def test_an_output_may_be_a_list(client: Client) -> None:
+async def test_an_output_may_be_a_list(client: AppClient) -> None:
     assert await send(client, "/api/rpc/demo.list") == (200, [{"value": 1.5}])
     assert await send(client, "/api/rpc/demo/list") == (200, {"json": [{"value": 1.5}]})
 
 
 @pytest.mark.parametrize("length", [0, 100, 70_000, 900_000])
-async def test_a_long_answer_arrives_whole(client: Client, length: int) -> None:
+async def test_a_long_answer_arrives_whole(client: AppClient, length: int) -> None:
     text = "x" * length
     _, plain = await send(client, PLAIN, json.dumps({"text": text}))
     _, enveloped = await send(client, ORPC, json.dumps({"json": {"text": text}}))
@@ -69,7 +69,7 @@ async def test_a_long_answer_arrives_whole(client: Client, length: int) -> None:
 
 
 @pytest.mark.parametrize("figures", [0, 1, 100, 101, 100_000])
-async def test_a_long_list_arrives_whole(client: Client, figures: int) -> None:
+async def test_a_long_list_arrives_whole(client: AppClient, figures: int) -> None:
     wanted = {"figures": [{"value": value} for value in range(figures)], "text": "x"}
     request = {"text": str(figures)}
     assert await send(client, "/api/rpc/demo.long", json.dumps(request)) == (200, wanted)
@@ -81,14 +81,14 @@ async def test_a_long_list_arrives_whole(client: Client, figures: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["{}", '{"value":"1"}', '{"value":null}', "1", '{"value":1}]', '{"value":1},'])
-async def test_a_long_list_with_one_wrong_record_is_a_failure(client: Client, wrong: str) -> None:
+async def test_a_long_list_with_one_wrong_record_is_a_failure(client: AppClient, wrong: str) -> None:
     for records in (0, 100, 250):
         body = json.dumps({"text": str(records), "items": [wrong]})
         status, answer = await send(client, "/api/rpc/demo.long", body)
         assert (status, answer) == (500, {"error": "Internal server error", "code": "INTERNAL_SERVER_ERROR"})
 
 
-async def test_an_answer_is_made_again_when_its_token_changes(client: Client, context: Any) -> None:
+async def test_an_answer_is_made_again_when_its_token_changes(client: AppClient, context: Any) -> None:
     for made in (1, 1, 2, 2):
         if made > context.version + 1:
             context.version += 1
@@ -99,13 +99,13 @@ async def test_an_answer_is_made_again_when_its_token_changes(client: Client, co
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; x=", ""]
 )
-async def test_the_content_type_of_the_request_does_not_matter(client: Client, content_type: str) -> None:
+async def test_the_content_type_of_the_request_does_not_matter(client: AppClient, content_type: str) -> None:
     status, _ = await send(client, PLAIN, '{"window":"24h"}', headers={"Content-Type": content_type})
     assert status == 200
 
 
 @pytest.mark.parametrize("path", [f"{PLAIN}/", f"{ORPC}/", f"{PLAIN}?a=b", f"{ORPC}?data=%7B%7D"])
-async def test_a_trailing_slash_and_a_query_do_no_harm(client: Client, path: str) -> None:
+async def test_a_trailing_slash_and_a_query_do_no_harm(client: AppClient, path: str) -> None:
     status, _ = await send(client, path, "{}")
     assert status == 200
 
@@ -134,12 +134,12 @@ async def test_a_trailing_slash_and_a_query_do_no_harm(client: Client, path: str
     ],
 )
 @pytest.mark.parametrize("body", ["{}", '{"json":{}}', "["])
-async def test_an_unknown_path_is_answered_alike_in_both_styles(client: Client, path: str, body: str) -> None:
+async def test_an_unknown_path_is_answered_alike_in_both_styles(client: AppClient, path: str, body: str) -> None:
     assert await send(client, path, body) == (404, {"error": "Not Found"})
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE"])
-async def test_other_methods_are_refused_by_name(client: Client, method: str) -> None:
+async def test_other_methods_are_refused_by_name(client: AppClient, method: str) -> None:
     async with client.request(method, PLAIN) as response:
         assert response.status == 405
         assert response.headers["Allow"] == "POST"
@@ -153,13 +153,13 @@ async def test_other_methods_are_refused_by_name(client: Client, method: str) ->
         assert (inner["code"], inner["status"], inner["defined"]) == ("METHOD_NOT_SUPPORTED", 405, False)
 
 
-async def test_a_head_request_gets_no_body(client: Client) -> None:
+async def test_a_head_request_gets_no_body(client: AppClient) -> None:
     async with client.head(PLAIN) as response:
         assert response.status == 405
         assert await response.read() == b""
 
 
-async def test_paths_elsewhere_answer_json_too(client: Client) -> None:
+async def test_paths_elsewhere_answer_json_too(client: AppClient) -> None:
     assert await send(client, "/nothing/here") == (404, {"error": "Not Found"})
     assert await send(client, "/elsewhere") == (405, {"error": "Method Not Allowed"})
 
@@ -198,7 +198,9 @@ async def test_paths_elsewhere_answer_json_too(client: Client) -> None:
         ('{"inner":' * 3000 + "1" + "}" * 3000, [[]]),
     ],
 )
-async def test_an_input_that_does_not_fit_says_where(client: Client, body: bytes | str, paths: list[list[str]]) -> None:
+async def test_an_input_that_does_not_fit_says_where(
+    client: AppClient, body: bytes | str, paths: list[list[str]]
+) -> None:
     status, answer = await send(client, PLAIN, body)
     assert status == 400
     assert plain_issue_paths(answer) == paths
@@ -211,12 +213,12 @@ async def test_an_input_that_does_not_fit_says_where(client: Client, body: bytes
 
 
 @pytest.mark.parametrize("number", ["3.0", "30e-1", "1e1", "3"])
-async def test_a_whole_number_may_be_written_with_a_fraction_of_zero(client: Client, number: str) -> None:
+async def test_a_whole_number_may_be_written_with_a_fraction_of_zero(client: AppClient, number: str) -> None:
     status, answer = await send(client, PLAIN, f'{{"number":{number},"inner":{{"stop":1.5}},"text":"3.0"}}')
     assert (status, answer) == (200, {"window": "7d", "text": "3.0", "items": [], "maxValue": 1.5})
 
 
-async def test_messages_say_what_was_given_and_what_is_allowed(client: Client) -> None:
+async def test_messages_say_what_was_given_and_what_is_allowed(client: AppClient) -> None:
     _, answer = await send(client, PLAIN, '{"window":"90d"}')
     assert answer == {
         "error": 'window: expected one of 24h, 7d, got "90d"',
@@ -225,7 +227,7 @@ async def test_messages_say_what_was_given_and_what_is_allowed(client: Client) -
     }
 
 
-async def test_a_thousand_mistakes_make_a_short_answer(client: Client) -> None:
+async def test_a_thousand_mistakes_make_a_short_answer(client: AppClient) -> None:
     body = json.dumps({f"field{number}": "x" * 500 for number in range(1000)})
     status, answer = await send(client, PLAIN, body)
     assert status == 400
@@ -234,7 +236,7 @@ async def test_a_thousand_mistakes_make_a_short_answer(client: Client) -> None:
 
 @pytest.mark.parametrize("body", ['{"json":null}', '{"json":[]}', '{"json":{},"meta":{}}', '{"json":{},"meta":null}'])
 @pytest.mark.parametrize("path", [PLAIN, ORPC])
-async def test_a_strange_envelope_is_a_bad_request(client: Client, path: str, body: str) -> None:
+async def test_a_strange_envelope_is_a_bad_request(client: AppClient, path: str, body: str) -> None:
     status, answer = await send(client, path, body)
     assert status == 400
     assert isinstance(answer, dict)
@@ -257,7 +259,7 @@ async def test_a_strange_envelope_is_a_bad_request(client: Client, path: str, bo
         ("recursion", 500, "INTERNAL_SERVER_ERROR"),
     ],
 )
-async def test_each_error_has_its_status(client: Client, error: str, status: int, code: str) -> None:
+async def test_each_error_has_its_status(client: AppClient, error: str, status: int, code: str) -> None:
     given, answer = await send(client, "/api/rpc/demo.raise", json.dumps({"error": error}))
     assert isinstance(answer, dict)
     assert (given, answer["code"]) == (status, code)
@@ -269,14 +271,14 @@ async def test_each_error_has_its_status(client: Client, error: str, status: int
     assert "secret" not in json.dumps(answer)
 
 
-async def test_what_is_unavailable_says_when_to_try_again(client: Client) -> None:
+async def test_what_is_unavailable_says_when_to_try_again(client: AppClient) -> None:
     async with client.post("/api/rpc/demo.raise", json={"error": "unavailable"}) as response:
         assert response.headers["Retry-After"] == "7"
 
 
 @pytest.mark.parametrize("name", ["wrong", "notANumber"])
 async def test_an_output_that_does_not_fit_is_a_failure_whose_log_has_the_request(
-    client: Client, caplog: pytest.LogCaptureFixture, name: str
+    client: AppClient, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     async with client.post(f"/api/rpc/demo.{name}") as response:
         assert response.status == 500
@@ -287,7 +289,7 @@ async def test_an_output_that_does_not_fit_is_a_failure_whose_log_has_the_reques
     assert record.exc_info is not None
 
 
-async def test_each_request_is_one_line_in_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_request_is_one_line_in_the_log(client: AppClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "trader.request")
     async with client.post(PLAIN, json={}) as response:
         first = response.headers["X-Request-Id"]
@@ -306,7 +308,7 @@ async def test_each_request_is_one_line_in_the_log(client: Client, caplog: pytes
 @pytest.mark.parametrize("path", [PLAIN, "/api/rpc/no.such", "/figures", "/nowhere"])
 @pytest.mark.parametrize(("method", "headers"), [("OPTIONS", {}), ("POST", {"Expect": "miracles"}), ("PATCH", {})])
 async def test_the_log_has_the_id_of_every_answer(
-    client: Client, caplog: pytest.LogCaptureFixture, path: str, method: str, headers: dict[str, str]
+    client: AppClient, caplog: pytest.LogCaptureFixture, path: str, method: str, headers: dict[str, str]
 ) -> None:
     caplog.set_level(logging.DEBUG, "trader.request")
     async with client.request(method, path, headers=headers) as response:
@@ -315,7 +317,7 @@ async def test_the_log_has_the_id_of_every_answer(
     assert [(line["request_id"], line["status"]) for line in lines] == answered
 
 
-async def test_an_output_of_a_constant_token_is_made_once_for_each_style(client: Client, context: Any) -> None:
+async def test_an_output_of_a_constant_token_is_made_once_for_each_style(client: AppClient, context: Any) -> None:
     for path in ("/api/rpc/demo.static", "/api/rpc/demo/static"):
         for _ in range(2):
             status, answer = await send(client, path, "{}")
@@ -325,7 +327,7 @@ async def test_an_output_of_a_constant_token_is_made_once_for_each_style(client:
     assert status == 400
 
 
-async def test_a_body_over_a_mebibyte_is_too_large(client: Client) -> None:
+async def test_a_body_over_a_mebibyte_is_too_large(client: AppClient) -> None:
     fitting = json.dumps({"text": "x" * (2**20 - 12)}).encode()
     assert len(fitting) == 2**20
     status, _ = await send(client, PLAIN, fitting)
@@ -337,7 +339,7 @@ async def test_a_body_over_a_mebibyte_is_too_large(client: Client) -> None:
     assert (status, answer["json"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-async def test_a_body_of_unknown_length_is_bounded_too(client: Client) -> None:
+async def test_a_body_of_unknown_length_is_bounded_too(client: AppClient) -> None:
     async def chunks() -> object:
         for _ in range(40):
             yield b" " * 2**16
@@ -347,7 +349,7 @@ async def test_a_body_of_unknown_length_is_bounded_too(client: Client) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_compressed_body_is_read_and_bounded(client: Client, encoding: str) -> None:
+async def test_a_compressed_body_is_read_and_bounded(client: AppClient, encoding: str) -> None:
     compress = gzip.compress if encoding == "gzip" else zlib.compress
     headers = {"Content-Encoding": encoding}
     status, answer = await send(client, PLAIN, compress(b'{"window":"24h"}'), headers=headers)
@@ -359,7 +361,7 @@ async def test_a_compressed_body_is_read_and_bounded(client: Client, encoding: s
 
 
 @pytest.mark.parametrize("body", [b"not gzip", gzip.compress(b"{}" * 99, mtime=0)[:-12] + b"x" * 12])
-async def test_broken_compression_is_a_bad_request(client: Client, body: bytes) -> None:
+async def test_broken_compression_is_a_bad_request(client: AppClient, body: bytes) -> None:
     async with client.post(PLAIN, data=body, headers={"Content-Encoding": "gzip"}) as response:
         assert response.status == 400
         answer = await response.json()
@@ -370,7 +372,7 @@ async def test_broken_compression_is_a_bad_request(client: Client, body: bytes) 
 
 
 @pytest.mark.parametrize("path", [PLAIN, "/api/rpc/demo/echo", "/api/rpc/no.such", "/figures", "/nowhere"])
-async def test_an_expectation_is_met_or_refused_as_json(client: Client, path: str) -> None:
+async def test_an_expectation_is_met_or_refused_as_json(client: AppClient, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 2\r\nExpect: ".encode()
     answer = await exchange_bytes(client, head + b"miracles\r\n\r\n{}", close=False)
     assert answer.startswith(b"HTTP/1.1 417 ")
@@ -382,7 +384,7 @@ async def test_an_expectation_is_met_or_refused_as_json(client: Client, path: st
     assert not answer.startswith((b"HTTP/1.0 417 ", b"HTTP/1.1 100 "))
 
 
-async def exchange_bytes(client: Client, *parts: bytes, close: bool = True) -> bytes:
+async def exchange_bytes(client: AppClient, *parts: bytes, close: bool = True) -> bytes:
     """Write raw bytes, and read until the server closes."""
     reader, writer = await asyncio.open_connection(client.host, client.port)
     try:
@@ -406,7 +408,7 @@ async def test_a_body_that_does_not_come_is_waited_for_only_so_long(make_service
 
 
 async def test_a_caller_who_leaves_within_the_body_is_no_error(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: AppClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
     assert await exchange_bytes(client, head) == b""
@@ -424,16 +426,16 @@ async def test_a_caller_who_leaves_within_the_body_is_no_error(
         b"POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
     ],
 )
-async def test_malformed_http_is_refused_without_a_traceback(client: Client, request_text: bytes) -> None:
+async def test_malformed_http_is_refused_without_a_traceback(client: AppClient, request_text: bytes) -> None:
     answer = await exchange_bytes(client, request_text)
     assert b"Traceback" not in answer
     assert b" 500 " not in answer.split(b"\r\n")[0]
     assert (await send(client, PLAIN))[0] == 200
 
 
-async def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
-    one = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
-    requests = b"".join(one % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
+async def test_pipelined_requests_are_answered_in_order(client: AppClient) -> None:
+    text = b'POST /api/rpc/demo.echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%s\r\n{"text":"%d"}'
+    requests = b"".join(text % (12, b"Connection: close\r\n" if i == 4 else b"", i) for i in range(5))
     answer = await exchange_bytes(client, requests, close=False)
     assert re.findall(rb'"text":"(\d)"', answer) == [b"0", b"1", b"2", b"3", b"4"]
 
@@ -453,7 +455,7 @@ async def test_what_changes_something_needs_the_token(make_service: ServiceFacto
     assert (await send(client, PLAIN))[0] == 200
 
 
-async def test_without_a_token_in_the_settings_nobody_is_asked(client: Client) -> None:
+async def test_without_a_token_in_the_settings_nobody_is_asked(client: AppClient) -> None:
     assert (await send(client, "/api/rpc/demo.change"))[0] == 200
 
 

@@ -9,7 +9,7 @@ from support.paper_bench import BUY, SELL, D, PaperBench, eth, leveraged
 
 from trader.domain.exchange import account as figures
 from trader.domain.exchange.orders import Cause, OrderStatus
-from trader.domain.market.markets import MarginTier
+from trader.domain.market.markets import MARKETS, MarginTier
 from trader.domain.market.presets import PRESET_MARKETS
 
 # --- the account ------------------------------------------------------------------------------------------------------
@@ -111,6 +111,7 @@ def test_each_part_of_a_notional_has_the_rate_of_its_tier() -> None:
     required = [market.maintenance(D(notional)) for notional in (50_000, 600_000, 3_000_000)]
     assert required == [D(200), D(200) + D(550_000) * D("0.005"), D(2_950) + D(2_400_000) * D("0.0065")]
     for preset, markets in PRESET_MARKETS.items():
+        assert markets.keys() == MARKETS.keys(), preset
         for market in markets.values():
             rates = [market.maintenance_rate, *(tier.maintenance_rate for tier in market.tiers)]
             assert rates == sorted(set(rates)), preset

@@ -1,16 +1,15 @@
-"""Indicators of many windows at once: equal to those of each window by itself, digit for digit."""
+"""Indicators and VWAPs of many windows at once: equal to those of each window by itself, digit for digit."""
 
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trader.domain.market.indicator_windows import indicators_of_windows, vwaps_of_windows
-from trader.domain.market.indicators import Indicators, indicators, session_vwap
+from trader.domain.market.indicators import Indicators, indicators, indicators_of_windows
 from trader.domain.market.markets import Candle
+from trader.domain.market.session_vwap import session_vwap, vwaps_of_windows
 
 START = datetime(2025, 1, 1, 20, tzinfo=UTC)
 SPAN = timedelta(minutes=15)
@@ -31,41 +30,35 @@ def walk(seed: int, count: int, *, step: float, gaps: bool) -> list[Candle]:
     return candles
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 150),
+    length=st.sampled_from([1, 14, 15, 19, 20, 27, 28, 38, 39, 60, 97]),
+    step=st.sampled_from([0.0, 0.01, 1.0]),
+)
+def test_every_window_has_the_indicators_of_its_candles(seed: int, count: int, length: int, step: float) -> None:
+    candles = walk(seed, count, step=step, gaps=False)
+    computed = indicators_of_windows(candles, length)
+    assert len(computed) == max(0, count - length + 1)
+    for begin, of_window in enumerate(computed):
+        assert of_window == indicators(candles[begin : begin + length], []), begin
+
+
+def test_windows_beyond_those_that_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trader.domain.market.indicators.WINDOWS_AT_ONCE", 16)
+    candles = walk(7, 90, step=1.0, gaps=True)
+    expected = [indicators(candles[begin : begin + 45], []) for begin in range(len(candles) - 44)]
+    assert indicators_of_windows(candles, 45) == expected
+    assert expected[-1] != Indicators()
+    assert indicators_of_windows([], 45) == []
+
+
 def starts(candles: list[Candle], kept: timedelta) -> list[int]:
     """The first candle of each window: those that opened within `kept` before the window's end."""
     return [
         next(n for n, first in enumerate(candles) if first.open_time > candle.open_time - kept) for candle in candles
     ]
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    count=st.integers(1, 150),
-    kept=st.sampled_from([3, 19, 20, 27, 28, 39, 60, 97]),
-    step=st.sampled_from([0.0, 0.01, 1.0]),
-    gaps=st.booleans(),
-)
-def test_every_window_has_the_indicators_of_its_candles(
-    seed: int, count: int, kept: int, step: float, gaps: bool
-) -> None:
-    candles = walk(seed, count, step=step, gaps=gaps)
-    first = starts(candles, kept * SPAN)
-    found = indicators_of_windows(candles, first)
-    assert len(found) == len(candles)
-    for place, computed in enumerate(found):
-        whole = indicators(candles[first[place] : place + 1], [])
-        assert msgspec.structs.asdict(computed) == msgspec.structs.asdict(whole), place
-
-
-def test_windows_beyond_those_that_are_stepped_through_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trader.domain.market.indicator_windows.AT_ONCE", 16)
-    candles = walk(7, 90, step=1.0, gaps=True)
-    first = starts(candles, 45 * SPAN)
-    expected = [indicators(candles[begin : place + 1], []) for place, begin in enumerate(first)]
-    assert indicators_of_windows(candles, first) == expected
-    assert expected[-1] != Indicators()
-    assert indicators_of_windows([], []) == []
 
 
 @pytest.mark.parametrize("gaps", [False, True])

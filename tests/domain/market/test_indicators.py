@@ -120,7 +120,8 @@ def test_every_value_of_a_series_equals_talibs(period: int) -> None:
     assert ours.sma(closes, period) == near(list(talib.SMA(close, period)[skip:]))
     assert ours.ema(closes, period) == near(list(talib.EMA(close, period)[skip:]))
     assert ours.deviations(closes, period) == pytest.approx(list(talib.STDDEV(close, period)[skip:]), rel=1e-6)
-    assert ours.atr(highs, lows, closes, period) == near(list(talib.ATR(high, low, close, period)[period:]))
+    ranges = ours.true_ranges(highs, lows, closes)
+    assert ours.atr(ranges, period) == near(list(talib.ATR(high, low, close, period)[period:]))
 
 
 @pytest.mark.parametrize(
@@ -272,5 +273,5 @@ def test_what_comes_later_does_not_change_what_was(seed: int, count: int) -> Non
     for series in (ours.sma, ours.ema, ours.deviations):
         before = series(close[:count], 20)
         assert series(close, 20)[: len(before)] == before
-    before = ours.atr(high[:count], low[:count], close[:count])
-    assert ours.atr(high, low, close)[: len(before)] == before
+    before = ours.atr(ours.true_ranges(high[:count], low[:count], close[:count]))
+    assert ours.atr(ours.true_ranges(high, low, close))[: len(before)] == before

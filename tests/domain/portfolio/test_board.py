@@ -10,7 +10,7 @@ from support.null_seasons import PROCESSES, share_interval
 
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import BUY_AND_HOLD, rule_agent
-from trader.domain.portfolio.board import Board, Contender, judge_board
+from trader.domain.portfolio.board import Board, JudgedEntrant, judge_board
 from trader.domain.portfolio.evidence import (
     EquitySeries,
     ReturnSeries,
@@ -18,10 +18,10 @@ from trader.domain.portfolio.evidence import (
     judge_family,
     judge_neighbours,
     mean_series,
+    split_variance,
     state_return,
 )
 from trader.domain.portfolio.intervals import Returns, estimate, percent_interval
-from trader.domain.portfolio.replicates import split_variance
 from trader.domain.portfolio.statistics import EquityPoint
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
@@ -36,8 +36,8 @@ def series(values: Returns, start: datetime = START) -> ReturnSeries:
     return ReturnSeries(start, values)
 
 
-def contender(key: str, values: Returns, trades: int = 50, start: datetime = START) -> Contender:
-    return Contender(key, VariantId.APEX, series(values, start), trades)
+def entrant(key: str, values: Returns, trades: int = 50, start: datetime = START) -> JudgedEntrant:
+    return JudgedEntrant(key, VariantId.APEX, series(values, start), trades)
 
 
 def words(board: Board, key: str) -> dict[str, str]:
@@ -85,11 +85,11 @@ def test_comparisons_are_over_the_hours_that_both_have() -> None:
 
 def test_clear_differences_are_told_and_the_best_is_a_set() -> None:
     good, fair, twin, poor, young = (
-        contender("good", noise(1, drift=0.004)),
-        contender("fair", noise(2, drift=0.0001)),
-        contender("twin", noise(1, drift=0.004) + noise(7) / 5),
-        contender("poor", noise(3, drift=-0.004)),
-        contender("young", noise(4, 60)),
+        entrant("good", noise(1, drift=0.004)),
+        entrant("fair", noise(2, drift=0.0001)),
+        entrant("twin", noise(1, drift=0.004) + noise(7) / 5),
+        entrant("poor", noise(3, drift=-0.004)),
+        entrant("young", noise(4, 60)),
     )
     baselines = {BUY_AND_HOLD.id: series(noise(5)), rule_agent(VariantId.APEX).id: series(noise(6))}
     board = judge_board([good, fair, twin, poor, young], baselines, None)
@@ -110,7 +110,7 @@ def test_clear_differences_are_told_and_the_best_is_a_set() -> None:
 
 
 def test_the_window_has_an_interval_and_the_verdict_is_of_all_hours() -> None:
-    one = contender("one", noise(1, drift=0.004))
+    one = entrant("one", noise(1, drift=0.004))
     board = judge_board([one], {}, START + 332 * HOUR)
     found = {each.reference: each for each in board.comparisons["one"]}
     nothing = found["holdNothing"]
@@ -180,7 +180,7 @@ def test_an_account_that_is_reset_after_every_loss_is_not_called_better(process:
         for hour in range(72, 90 * 24 + 1, 24):
             if hour - start < 72:
                 continue
-            one = contender("one", returns[start:hour])._replace(attempt=attempt if is_weighted else 1)
+            one = entrant("one", returns[start:hour])._replace(attempt=attempt if is_weighted else 1)
             (found,) = (each for each in judge_board([one], {}, None).comparisons["one"] if "hold" in each.reference)
             if found.verdict.statement.p_value <= 0.05:
                 return True

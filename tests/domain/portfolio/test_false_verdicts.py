@@ -23,7 +23,7 @@ def test_the_fast_board_has_the_smallest_p_value_of_the_services(drift: float, p
     season = NullSeason.draw(1, 12, 20, PROCESSES[process])
     season = season._replace(models=season.models + drift * np.arange(12)[:, None] / 11)
     for hours in (72, 240, 480):
-        board = judge_board(*season.contenders(hours), None)
+        board = judge_board(*season.entrants(hours), None)
         verdicts = [each.verdict for found in board.comparisons.values() for each in found]
         smallest = min(verdicts, key=lambda verdict: verdict.p_value)
         found = strongest_of_board(season, hours)

@@ -20,6 +20,7 @@ from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,
+    SIMULATED_MARKETS,
     Book,
     Candle,
     Interval,
@@ -27,7 +28,7 @@ from trader.domain.market.markets import (
     Tick,
 )
 from trader.errors import MarketUnavailable, StartError
-from trader.gateways.market.path import BLOCK_H, CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths, Regime, Regimes
+from trader.gateways.market.path import BLOCK_H, HOUR_S, KNOT_S, KNOTS, Paths, Regime, Regimes
 from trader.gateways.market.synthetic import SyntheticSource, aggregate
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -112,7 +113,7 @@ def check_book(quote: Quote) -> None:
 def test_books_are_valid(second: int) -> None:
     for quote in source.tick(second).quotes.values():
         check_book(quote)
-        level = Decimal(CHARACTERS[quote.symbol].level)
+        level = Decimal(SIMULATED_MARKETS[quote.symbol].character.level)
         assert level / 4 < quote.mark < level * 4
 
 
@@ -239,7 +240,7 @@ def test_a_crash_falls_5_to_15_percent_within_20_minutes_and_recovers_in_part() 
     assert len(crashes) >= 3
     for crash in crashes[:4]:
         for symbol in SYMBOLS:
-            assert 0.05 <= 1 - exp(-crash.depth * CHARACTERS[symbol].beta) <= 0.15
+            assert 0.05 <= 1 - exp(-crash.depth * SIMULATED_MARKETS[symbol].character.beta) <= 0.15
 
             def price(second: int, symbol: str = symbol) -> float:
                 return exp(paths.hour(symbol, second // HOUR_S)[second % HOUR_S // KNOT_S])
@@ -252,7 +253,7 @@ def test_a_crash_falls_5_to_15_percent_within_20_minutes_and_recovers_in_part() 
 
 def test_prices_stay_plausible_for_years() -> None:
     paths = Paths(0)
-    for symbol, character in CHARACTERS.items():
+    for symbol, (_, character, _) in SIMULATED_MARKETS.items():
         prices = [exp(paths.hour(symbol, hour)[0]) for hour in range(0, 30 * 8766, 5_003)]
         assert character.level / 4 < min(prices)
         assert max(prices) < character.level * 4

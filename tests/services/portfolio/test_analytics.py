@@ -178,10 +178,10 @@ async def test_losing_trades_are_counted_within_an_entrant(bench: Bench) -> None
         await add_model(conn, "one")
         for hour, gross in enumerate(("5", "-5", "-1", "7", "-2")):
             await add_trade(conn, "one", START + hour * HOUR, gross=gross, fees="0", label=hour)
-            (stint,) = (await records.refresh())["one"].stints
-    assert stint.count_after(START) == (5, 3)
-    assert stint.count_after(START + 2 * HOUR) == (3, 2)
-    assert stint.trades_count == 5
+            (period,) = (await records.refresh())["one"].periods
+    assert period.count_after(START) == (5, 3)
+    assert period.count_after(START + 2 * HOUR) == (3, 2)
+    assert period.trades_count == 5
 
 
 async def portfolio_store_insert(bench: Bench, account_id: str, at: object, value: str) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from support.records import HOUR, MINUTE, START, add_model, add_run, equity_values, make_model, make_run, make_snapshot
 
 from trader.domain.models import VariantId
-from trader.domain.portfolio.histories import floor_to_bucket
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot, floor_to_bucket
 from trader.store.agents import invocations as agents_store
 from trader.store.database.partitions import ensure_partitions
 from trader.store.database.pool import Connection, Database

@@ -16,7 +16,6 @@ from aiohttp import hdrs, web
 from trader.api.compression import accepts_gzip
 from trader.api.requests import Handler
 from trader.api.routes import Route
-from trader.api.site import Site
 
 _COMPRESSION_LEVEL: Final = 9
 _KEPT_FOR_EVER: Final = "public, max-age=31536000, immutable"
@@ -49,7 +48,7 @@ class Content(NamedTuple):
     def etag(self) -> str:
         return f'"{hashlib.sha256(self.body).hexdigest()[:20]}"'
 
-    def respond(self, request: web.BaseRequest, headers: Mapping[str, str]) -> web.Response:
+    def respond(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         """Answer with the form that the caller accepts, or with 304 when it has this version already."""
         shared = {hdrs.ETAG: self.etag, hdrs.VARY: hdrs.ACCEPT_ENCODING, **headers}
         if self.etag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
@@ -61,13 +60,13 @@ class Content(NamedTuple):
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
+    files: dict[str, bytes] = {}
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
-            found |= _read(entry, f"{prefix}{entry.name}/")
+            files |= _read(entry, f"{prefix}{entry.name}/")
         else:
-            found[prefix + entry.name] = entry.read_bytes()
-    return found
+            files[prefix + entry.name] = entry.read_bytes()
+    return files
 
 
 FILES: Final[Mapping[str, bytes]] = _read(resources.files("trader.api.dashboard") / "static")
@@ -90,17 +89,19 @@ def text_of(name: str) -> str:
     return FILES[name].decode()
 
 
-def setup(site: Site) -> None:
-    """Serve the static files."""
+def routes() -> list[web.RouteDef]:
+    """Return the routes of the static files."""
+    definitions: list[web.RouteDef] = []
     for name, body in FILES.items():
         suffix = name[name.rindex(".") :]
         media_type = _TYPES.get(suffix) or mimetypes.types_map.get(suffix, "text/plain; charset=utf-8")
         content = Content.of(body, media_type, compress=suffix not in _COMPRESSED_ALREADY)
-        Route(f"{FOLDER}/{name}", head=True).add_to(site, _answer(content))
+        definitions += Route(f"{FOLDER}/{name}", head=True).get(_answer(content))
+    return definitions
 
 
 def _answer(content: Content) -> Handler:
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
         return content.respond(request, {hdrs.CACHE_CONTROL: _KEPT_FOR_EVER, "X-Content-Type-Options": "nosniff"})
 
     return answer

@@ -12,8 +12,7 @@ from aiohttp import web
 from trader import __version__
 from trader.api.context import Context
 from trader.api.dashboard import assets
-from trader.api.routes import Route
-from trader.api.site import JSON, Site
+from trader.api.routes import JSON, Route
 from trader.clock import floor_time, iso
 from trader.settings import Settings
 
@@ -30,23 +29,22 @@ PLACES: Final[Mapping[str, str]] = {
 }
 
 
-def setup(site: Site, context: Context) -> None:
-    """Serve `/` and the files of the pages."""
-    assets.setup(site)
+def routes(context: Context) -> list[web.RouteDef]:
+    """Return the routes of `/` and of the files of the pages."""
     places = assets.Content.of(msgspec.json.encode({"service": f"trader {__version__}", **PLACES}), JSON)
     page = lru_cache(maxsize=1)(partial(_page, context.settings))
 
-    async def answer(request: web.BaseRequest) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
         if context.settings.dashboard == "off":
             return places.respond(request, {})
         accounts = context.exchange.accounts
-        starts = [accounts[one].run.started_at for one in context.agents.models if one in accounts]
+        starts = [accounts[model_id].run.started_at for model_id in context.agents.models if model_id in accounts]
         ends_at = context.market.ends_at
         now = None if ends_at is None else floor_time(context.clock.now(), _MINUTE)
-        found = page(len(context.agents.models), min(starts, default=None), now, ends_at)
-        return found.respond(request, assets.PAGE_HEADERS)
+        content = page(len(context.agents.models), min(starts, default=None), now, ends_at)
+        return content.respond(request, assets.PAGE_HEADERS)
 
-    INDEX.add_to(site, answer)
+    return [*INDEX.get(answer), *assets.routes()]
 
 
 def _page(

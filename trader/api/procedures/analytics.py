@@ -64,11 +64,11 @@ async def get_evidence(context: Context, request: GetEvidenceInput) -> GetEviden
 async def get_failures(context: Context, request: GetFailuresInput) -> GetFailuresOutput:
     """List invocations that failed or in which a tool call failed, the latest first, and failure counts by model."""
     page = page_of(request.limit, request.before)
-    found = await context.analytics.failures(
+    failures = await context.analytics.failures(
         page, chosen_variant(request.variant), with_answers=context.settings.public == "off"
     )
-    shown, next_before = cut_page(found.invocations, page, attrgetter("started_at"))
-    return GetFailuresOutput.of(found._replace(invocations=shown), next_before)
+    shown, next_before = cut_page(failures.invocations, page, attrgetter("started_at"))
+    return GetFailuresOutput.of(failures._replace(invocations=shown), next_before)
 
 
 @procedure("analytics.getRunInfo")

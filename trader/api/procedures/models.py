@@ -31,13 +31,13 @@ async def get_models(context: Context, _: Empty) -> GetModelsOutput:
 async def get_invocations(context: Context, request: GetInvocationsInput) -> GetInvocationsOutput:
     """List finished runs with their tool calls, the latest first."""
     page = page_of(request.limit, request.before)
-    found = await context.agents.invocations(
+    records = await context.agents.invocations(
         model_id=or_none(request.model_id),
         variant=chosen_variant(request.variant),
         page=page,
         with_answers=context.settings.public == "off",
     )
-    shown, next_before = cut_page(found, page, lambda record: record.invocation.started_at)
+    shown, next_before = cut_page(records, page, lambda record: record.invocation.started_at)
     return GetInvocationsOutput(conversations=[invocation_of(record) for record in shown], next_before=next_before)
 
 

@@ -22,10 +22,10 @@ from trader.api.schemas.trades import (
 async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutput:
     """List completed trades, the latest first."""
     page = page_of(request.limit, request.before)
-    found = await context.portfolio.trades(
+    rows = await context.portfolio.trades(
         account_id=or_none(request.model_id), variant=chosen_variant(request.variant), page=page
     )
-    trades, next_before = cut_page(found, page, attrgetter("closed_at"))
+    trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
     return GetTradesOutput(trades=[TradeView.of(trade) for trade in trades], next_before=next_before)
 
 
@@ -33,7 +33,7 @@ async def get_trades(context: Context, request: GetTradesInput) -> GetTradesOutp
 async def get_completed_trades(context: Context, request: GetCompletedTradesInput) -> GetCompletedTradesOutput:
     """List completed trades of simulated accounts, the latest first, and figures over those that are listed."""
     page = page_of(request.limit, request.before)
-    found = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
-    trades, next_before = cut_page(found, page, attrgetter("closed_at"))
+    rows = await context.portfolio.trades(account_id=or_none(request.model_id), page=page)
+    trades, next_before = cut_page(rows, page, attrgetter("closed_at"))
     completed = [CompletedTrade.of(trade) for trade in trades]
     return GetCompletedTradesOutput(trades=completed, stats=CompletedStats.of(completed), next_before=next_before)

@@ -1,5 +1,7 @@
 """Procedures of `variants`: their definitions, histories and statistics."""
 
+import msgspec
+
 from trader.api.context import Context
 from trader.api.registry import procedure
 from trader.api.response_cache import constant_token, histories_token, trades_token
@@ -19,7 +21,8 @@ from trader.variants import VARIANTS
 @procedure("variants.getVariants", token=constant_token)
 async def get_variants(_: Context, __: Empty) -> GetVariantsOutput:
     """List the strategy variants. They are fixed while the service runs."""
-    return GetVariantsOutput(variants=[VariantView.of(variant) for variant in VARIANTS.values()])
+    views = msgspec.convert(list(VARIANTS.values()), list[VariantView], from_attributes=True)
+    return GetVariantsOutput(variants=views)
 
 
 @procedure("variants.getVariantHistory", token=histories_token)

@@ -87,17 +87,18 @@ class _Page:
 """
 
     def _of_tag(self, tag: str) -> Iterator[tuple[str, str, Any]]:
-        return ((path, method, one) for path, method, one in self._operations if tag in one["tags"])
+        return (operation for operation in self._operations if tag in operation[2]["tags"])
 
     def _contents(self, tag: str) -> str:
         items = "".join(
-            f'<li data-words="{self._words(path, one)}"><a href="#{one["operationId"]}">{escape(_short(path))}</a></li>'
-            for path, _, one in self._of_tag(tag)
+            f'<li data-words="{self._words(path, operation)}"><a href="#{operation["operationId"]}">'
+            f"{escape(_short(path))}</a></li>"
+            for path, _, operation in self._of_tag(tag)
         )
         return f"<div data-group><h2>{escape(tag)}</h2><ul>{items}</ul></div>"
 
     def _section(self, tag: Mapping[str, str]) -> str:
-        articles = "\n".join(self._article(*found) for found in self._of_tag(tag["name"]))
+        articles = "\n".join(self._article(*operation) for operation in self._of_tag(tag["name"]))
         return (
             f"<section data-group><h2>{escape(tag['name'])}</h2><p>{inline(tag['description'])}</p>{articles}</section>"
         )
@@ -134,15 +135,15 @@ class _Page:
     def _names(self, schemas: Sequence[Schema]) -> set[str]:
         """Return the names of all fields of these schemas, at any depth."""
         names: set[str] = set()
-        left, seen = [one for schema in schemas for one in self._objects(schema)], set[str]()
+        left, seen = [inner for schema in schemas for inner in self._objects(schema)], set[str]()
         while left:
-            found = left.pop()
-            if (title := str(found.get("title"))) in seen:
+            schema = left.pop()
+            if (title := str(schema.get("title"))) in seen:
                 continue
             seen.add(title)
-            fields = found.get("properties", {})
+            fields = schema.get("properties", {})
             names |= fields.keys()
-            left += [one for field in fields.values() for one in self._objects(field)]
+            left += [inner for field in fields.values() for inner in self._objects(field)]
         return names
 
     def _input(self, path: str, operation: Mapping[str, Any]) -> Iterator[str]:
@@ -171,22 +172,22 @@ class _Page:
 
     def _body(self, schema: Schema) -> str:
         """Return a schema in full: its description and its fields."""
-        found = self._resolved(schema)
-        if found.get("type") == "array":
-            return f'<p class="note">A list, each:</p>{self._body(found["items"])}'
-        if "anyOf" in found:
-            return "".join(self._kind(self._resolved(option)) for option in found["anyOf"])
-        text = to_html(found.get("description", ""))
-        if not found.get("properties"):
-            nothing = found.get("additionalProperties") is False
-            return text + ('<p class="note">No fields.</p>' if nothing else f'<p class="type">{self._type(found)}</p>')
-        return text + self._fields(found)
+        schema = self._resolved(schema)
+        if schema.get("type") == "array":
+            return f'<p class="note">A list, each:</p>{self._body(schema["items"])}'
+        if "anyOf" in schema:
+            return "".join(self._kind(self._resolved(option)) for option in schema["anyOf"])
+        text = to_html(schema.get("description", ""))
+        if not schema.get("properties"):
+            nothing = schema.get("additionalProperties") is False
+            return text + ('<p class="note">No fields.</p>' if nothing else f'<p class="type">{self._type(schema)}</p>')
+        return text + self._fields(schema)
 
-    def _kind(self, found: Schema) -> str:
+    def _kind(self, schema: Schema) -> str:
         """Return one of several schemas that differ by `type`."""
-        name = found["properties"]["type"]["enum"][0]
-        text = inline(found.get("description", ""))
-        return f"<details><summary><code>{escape(name)}</code> {text}</summary>{self._fields(found)}</details>"
+        name = schema["properties"]["type"]["enum"][0]
+        text = inline(schema.get("description", ""))
+        return f"<details><summary><code>{escape(name)}</code> {text}</summary>{self._fields(schema)}</details>"
 
     def _fields(self, schema: Schema) -> str:
         required = schema.get("required", ())
@@ -201,37 +202,37 @@ class _Page:
         limits = _limits(field)
         if limits and "description" not in field:
             notes.append(limits)
-        nested = "".join(self._nested(one) for one in self._objects(field))
+        nested = "".join(self._nested(inner) for inner in self._objects(field))
         text = f'<span class="type">{self._type(field)}</span> {"; ".join(notes)}{nested}'
         return f'<tr><td class="{kind}">{escape(name)}</td><td>{text}</td></tr>'
 
-    def _nested(self, found: Schema) -> str:
-        if not found.get("properties"):
+    def _nested(self, schema: Schema) -> str:
+        if not schema.get("properties"):
             return ""
-        text = inline(" ".join(found.get("description", "").split()))
+        text = inline(" ".join(schema.get("description", "").split()))
         note = f'<p class="note">{text}</p>' if text else ""
-        return f"<details><summary>Fields of {escape(found['title'])}</summary>{note}{self._fields(found)}</details>"
+        return f"<details><summary>Fields of {escape(schema['title'])}</summary>{note}{self._fields(schema)}</details>"
 
     def _objects(self, schema: Schema) -> Iterator[Schema]:
         """Yield the objects that a field may hold, at any depth of lists and alternatives."""
-        found = self._resolved(schema)
-        if found.get("type") == "object":
-            values = found.get("additionalProperties")
+        schema = self._resolved(schema)
+        if schema.get("type") == "object":
+            values = schema.get("additionalProperties")
             if isinstance(values, dict):
                 yield from self._objects(values)
-            yield found
-        for inner in (*found.get("anyOf", ()), *([found["items"]] if "items" in found else ())):
+            yield schema
+        for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())):
             yield from self._objects(inner)
 
     def _type(self, schema: Schema) -> str:
         """Return the type in few words, as HTML."""
-        found = self._resolved(schema)
-        if "enum" in found:
-            return " | ".join(escape(json.dumps(value), quote=False) for value in found["enum"])
-        if "anyOf" in found and "type" not in found:
-            return " | ".join(self._type(option) for option in found["anyOf"])
-        kinds = found.get("type", "anything")
-        return " | ".join(self._kind_name(kind, found) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+        schema = self._resolved(schema)
+        if "enum" in schema:
+            return " | ".join(escape(json.dumps(value), quote=False) for value in schema["enum"])
+        if "anyOf" in schema and "type" not in schema:
+            return " | ".join(self._type(option) for option in schema["anyOf"])
+        kinds = schema.get("type", "anything")
+        return " | ".join(self._kind_name(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
     def _kind_name(self, kind: str, schema: Schema) -> str:
         if kind == "array":

@@ -17,15 +17,13 @@ from trader.api.schemas.common import (
     Wire,
     iso,
     or_unset,
-    trimmed,
 )
 from trader.api.schemas.paging import IsoTime
 from trader.domain.agents.invocations import Invocation, Step, ToolCall, ToolCallType
 from trader.domain.models import Contamination, Model, contamination
-from trader.domain.portfolio.evidence import Word
+from trader.domain.portfolio.evidence import ReplicateNoise, Word
 from trader.domain.portfolio.histories import RunWindow
 from trader.domain.portfolio.intervals import Interval
-from trader.domain.portfolio.replicates import ReplicateNoise
 from trader.services.portfolio.analytics import FailureCounts, Failures
 from trader.services.portfolio.leaderboard import LeaderboardEntry, NeighbourVerdict, ReplicatesEntry, SortKey
 from trader.variants import color_of
@@ -56,7 +54,7 @@ class IntervalPercent(Wire, kw_only=True):
 
     @classmethod
     def of(cls, interval: Interval | None) -> "IntervalPercent | None":
-        return None if interval is None else cls(low=interval.low, high=interval.high)
+        return None if interval is None else cls.from_attributes(interval)
 
 
 class Neighbour(Wire, kw_only=True):
@@ -72,14 +70,14 @@ class Neighbour(Wire, kw_only=True):
     reason: str | None
 
     @classmethod
-    def of(cls, found: NeighbourVerdict | None) -> "Neighbour | None":
-        if found is None:
+    def of(cls, neighbour: NeighbourVerdict | None) -> "Neighbour | None":
+        if neighbour is None:
             return None
         return cls(
-            model_id=found.neighbour.id,
-            verdict=found.verdict.word,
-            smallest_difference=found.verdict.statement.detectable_percent_per_day,
-            reason=found.verdict.why,
+            model_id=neighbour.neighbour.id,
+            verdict=neighbour.verdict.word,
+            smallest_difference=neighbour.verdict.statement.detectable_percent_per_day,
+            reason=neighbour.verdict.why,
         )
 
 
@@ -108,15 +106,8 @@ class Replicates(Wire, kw_only=True):
     noise_percent: Percent | None
 
     @classmethod
-    def of(cls, found: ReplicateNoise) -> "Replicates":
-        return cls(
-            model_ids=list(found.model_ids),
-            hours=found.hours,
-            lowest_percent=found.lowest_percent,
-            highest_percent=found.highest_percent,
-            spread_percent=found.spread_percent,
-            noise_percent=found.noise_percent,
-        )
+    def of(cls, noise: ReplicateNoise) -> "Replicates":
+        return cls.from_attributes(noise)
 
 
 class ReplicatesRow(Wire, kw_only=True):
@@ -131,12 +122,11 @@ class ReplicatesRow(Wire, kw_only=True):
     noise: Replicates | None
 
     @classmethod
-    def of(cls, found: ReplicatesEntry) -> "ReplicatesRow":
-        return cls(
-            model_ids=[model.id for model in found.models],
-            lowest_percent=found.lowest_percent,
-            highest_percent=found.highest_percent,
-            noise=None if found.noise is None else Replicates.of(found.noise),
+    def of(cls, entry: ReplicatesEntry) -> "ReplicatesRow":
+        return cls.from_attributes(
+            entry,
+            model_ids=[model.id for model in entry.models],
+            noise=None if entry.noise is None else Replicates.of(entry.noise),
         )
 
 
@@ -203,18 +193,12 @@ class LeaderboardRow(Wire, kw_only=True):
 
     @classmethod
     def of(cls, entry: LeaderboardEntry, details: LeaderboardDetails | UnsetType = UNSET) -> "LeaderboardRow":
-        return cls(
-            rank=entry.rank,
+        return cls.from_attributes(
+            entry,
             model_id=entry.model.id,
             model_name=entry.model.name,
             variant=entry.model.variant,
             color=color_of(entry.model),
-            pnl_percent=entry.pnl_percent,
-            pnl_absolute=trimmed(entry.pnl_absolute),
-            max_drawdown=entry.max_drawdown,
-            start_value=trimmed(entry.start_value),
-            end_value=trimmed(entry.end_value),
-            trades_count=entry.trades_count,
             ci95=IntervalPercent.of(entry.evidence.interval_percent),
             details=details,
         )
@@ -241,12 +225,7 @@ class FailureToolCall(Wire, kw_only=True):
 
     @classmethod
     def of(cls, call: ToolCall) -> "FailureToolCall":
-        return cls(
-            id=str(call.id),
-            tool_call_type=call.type,
-            metadata=ENCODER.encode(call.metadata).decode(),
-            created_at=iso(call.created_at),
-        )
+        return cls.from_attributes(call, tool_call_type=call.type, metadata=ENCODER.encode(call.metadata).decode())
 
 
 class StepTelemetry(Wire, kw_only=True):
@@ -261,11 +240,9 @@ class StepTelemetry(Wire, kw_only=True):
 
     @classmethod
     def of(cls, step: Step) -> "StepTelemetry":
-        return cls(
+        return cls.from_attributes(
+            step,
             step_number=step.number,
-            tool_names=step.tool_names,
-            input_tokens=step.input_tokens,
-            output_tokens=step.output_tokens,
             total_tokens=_total(step.input_tokens, step.output_tokens),
             timestamp=iso(step.created_at),
         )
@@ -295,14 +272,12 @@ class Failure(Wire, kw_only=True):
     @classmethod
     def of(cls, invocation: Invocation, model: Model, failures: Failures) -> "Failure":
         steps = [StepTelemetry.of(step) for step in failures.steps.get(invocation.id, ())]
-        return cls(
+        return cls.from_attributes(
+            invocation,
             invocation_id=str(invocation.id),
-            model_id=model.id,
             model_name=model.name,
-            response=invocation.response,
             response_payload=failures.answers.get(invocation.id),
             created_at=iso(invocation.started_at),
-            failure_reason=invocation.failure_reason,
             tool_calls=[FailureToolCall.of(call) for call in failures.tool_calls.get(invocation.id, ())],
             step_telemetry=steps or UNSET,
             total_steps=len(steps) or UNSET,
@@ -351,7 +326,10 @@ class GetFailuresOutput(Wire, kw_only=True):
     @classmethod
     def of(cls, failures: Failures, next_before: str | UnsetType = UNSET) -> "GetFailuresOutput":
         return cls(
-            failures=[Failure.of(one, failures.models[one.model_id], failures) for one in failures.invocations],
+            failures=[
+                Failure.of(invocation, failures.models[invocation.model_id], failures)
+                for invocation in failures.invocations
+            ],
             model_stats=[FailureStats.of(counts) for counts in failures.counts],
             next_before=next_before,
         )

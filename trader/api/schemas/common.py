@@ -1,9 +1,12 @@
-"""Common parts of the wire structs: naming, strictness, and the form of decimals and times."""
+"""Common parts of the wire structs: naming, strictness, the form of decimals and times, and the bodies of errors."""
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -20,10 +23,12 @@ __all__ = [
     "UNSET",
     "DecimalText",
     "Empty",
+    "ErrorBody",
     "Input",
     "LongOutput",
     "Number",
     "PositiveNumber",
+    "Refusal",
     "Timestamp",
     "UnsetType",
     "VariantFilter",
@@ -40,8 +45,11 @@ __all__ = [
 ENCODER = msgspec.json.Encoder(decimal_format="number")
 """The one encoder of the wire: a Decimal is a JSON number. Where the contract wants text, a field is `str`."""
 
-VariantFilter = Literal["Apex", "Trendsurfer", "Contrarian", "Sovereign", "all"]
-"""The values of `VariantId`, and `all`. Spelled out, since msgspec takes no union of an enum and a literal."""
+if TYPE_CHECKING:
+    VariantFilter = str
+else:
+    VariantFilter = Literal[(*(variant.value for variant in VariantId), "all")]
+    """The values of `VariantId`, and `all`: msgspec takes no union of an enum and a literal."""
 
 Number = int | float
 """A strict, finite JSON number; `domain.money.from_number` makes the Decimal of it."""
@@ -67,6 +75,33 @@ DecimalText = Annotated[str, Meta(extra_json_schema={"pattern": r"^-?(0|[1-9]\d*
 
 class Wire(msgspec.Struct, rename="camel", kw_only=True):
     """An output. A field that may be absent is `… | UnsetType = UNSET`; one that may be null is `… | None`."""
+
+    @classmethod
+    def from_attributes(cls, source: object, **others: Any) -> Self:
+        """Return the record of the attributes of `source` with the names of its fields, and of the `others`.
+
+        Ids and times become text, numbers lose trailing zeros, and None is absence in a field that may be absent.
+        """
+        values = {name: _shown(getattr(source, name)) for name in cls.__struct_fields__ if name not in others}
+        absent = [name for name in _optional_fields(cls) if values.get(name, UNSET) is None]
+        return cls(**{**values, **others, **dict.fromkeys(absent, UNSET)})
+
+
+@cache
+def _optional_fields(kind: type[Wire]) -> tuple[str, ...]:
+    """Return the names of the fields that may be absent."""
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.default is UNSET)
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case Decimal():
+            return trimmed(value)
+        case datetime():
+            return iso(value)
+        case UUID():
+            return str(value)
+    return value
 
 
 class Input(msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +131,27 @@ class BudgetUse(Wire, kw_only=True):
             is_estimated=budget.is_estimated or UNSET,
             state=budget.state,
         )
+
+
+class Refusal(Wire):
+    """The body of an answer that is neither a stream nor a report."""
+
+    error: str
+
+
+class InputIssue(Wire, kw_only=True):
+    """One field that does not fit: where it is in the input, and what was expected."""
+
+    path: list[str | int]
+    message: str
+
+
+class ErrorBody(Wire, kw_only=True):
+    """Why a call was not answered. `error` is for people, `code` for programs; `issues` comes with VALIDATION_ERROR."""
+
+    error: str
+    code: str
+    issues: list[InputIssue] | UnsetType = UNSET
 
 
 class Empty(Input):

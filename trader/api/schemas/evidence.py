@@ -41,11 +41,11 @@ class Difference(Wire, kw_only=True):
     reason: str | None
 
     @classmethod
-    def of(cls, found: Comparison) -> "Difference":
-        window, verdict = found.window, found.verdict
+    def of(cls, comparison: Comparison) -> "Difference":
+        window, verdict = comparison.window, comparison.verdict
         return cls(
-            reference=found.reference,
-            reference_id=None if found.reference_key is None else found.reference_key.partition("#")[0],
+            reference=comparison.reference,
+            reference_id=None if comparison.reference_key is None else comparison.reference_key.partition("#")[0],
             hours=window.hours,
             difference_percent=window.percent,
             interval=IntervalPercent.of(window.interval_percent),
@@ -76,16 +76,16 @@ class LuckRow(Wire, kw_only=True):
     high: Percent
 
     @classmethod
-    def of(cls, found: Luck) -> "LuckRow":
+    def of(cls, luck: Luck) -> "LuckRow":
         return cls(
             traders=TRADERS,
-            trades_count=found.trades,
-            return_percent=found.return_percent,
-            quantile=found.quantile_percent,
-            p_value=found.p_value,
-            low=found.low_percent,
-            median=found.median_percent,
-            high=found.high_percent,
+            trades_count=luck.trades,
+            return_percent=luck.return_percent,
+            quantile=luck.quantile_percent,
+            p_value=luck.p_value,
+            low=luck.low_percent,
+            median=luck.median_percent,
+            high=luck.high_percent,
         )
 
 
@@ -126,31 +126,31 @@ class EntrantRow(Wire, kw_only=True):
     replicates: Replicates | UnsetType = UNSET
 
     @classmethod
-    def of(cls, found: EntrantEvidence) -> "EntrantRow":
+    def of(cls, entrant: EntrantEvidence) -> "EntrantRow":
         return cls(
-            model_id=found.model.id,
-            model_name=found.model.name,
-            variant=found.model.variant,
-            entrant=found.record.number,
-            run_number=found.attempt,
-            fingerprint=found.record.fingerprint,
-            started_at=iso(found.started_at),
-            ended_at=None if found.ended_at is None else iso(found.ended_at),
-            coverage=found.record.coverage_percent,
-            training_cutoff=day(found.model.configuration.training_cutoff),
-            contamination=contamination(found.model.configuration.training_cutoff, found.started_at),
-            ranked=found.record.is_ranked,
-            hours=found.statement.hours,
-            trades_count=found.trades,
-            losing_trades_count=found.losing_trades,
-            return_percent=found.return_percent,
-            interval=IntervalPercent.of(found.statement.interval_percent),
-            reason=found.statement.reason,
-            among_best=found.is_among_best,
-            differences=[Difference.of(each) for each in found.comparisons],
-            luck=None if isinstance(found.luck, str) else LuckRow.of(found.luck),
-            luck_reason=found.luck if isinstance(found.luck, str) else None,
-            replicates=UNSET if found.replicates is None else Replicates.of(found.replicates),
+            model_id=entrant.model.id,
+            model_name=entrant.model.name,
+            variant=entrant.model.variant,
+            entrant=entrant.record.number,
+            run_number=entrant.attempt,
+            fingerprint=entrant.record.fingerprint,
+            started_at=iso(entrant.started_at),
+            ended_at=None if entrant.ended_at is None else iso(entrant.ended_at),
+            coverage=entrant.record.coverage_percent,
+            training_cutoff=day(entrant.model.configuration.training_cutoff),
+            contamination=contamination(entrant.model.configuration.training_cutoff, entrant.started_at),
+            ranked=entrant.record.is_ranked,
+            hours=entrant.statement.hours,
+            trades_count=entrant.trades,
+            losing_trades_count=entrant.losing_trades,
+            return_percent=entrant.return_percent,
+            interval=IntervalPercent.of(entrant.statement.interval_percent),
+            reason=entrant.statement.reason,
+            among_best=entrant.is_among_best,
+            differences=[Difference.of(each) for each in entrant.comparisons],
+            luck=None if isinstance(entrant.luck, str) else LuckRow.of(entrant.luck),
+            luck_reason=entrant.luck if isinstance(entrant.luck, str) else None,
+            replicates=UNSET if entrant.replicates is None else Replicates.of(entrant.replicates),
         )
 
 

@@ -23,7 +23,7 @@ from trader.domain.models import Model
 from trader.services.agents.budgets import Budget
 from trader.services.portfolio.analytics import EntrantStats, ModelStats, RunInfo
 from trader.services.portfolio.figures import TradeFigures
-from trader.services.portfolio.run_statistics import Stint
+from trader.services.portfolio.run_statistics import EntrantPeriod
 
 Figure = float | Literal["N/A", "Infinity"]
 """A figure of getModelStats: `N/A` has no value, `Infinity` is unbounded."""
@@ -195,8 +195,8 @@ class EntrantOverall(OverallFigures, kw_only=True):
     ranked: bool
 
     @classmethod
-    def of(cls, found: EntrantStats) -> "EntrantOverall":
-        return cls(**_figures(found.stats, OverallFigures), **_entrant(found))
+    def of(cls, entrant: EntrantStats) -> "EntrantOverall":
+        return cls(**_figures(entrant.stats, OverallFigures), **_entrant(entrant))
 
 
 class EntrantAdvanced(AdvancedFigures, kw_only=True):
@@ -210,18 +210,18 @@ class EntrantAdvanced(AdvancedFigures, kw_only=True):
     ranked: bool
 
     @classmethod
-    def of(cls, found: EntrantStats) -> "EntrantAdvanced":
-        return cls(**_figures(found.stats, AdvancedFigures), **_entrant(found))
+    def of(cls, entrant: EntrantStats) -> "EntrantAdvanced":
+        return cls(**_figures(entrant.stats, AdvancedFigures), **_entrant(entrant))
 
 
-def _entrant(found: EntrantStats) -> dict[str, Any]:
+def _entrant(entrant: EntrantStats) -> dict[str, Any]:
     return {
-        "entrant": found.record.number,
-        "fingerprint": found.record.fingerprint,
-        "started_at": iso(found.started_at),
-        "ended_at": None if found.ended_at is None else iso(found.ended_at),
-        "coverage": found.record.coverage_percent,
-        "ranked": found.record.is_ranked,
+        "entrant": entrant.record.number,
+        "fingerprint": entrant.record.fingerprint,
+        "started_at": iso(entrant.started_at),
+        "ended_at": None if entrant.ended_at is None else iso(entrant.ended_at),
+        "coverage": entrant.record.coverage_percent,
+        "ranked": entrant.record.is_ranked,
     }
 
 
@@ -274,16 +274,16 @@ class EntrantInfo(Wire, kw_only=True):
     ranked: bool
 
     @classmethod
-    def of(cls, model: Model, stint: Stint) -> "EntrantInfo":
-        record = stint.entrant.record
+    def of(cls, model: Model, period: EntrantPeriod) -> "EntrantInfo":
+        record = period.entrant.record
         return cls(
             model_id=model.id,
             entrant=record.number,
             fingerprint=record.fingerprint,
-            started_at=iso(stint.started_at),
-            ended_at=None if stint.ended_at is None else iso(stint.ended_at),
-            invocations=stint.entrant.totals.finished,
-            trades=stint.trades_count,
+            started_at=iso(period.started_at),
+            ended_at=None if period.ended_at is None else iso(period.ended_at),
+            invocations=period.entrant.totals.finished,
+            trades=period.trades_count,
             coverage=record.coverage_percent,
             ranked=record.is_ranked,
         )
@@ -307,5 +307,5 @@ class GetRunInfoOutput(Wire, kw_only=True):
             models=info.models,
             invocations=info.invocations,
             trades=info.trades,
-            entrants=[EntrantInfo.of(model, stint) for model, stint in info.stints],
+            entrants=[EntrantInfo.of(model, period) for model, period in info.periods],
         )

@@ -48,16 +48,9 @@ class ModelView(Wire, kw_only=True):
     @classmethod
     def of(cls, summary: ModelSummary, warning: str | None) -> "ModelView":
         model, last = summary.model, summary.last_invoked_at
-        return cls(
-            id=model.id,
-            name=model.name,
-            variant=model.variant,
-            provider=model.provider,
-            router_model_name=model.router_model_name,
-            logo=or_unset(model.logo),
+        return cls.from_attributes(
+            model,
             color=color_of(model),
-            active=model.active,
-            created_at=iso(model.created_at),
             invocation_count=summary.invocation_count,
             last_invoked_at=UNSET if last is None else iso(last),
             warning=or_unset(warning),
@@ -100,13 +93,8 @@ class ToolCallView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, call: ToolCall) -> "ToolCallView":
-        return cls(
-            id=str(call.id),
-            type=call.type,
-            status=call.status,
-            metadata=msgspec.convert(call.metadata, ToolCallMetadata),
-            timestamp=iso(call.created_at),
-        )
+        metadata = msgspec.convert(call.metadata, ToolCallMetadata)
+        return cls.from_attributes(call, metadata=metadata, timestamp=iso(call.created_at))
 
 
 class InvocationView(Wire, kw_only=True):
@@ -179,16 +167,12 @@ def invocation_of(record: FinishedInvocation) -> InvocationView:
     assert invocation.status != "running"  # only finished runs are read
     ended_at = invocation.finished_at or invocation.started_at
     nothing_known = bool(invocation.unmetered_attempts) and not invocation.input_tokens + invocation.output_tokens
-    return InvocationView(
-        id=str(invocation.id),
-        model_id=model.id,
+    return InvocationView.from_attributes(
+        invocation,
         model_name=model.name,
         model_variant=model.variant,
         model_logo=model.logo,
-        response=invocation.response,
         response_payload=or_unset(record.answers),
-        status=invocation.status,
-        failure_reason=invocation.failure_reason,
         steps=invocation.step_count,
         input_tokens=None if nothing_known else invocation.input_tokens,
         output_tokens=None if nothing_known else invocation.output_tokens,

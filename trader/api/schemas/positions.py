@@ -27,7 +27,7 @@ from trader.api.schemas.common import (
     trimmed,
 )
 from trader.domain.exchange.account import Account, Marks, Position, liquidation_price
-from trader.domain.exchange.orders import ExitPlan, Side
+from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Market, Quote
 from trader.domain.models import Model
 
@@ -46,16 +46,6 @@ class ExitPlanView(Wire, kw_only=True):
     invalidation: str | None
     invalidation_price: Decimal | None
     time_exit: Timestamp | None
-
-    @classmethod
-    def of(cls, plan: ExitPlan) -> "ExitPlanView":
-        return cls(
-            stop=shown(plan.stop),
-            target=shown(plan.target),
-            invalidation=plan.invalidation,
-            invalidation_price=shown(plan.invalidation_price),
-            time_exit=None if plan.time_exit is None else iso(plan.time_exit),
-        )
 
 
 class PositionView(Wire, kw_only=True):
@@ -124,7 +114,7 @@ def position_of(
         quantity=format_decimal(position.quantity),
         entry_price=format_decimal(position.entry_price),
         leverage=format_decimal(position.leverage) if position.leveraged else UNSET,
-        exit_plan=ExitPlanView.of(position.exit_plan),
+        exit_plan=ExitPlanView.from_attributes(position.exit_plan),
         confidence=UNSET if position.confidence is None else trimmed(position.confidence),
         opened_at=iso(position.opened_at),
         current_price=None if mark is None else format_decimal(mark),

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, iso, or_unset, trimmed
+from trader.api.schemas.common import UNSET, Input, PositiveNumber, Timestamp, UnsetType, Wire, iso, trimmed
 from trader.api.schemas.positions import ExitPlanView, Markets, shown
 from trader.clock import cut_to_ms
 from trader.domain.exchange import account as figures
-from trader.domain.exchange.account import Account, Marks, Position, RestingOrder
+from trader.domain.exchange.account import Account, Marks, Position
 from trader.domain.exchange.orders import (
     AnswerFill,
     ExitPlan,
@@ -119,13 +119,7 @@ class FillView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, fill: AnswerFill) -> "FillView":
-        return cls(
-            quantity=trimmed(fill.quantity),
-            price=trimmed(fill.price),
-            fee=trimmed(fill.fee),
-            maker=fill.maker,
-            timestamp=iso(fill.at),
-        )
+        return cls.from_attributes(fill, timestamp=iso(fill.at))
 
 
 class OrderView(Wire, kw_only=True):
@@ -149,23 +143,8 @@ class OrderView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, answer: OrderAnswer) -> "OrderView":
-        return cls(
-            id=str(answer.id),
-            client_order_id=or_unset(answer.client_order_id),
-            account_id=answer.account_id,
-            symbol=answer.symbol,
-            side=answer.side,
-            type=answer.type,
-            status=answer.status,
-            reason=or_unset(answer.reason),
-            requested_quantity=trimmed(answer.requested_quantity),
-            total_quantity=trimmed(answer.total_quantity),
-            average_price=shown(answer.average_price),
-            total_fees=trimmed(answer.total_fees),
-            realized_pnl=trimmed(answer.realized_pnl),
-            fills=[FillView.of(fill) for fill in answer.fills],
-            timestamp=iso(answer.at),
-        )
+        fills = [FillView.of(fill) for fill in answer.fills]
+        return cls.from_attributes(answer, fills=fills, timestamp=iso(answer.at))
 
 
 class OrderOutput(Wire, kw_only=True):
@@ -191,19 +170,15 @@ class AccountPosition(Wire, kw_only=True):
     @classmethod
     def of(cls, account: Account, position: Position, marks: Marks, markets: Markets) -> "AccountPosition":
         mark = marks.get(position.symbol)
-        return cls(
-            symbol=position.symbol,
-            side=position.side,
-            quantity=trimmed(position.quantity),
+        return cls.from_attributes(
+            position,
             avg_entry_price=trimmed(position.entry_price),
             mark_price=shown(mark),
             notional=None if mark is None else trimmed(position.quantity * mark),
-            margin=trimmed(position.margin),
-            leverage=trimmed(position.leverage),
             unrealized_pnl=None if mark is None else trimmed(position.unrealized(mark)),
             realized_pnl=trimmed(position.realized),
             liquidation_price=shown(figures.liquidation_price(account, position.symbol, marks, markets)),
-            exit_plan=ExitPlanView.of(position.exit_plan),
+            exit_plan=ExitPlanView.from_attributes(position.exit_plan),
         )
 
 
@@ -217,18 +192,6 @@ class OpenOrder(Wire, kw_only=True):
     remaining: Decimal
     limit_price: Decimal
     created_at: Timestamp
-
-    @classmethod
-    def of(cls, order: RestingOrder) -> "OpenOrder":
-        return cls(
-            id=str(order.id),
-            symbol=order.symbol,
-            side=order.side,
-            quantity=trimmed(order.quantity),
-            remaining=trimmed(order.remaining),
-            limit_price=trimmed(order.limit_price),
-            created_at=iso(order.created_at),
-        )
 
 
 class AccountView(Wire, kw_only=True):
@@ -278,7 +241,7 @@ class AccountView(Wire, kw_only=True):
             total_funding_pnl=trimmed(account.funding),
             total_insurance=trimmed(account.insurance),
             positions=[AccountPosition.of(account, position, marks, markets) for position in held],
-            open_orders=[OpenOrder.of(order) for order in account.resting],
+            open_orders=[OpenOrder.from_attributes(order) for order in account.resting],
         )
 
 

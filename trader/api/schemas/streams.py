@@ -5,20 +5,11 @@ from typing import Any, Literal
 
 from trader.api.schemas.common import UNSET, Timestamp, UnsetType, VariantId, Wire, trimmed
 from trader.api.schemas.health import HaltInForce
-from trader.api.schemas.models import InvocationView
-from trader.api.schemas.portfolio import PortfolioUpdate
 from trader.api.schemas.positions import Markets, PositionView, positions_of_account
-from trader.api.schemas.trades import TradeView
 from trader.domain.agents.invocations import ToolCallStatus, ToolCallType
 from trader.domain.exchange.account import Account, Marks, available_cash, has_marks, unrealized
 from trader.domain.models import Model
 from trader.variants import color_of
-
-
-class Refusal(Wire):
-    """The body of an answer that is neither a stream nor a report."""
-
-    error: str
 
 
 class PositionEventData(Wire, kw_only=True):
@@ -161,14 +152,3 @@ class Reset(Wire, kw_only=True):
 
     type: Literal["reset"]
     timestamp: Timestamp
-
-
-class StreamEvents(Wire, kw_only=True):
-    """The data of each event of the one stream, by its name; `workflow` stands for the events of that stream."""
-
-    positions: list[PositionEventData]
-    trades: list[TradeView]
-    conversations: list[InvocationView]
-    portfolio: PortfolioUpdate
-    workflow: WorkflowMessage
-    reset: Reset

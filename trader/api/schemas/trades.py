@@ -17,7 +17,6 @@ from trader.api.schemas.common import (
     VariantId,
     Wire,
     iso,
-    or_unset,
     trimmed,
 )
 from trader.api.schemas.paging import IsoTime
@@ -59,30 +58,13 @@ class TradeView(Wire, kw_only=True):
 
     @classmethod
     def of(cls, trade: Trade) -> "TradeView":
-        closed_at = iso(trade.closed_at)
-        return cls(
-            id=str(trade.id),
+        return cls.from_attributes(
+            trade,
             model_id=trade.account_id,
             model_name=trade.model_name or trade.account_id,
-            model_variant=or_unset(trade.model_variant),
-            model_router_name=trade.model_router_name,
             model_key=trade.model_router_name or trade.account_id,
-            side=trade.side,
-            symbol=trade.symbol,
-            quantity=trimmed(trade.quantity),
-            entry_price=trimmed(trade.entry_price),
-            exit_price=trimmed(trade.exit_price),
-            leverage=UNSET if trade.leverage is None else trimmed(trade.leverage),
-            gross_pnl=trimmed(trade.gross_pnl),
-            fees=trimmed(trade.fees),
-            funding=trimmed(trade.funding),
-            net_pnl=trimmed(trade.net_pnl),
-            close_reason=trade.close_reason,
-            confidence=UNSET if trade.confidence is None else trimmed(trade.confidence),
-            opened_at=iso(trade.opened_at),
-            closed_at=closed_at,
             holding_time=hours_and_minutes(trade.closed_at - trade.opened_at),
-            timestamp=closed_at,
+            timestamp=iso(trade.closed_at),
         )
 
 
@@ -117,18 +99,13 @@ class CompletedTrade(Wire, kw_only=True):
 
     @classmethod
     def of(cls, trade: Trade) -> "CompletedTrade":
-        return cls(
-            id=str(trade.id),
+        return cls.from_attributes(
+            trade,
             model_id=trade.account_id,
             model_name=trade.model_name or trade.account_id,
-            symbol=trade.symbol,
             direction=trade.side,
             notional=trimmed(trade.entry_notional),
             realized_pnl=trimmed(trade.net_pnl),
-            leverage=None if trade.leverage is None else trimmed(trade.leverage),
-            confidence=None if trade.confidence is None else trimmed(trade.confidence),
-            closed_at=iso(trade.closed_at),
-            invocation_id=None if trade.invocation_id is None else str(trade.invocation_id),
         )
 
 

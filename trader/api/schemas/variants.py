@@ -7,7 +7,7 @@ from trader.api.schemas.common import Input, Timestamp, VariantId, Wire, iso, tr
 from trader.domain.portfolio.histories import Point, Window
 from trader.services.portfolio.analytics import VariantStats
 from trader.services.portfolio.snapshots import VariantHistories
-from trader.variants import VARIANTS, Variant
+from trader.variants import VARIANTS
 
 
 class VariantView(Wire, kw_only=True):
@@ -16,16 +16,6 @@ class VariantView(Wire, kw_only=True):
     description: str
     temperature: float
     color: str
-
-    @classmethod
-    def of(cls, variant: Variant) -> "VariantView":
-        return cls(
-            id=variant.id,
-            label=variant.label,
-            description=variant.description,
-            temperature=variant.temperature,
-            color=variant.color,
-        )
 
 
 class GetVariantsOutput(Wire, kw_only=True):

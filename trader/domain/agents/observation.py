@@ -1,14 +1,24 @@
-"""Parts of an agent's view, computed from one account and the marks of one moment."""
+"""Observation of an account: its agent's view and the guard's context, from the account, its past and the marks."""
 
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
+from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.guard import RiskContext
-from trader.domain.agents.view import LastAction, ObservedAccount, ObservedOrder, ObservedPosition, ObservedStats
+from trader.domain.agents.guard import LastTrade, RiskContext
+from trader.domain.agents.view import (
+    LastAction,
+    ObservedAccount,
+    ObservedMarket,
+    ObservedOrder,
+    ObservedPosition,
+    ObservedStats,
+    ObservedTrade,
+    View,
+)
 from trader.domain.exchange.account import Account, Marks, equity, liquidation_price, reserved
 from trader.domain.exchange.orders import Side
 from trader.domain.market.markets import Market
@@ -107,3 +117,62 @@ def observe_record(*, trades: int, wins: int, losses: int, won: Decimal, lost: D
 
 def _fall_percent(start: Decimal, end: Decimal) -> Decimal:
     return max(ZERO, divide(100 * (start - end), start)) if start > 0 else ZERO
+
+
+class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The past of a run up to one booking and hour, as its agent knows it.
+
+    `peak` is its highest hourly equity and `day_opening` the last one before the day of the hour; None without one.
+    The hours themselves are not kept: those of a season would be most of what the service holds in memory.
+    """
+
+    run_id: UUID
+    sequence: int
+    hour: datetime
+    trades: tuple[ObservedTrade, ...]
+    stats: ObservedStats
+    actions: Mapping[str, LastFill]
+    peak: Decimal | None
+    day_opening: Decimal | None
+
+    def risk_context(
+        self,
+        account: Account,
+        day_lowest_equity: Decimal | None,
+        now: datetime,
+        *,
+        marks: Marks,
+        quoted_at: Mapping[str, datetime],
+        leverage_max: Mapping[str, int],
+        viewed_at: datetime | None = None,
+    ) -> RiskContext:
+        """Return what the guard judges the account by at these marks."""
+        return RiskContext(
+            now=now,
+            account=account,
+            marks=marks,
+            quoted_at=quoted_at,
+            leverage_max=leverage_max,
+            day_opening_equity=account.run.initial_capital if self.day_opening is None else self.day_opening,
+            day_lowest_equity=day_lowest_equity,
+            last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in self.actions.items()},
+            viewed_at=viewed_at,
+        )
+
+    def view(
+        self,
+        context: RiskContext,
+        positions: tuple[ObservedPosition, ...],
+        markets: Mapping[str, ObservedMarket],
+        taker_rate: Decimal,
+    ) -> View:
+        """Return the view of the account of the context."""
+        return View(
+            at=context.now,
+            account=observe_account(context, self.peak, taker_rate),
+            positions=positions,
+            trades=self.trades,
+            stats=self.stats,
+            markets=markets,
+            orders=observe_orders(context.account),
+        )

@@ -145,7 +145,7 @@ class Taken(msgspec.Struct, frozen=True):
 
     def plus(self, side: OrderSide, take: Take) -> "Taken":
         """Return what was taken with one more, the latest, and without those that are too old to matter."""
-        kept = [one for one in self.of(side) if take.at - one.at < TAKEN_KEPT]
+        kept = [earlier for earlier in self.of(side) if take.at - earlier.at < TAKEN_KEPT]
         if kept and kept[-1].at == take.at:
             take = take._replace(quantity=kept.pop().quantity + take.quantity)
         takes = (*kept, take)
@@ -163,13 +163,13 @@ def taken_with(taken: Mapping[str, Taken], fills: Iterable[Fill]) -> dict[str, T
 
 def all_taken(accounts: Collection["Account"]) -> dict[str, Taken]:
     """Return what all the accounts together have taken, by market."""
-    found: dict[str, Taken] = {}
+    taken: dict[str, Taken] = {}
     for symbol in sorted({symbol for account in accounts for symbol in account.taken}):
         for side in OrderSide:
             takes = [take for account in accounts if symbol in account.taken for take in account.taken[symbol].of(side)]
             for take in sorted(takes):
-                found[symbol] = found.get(symbol, Taken()).plus(side, take)
-    return found
+                taken[symbol] = taken.get(symbol, Taken()).plus(side, take)
+    return taken
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

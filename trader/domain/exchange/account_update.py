@@ -72,7 +72,6 @@ class AccountUpdate:
         self.resting_changes: dict[UUID, RestingChange] = {}
 
     def account(self) -> Account:
-        """Return the account as it is now."""
         return msgspec.structs.replace(
             self.before,
             sequence=self.sequence,

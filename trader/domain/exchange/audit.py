@@ -217,6 +217,8 @@ def compare_with_venue(fills: Iterable[Fill], trades: Iterable[VenueTrade]) -> l
     ]
 
 
-def _deal(one: Fill | VenueTrade, cause: Cause) -> _Deal:
+def _deal(fill: Fill | VenueTrade, cause: Cause) -> _Deal:
     # What a request fills is caused by its order at first, and by its limit once it has rested.
-    return _Deal(one.symbol, one.side, one.price, one.maker, one.request_id, cause if one.request_id is None else None)
+    return _Deal(
+        fill.symbol, fill.side, fill.price, fill.maker, fill.request_id, cause if fill.request_id is None else None
+    )

@@ -116,10 +116,10 @@ def scope(account_id: str | None) -> str:
 
 def refusal_to_open(halts: Iterable[Halt], account_id: str) -> str | None:
     """Return why the account may not open or add now; None when it may."""
-    found = next((halt for halt in halts if halt.covers(account_id)), None)
-    if found is None:
+    halt = next((halt for halt in halts if halt.covers(account_id)), None)
+    if halt is None:
         return None
-    return f"{_HALTED} for {scope(found.account_id)} ({found.cause}: {found.reason}); only reducing is allowed"
+    return f"{_HALTED} for {scope(halt.account_id)} ({halt.cause}: {halt.reason}); only reducing is allowed"
 
 
 def is_of_halt(reason: str | None) -> bool:

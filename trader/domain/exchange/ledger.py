@@ -103,7 +103,7 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an order brings to the position that it opens or adds to."""
+    """Fields of an order that the position takes over when the order opens or increases it."""
 
     request_id: UUID | None = None
     leverage: Decimal | None = None

@@ -13,8 +13,6 @@ from trader.domain.money import ZERO
 
 
 class Side(StrEnum):
-    """The side of a position."""
-
     LONG = "LONG"
     SHORT = "SHORT"
 

@@ -136,7 +136,7 @@ def _only_reduces(account: Account, update: AccountUpdate, order: Order, quantit
     if request_id not in update.resting:
         return True
     after = update.account()
-    others = tuple(one for one in after.resting if one.id != request_id)
+    others = tuple(resting for resting in after.resting if resting.id != request_id)
     return reserved(after) == reserved(msgspec.structs.replace(after, resting=others))
 
 

@@ -45,13 +45,13 @@ def simulate(
     maker's fill is at its `limit` on paper too.
     """
     gone = filled_before
-    found = []
+    drifts = []
     for fill in fills:
         paper: Decimal | None = limit if fill.maker else None
         if not fill.maker and quote is not None:
             paper = _price(quote, fill, gone, limit)
             gone += fill.quantity
-        found.append(
+        drifts.append(
             Drift(
                 account_id=account_id,
                 sequence=fill.sequence,
@@ -66,7 +66,7 @@ def simulate(
                 filled_at=fill.at,
             )
         )
-    return found
+    return drifts
 
 
 def _price(quote: Quote, fill: Fill, gone: Decimal, limit: Decimal | None) -> Decimal | None:

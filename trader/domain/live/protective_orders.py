@@ -61,12 +61,12 @@ def protective_order(terms: ProtectiveTerms, market: Market) -> VenueOrder:
 def terms_of_plan(position: Position, plan: ExitPlan, market: Market) -> list[ProtectiveTerms]:
     """Return the terms for a plan, the stop first. Triggers are on the market's tick; one below it is left out."""
     side = CLOSING_SIDE[position.side]
-    found = []
+    terms = []
     for kind, price in ((VenueOrderType.STOP, plan.stop), (VenueOrderType.TARGET, plan.target)):
         trigger = None if price is None else round_to(price, market.tick)
         if trigger:
-            found.append(ProtectiveTerms(position.symbol, kind, side, position.quantity, trigger))
-    return found
+            terms.append(ProtectiveTerms(position.symbol, kind, side, position.quantity, trigger))
+    return terms
 
 
 def terms_of_account(account: Account, markets: dict[str, Market], busy: Iterable[str] = ()) -> list[ProtectiveTerms]:

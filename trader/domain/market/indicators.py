@@ -1,39 +1,46 @@
-"""Technical indicators of closed candles, in plain Python on floats.
+"""Technical indicators of closed candles, for one window of candles or for many side by side.
 
 An indicator with too little history, or without a value, is None, never 0. The smoothed ones are Wilder's
 (New Concepts in Technical Trading Systems, 1978), seeded as TA-Lib seeds them, which is the oracle of the tests.
-Every series function gives the values from the first candle that has one on, ascending, so the last is the newest;
+Every series function returns the values from the first candle that has one on, ascending, so the last is the newest;
 an empty list is too little history.
 
-Every sum adds up from left to right and every square is a product, so that the same candles give the same digits on
-every machine: `sum` and `pow` differ between versions of Python and of its platform.
+The element of a series at a candle is a float, or an array with one float for each window: the arithmetic is written
+once, and one operation on arrays is a step of all windows. A service needs the indicators of its latest candles only,
+which plain floats give fastest; a backtest needs those at every candle, hundreds of times the same work.
+
+Every sum adds up from left to right and every square is a product, so that the same candles give the same digits in
+both forms and on every machine: `sum` and `pow` differ between versions of Python and of its platform.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import pairwise
-from math import sqrt
-from operator import add, attrgetter
+from math import nan, sqrt
+from operator import add
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from trader.domain.market.markets import Candle
+from trader.domain.market.session_vwap import session_vwap, vwap_fields
 
 BAND_PERIOD = 20
 """Candles of the Bollinger bands, the Keltner channel and the squeeze's momentum."""
 BOLLINGER_DEVIATIONS = 2.0
 KELTNER_ATRS = 1.5
-VWAP_DEVIATIONS = 2.0
-SESSION_CANDLES_MIN = 30
-"""Candles that must have closed in a session before it has a VWAP: the deviation of fewer measures next to nothing."""
 WILDER_PERIOD = 14
 """Candles of ATR, RSI and ADX."""
 KIJUN_PERIOD = 26
 SLOW_EMA_PERIOD = 50
 
-Floats = Sequence[float]
+WINDOWS_AT_ONCE: Final = 2048
+"""Windows that are computed side by side, which bounds the memory."""
+
+Series = Sequence[Any]
+"""A float for each candle, or an array of floats with one for each window."""
 
 
 class Indicators(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
@@ -74,35 +81,38 @@ class Indicators(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=F
     momentum: float | None = None
 
 
-class Directional(msgspec.Struct, frozen=True, gc=False):
-    """Wilder's directional movement at the last candle. `adx` needs twice the history of the two lines."""
+class Arithmetic(NamedTuple):
+    """The operations that floats and arrays do not share. `quotient` is NaN where the divisor is not positive."""
 
-    adx: float | None = None
-    plus_di: float | None = None
-    minus_di: float | None = None
-
-
-class Squeeze(msgspec.Struct, frozen=True, gc=False):
-    """The state of the squeeze at the last candle; see `Indicators`."""
-
-    on: bool | None = None
-    candles: int | None = None
-    released: int | None = None
+    where: Callable[[Any, Any, Any], Any]
+    larger: Callable[[Any, Any], Any]
+    smaller: Callable[[Any, Any], Any]
+    root: Callable[[Any], Any]
+    quotient: Callable[[Any, Any], Any]
 
 
-class SessionVwap(msgspec.Struct, frozen=True, gc=False):
-    """Volume-weighted mean of the typical price since 00:00 UTC, and the deviation around it."""
+def _quotients(dividends: NDArray[np.float64], divisors: NDArray[np.float64]) -> NDArray[np.float64]:
+    quotients = np.full_like(dividends, nan)
+    np.divide(dividends, divisors, out=quotients, where=divisors > 0)
+    return quotients
 
-    vwap: float
-    deviation: float
+
+FLOATS: Final = Arithmetic(
+    where=lambda condition, value, otherwise: value if condition else otherwise,
+    larger=max,
+    smaller=min,
+    root=sqrt,
+    quotient=lambda dividend, divisor: dividend / divisor if divisor > 0 else nan,
+)
+ARRAYS: Final = Arithmetic(np.where, np.maximum, np.minimum, np.sqrt, _quotients)
 
 
-def total_of(values: Iterable[float]) -> float:
+def total_of(values: Iterable[Any]) -> Any:
     """Return the sum, added up from left to right."""
     return reduce(add, values, 0.0)
 
 
-def sma(values: Floats, period: int) -> list[float]:
+def sma(values: Series, period: int) -> list[Any]:
     """Simple moving average, from index period − 1 on."""
     if len(values) < period:
         return []
@@ -110,12 +120,12 @@ def sma(values: Floats, period: int) -> list[float]:
     total = total_of(value - base for value in values[:period])
     averages = [base + total / period]
     for left, entered in zip(values, values[period:], strict=False):
-        total += entered - left
+        total = total + (entered - left)
         averages.append(base + total / period)
     return averages
 
 
-def ema(values: Floats, period: int) -> list[float]:
+def ema(values: Series, period: int) -> list[Any]:
     """Exponential moving average with weight 2 / (period + 1), seeded with the SMA; from index period − 1 on."""
     if len(values) < period:
         return []
@@ -123,197 +133,172 @@ def ema(values: Floats, period: int) -> list[float]:
     average = total_of(values[:period]) / period
     averages = [average]
     for value in values[period:]:
-        average += weight * (value - average)
+        average = average + weight * (value - average)
         averages.append(average)
     return averages
 
 
-def deviations(values: Floats, period: int) -> list[float]:
+def deviations(values: Series, period: int, arithmetic: Arithmetic = FLOATS) -> list[Any]:
     """Rolling population standard deviation, from index period − 1 on."""
     if len(values) < period:
         return []
-    base = values[0]
-    shifted = [value - base for value in values]
-    total = total_of(shifted[:period])
-    squares = total_of(value * value for value in shifted[:period])
-    mean = total / period
-    spread = [sqrt(max(0.0, squares / period - mean * mean))]
-    for left, entered in zip(shifted, shifted[period:], strict=False):
-        total += entered - left
-        squares += entered * entered - left * left
+    shifted = [value - values[0] for value in values]
+    squared = [value * value for value in shifted]
+    total, squares = total_of(shifted[:period]), total_of(squared[:period])
+    spread = []
+    for index in range(period - 1, len(values)):
+        if index >= period:
+            total = total + (shifted[index] - shifted[index - period])
+            squares = squares + (squared[index] - squared[index - period])
         mean = total / period
-        spread.append(sqrt(max(0.0, squares / period - mean * mean)))
+        spread.append(arithmetic.root(arithmetic.larger(0.0, squares / period - mean * mean)))
     return spread
 
 
-def true_ranges(highs: Floats, lows: Floats, closes: Floats) -> list[float]:
+def true_ranges(highs: Series, lows: Series, closes: Series, arithmetic: Arithmetic = FLOATS) -> list[Any]:
     """Wilder's true range, from index 1 on."""
     return [
-        (high if high > before else before) - (low if low < before else before)  # noqa: FURB136 - half the time
+        arithmetic.larger(high, before) - arithmetic.smaller(low, before)
         for high, low, before in zip(highs[1:], lows[1:], closes, strict=False)
     ]
 
 
-def atr(highs: Floats, lows: Floats, closes: Floats, period: int = WILDER_PERIOD) -> list[float]:
-    """Average true range, Wilder-smoothed, from index `period` on."""
-    ranges = true_ranges(highs, lows, closes)
+def atr(ranges: Series, period: int = WILDER_PERIOD) -> list[Any]:
+    """Average true range, Wilder-smoothed, from the range at index period − 1 on."""
     if len(ranges) < period:
         return []
     average = total_of(ranges[:period]) / period
     averages = [average]
     for true_range in ranges[period:]:
-        average += (true_range - average) / period
+        average = average + (true_range - average) / period
         averages.append(average)
     return averages
 
 
-def rsi(closes: Floats, period: int = WILDER_PERIOD) -> float | None:
-    """Wilder's relative strength index of the last close. None also when the price never moved."""
+def rsi(closes: Series, arithmetic: Arithmetic, period: int = WILDER_PERIOD) -> dict[str, Any]:
+    """Wilder's relative strength index of the last close. NaN when the price never moved."""
     if len(closes) <= period:
-        return None
+        return {}
     changes = [close - before for before, close in pairwise(closes)]
-    gain = total_of(change for change in changes[:period] if change > 0) / period
-    loss = -total_of(change for change in changes[:period] if change < 0) / period
-    rest = period - 1
-    for change in changes[period:]:
-        if change > 0:
-            gain = (gain * rest + change) / period
-            loss = loss * rest / period
-        else:
-            gain = gain * rest / period
-            loss = (loss * rest - change) / period
-    moved = gain + loss
-    return 100 * gain / moved if moved > 0 else None
+    gains = [arithmetic.larger(change, 0.0) for change in changes]
+    losses = [arithmetic.larger(-change, 0.0) for change in changes]
+    gain, loss = total_of(gains[:period]) / period, total_of(losses[:period]) / period
+    for up, down in zip(gains[period:], losses[period:], strict=True):
+        gain = (gain * (period - 1) + up) / period
+        loss = (loss * (period - 1) + down) / period
+    return {"rsi": arithmetic.quotient(100 * gain, gain + loss)}
 
 
-def directional(highs: Floats, lows: Floats, closes: Floats, period: int = WILDER_PERIOD) -> Directional:
-    """ADX, +DI and −DI at the last candle, with the first sums over period − 1 candles, as TA-Lib has them."""
-    ranges = true_ranges(highs, lows, closes)
+def directional(
+    highs: Series, lows: Series, ranges: Series, arithmetic: Arithmetic, period: int = WILDER_PERIOD
+) -> dict[str, Any]:
+    """ADX, +DI and −DI at the last candle, with the first sums over period − 1 candles, as TA-Lib has them.
+
+    NaN when the price never moved. ADX needs twice the history of the two lines.
+    """
     if len(ranges) < period:
-        return Directional()
-    plus = minus = total = strength = 0.0
-    keep = 1 - 1 / period
+        return {}
+    where, plus, minus, total, strength = arithmetic.where, 0.0, 0.0, 0.0, 0.0
     for index, true_range in enumerate(ranges):
         up = highs[index + 1] - highs[index]
         down = lows[index] - lows[index + 1]
-        weight = 1.0 if index < period - 1 else keep
-        plus = plus * weight + (up if up > down and up > 0 else 0.0)
-        minus = minus * weight + (down if down > up and down > 0 else 0.0)
+        weight = 1.0 if index < period - 1 else 1 - 1 / period
+        plus = plus * weight + where((up > down) & (up > 0), up, 0.0)
+        minus = minus * weight + where((down > up) & (down > 0), down, 0.0)
         total = total * weight + true_range
+        if index < period - 1:
+            continue
         moved = plus + minus
-        if index >= 2 * period - 1 and moved > 0:
-            strength += (100 * abs(plus - minus) / moved - strength) / period
-        elif index >= period - 1 and moved > 0:
-            strength += 100 * abs(plus - minus) / moved / period
-    if total <= 0:
-        return Directional()
-    return Directional(strength if len(ranges) >= 2 * period - 1 else None, 100 * plus / total, 100 * minus / total)
+        index_now = arithmetic.quotient(100 * abs(plus - minus), moved)
+        change = (index_now - strength) / period if index >= 2 * period - 1 else index_now / period
+        strength = where(moved > 0, strength + change, strength)
+    lines = {"plus_di": arithmetic.quotient(100 * plus, total), "minus_di": arithmetic.quotient(100 * minus, total)}
+    return {**lines, "adx": where(total > 0, strength, nan)} if len(ranges) >= 2 * period - 1 else lines
 
 
-def kijun_sen(highs: Floats, lows: Floats, period: int = KIJUN_PERIOD) -> float | None:
-    """The base line of Ichimoku: the middle of the range of the last `period` candles."""
-    if len(highs) < period:
-        return None
-    return (max(highs[-period:]) + min(lows[-period:])) / 2
+def kijun_sen(highs: Series, lows: Series, arithmetic: Arithmetic) -> dict[str, Any]:
+    """The base line of Ichimoku: the middle of the range of the last 26 candles."""
+    if len(highs) < KIJUN_PERIOD:
+        return {}
+    return {"kijun_sen": _middle_of_range(highs[-KIJUN_PERIOD:], lows[-KIJUN_PERIOD:], arithmetic)}
 
 
-def session_vwap(candles: Sequence[Candle]) -> SessionVwap | None:
-    """VWAP of the UTC day in which the last candle opened.
-
-    None when the candles do not reach back to that day's 00:00, fewer than 30 have closed since, or nothing was traded.
-    """
-    if not candles:
-        return None
-    midnight = midnight_of(candles[-1].open_time)
-    first = bisect_left(candles, midnight, key=attrgetter("open_time"))
-    if candles[0].open_time > midnight:
-        return None
-    session = SessionSums()
-    for candle in candles[first:]:
-        session.add(candle)
-    return session.vwap()
+def _middle_of_range(highs: Series, lows: Series, arithmetic: Arithmetic) -> Any:
+    return (reduce(arithmetic.larger, highs) + reduce(arithmetic.smaller, lows)) / 2
 
 
-class SessionSums:
-    """The sums of a session's candles, from which its VWAP follows. Prices count as differences to its first one."""
-
-    def __init__(self) -> None:
-        self._base = 0.0
-        self._count = 0
-        self._volume = self._traded = self._squares = 0.0
-
-    def add(self, candle: Candle) -> None:
-        """Add the next candle."""
-        price = (candle.high + candle.low + candle.close) / 3
-        if not self._count:
-            self._base = price
-        above = price - self._base
-        self._count += 1
-        self._volume += candle.volume
-        self._traded += above * candle.volume
-        self._squares += above * above * candle.volume
-
-    def vwap(self) -> SessionVwap | None:
-        """Return the VWAP; None when fewer than 30 candles have closed, or nothing was traded."""
-        if self._count < SESSION_CANDLES_MIN or self._volume <= 0:
-            return None
-        mean = self._traded / self._volume
-        return SessionVwap(self._base + mean, sqrt(max(0.0, self._squares / self._volume - mean * mean)))
-
-
-def midnight_of(moment: datetime) -> datetime:
-    """Return the beginning of the UTC day."""
-    return moment - timedelta(
-        hours=moment.hour, minutes=moment.minute, seconds=moment.second, microseconds=moment.microsecond
-    )
-
-
-def squeeze(deviation: Floats, middle: Floats, averages: Floats, ranges: Floats) -> Squeeze:
-    """The squeeze from series that end together: Bollinger deviation and middle (SMA), EMA and ATR."""
-    newest: int | None = None
-    age = -1
-    for spread, mean, centre, width in zip(
-        reversed(deviation), reversed(middle), reversed(averages), reversed(ranges), strict=False
-    ):
-        age += 1
+def squeeze(
+    deviation: Series, middle: Series, averages: Series, ranges: Series, arithmetic: Arithmetic
+) -> dict[str, Any]:
+    """The squeeze from series that end together: Bollinger deviation and middle (SMA), EMA and ATR. -1: none."""
+    where, length, since = arithmetic.where, 0, -1
+    for spread, mean, centre, width in zip(deviation, middle, averages, ranges[-len(middle) :], strict=True):
         room = KELTNER_ATRS * width - BOLLINGER_DEVIATIONS * spread
-        if mean - centre < room and centre - mean < room:
-            newest = age if newest is None else newest
-        elif newest is not None:
-            return Squeeze(newest == 0, age - newest, newest - 1 if newest else None)
-    if newest is None:
-        return Squeeze(on=False) if age >= 0 else Squeeze()
-    return Squeeze(newest == 0, age + 1 - newest, newest - 1 if newest else None)
+        is_inside = (mean - centre < room) & (centre - mean < room)
+        length = where(is_inside, where(since == 0, length + 1, 1), length)
+        since = where(is_inside, 0, where(since < 0, -1, since + 1))
+    return {
+        "squeeze_on": since == 0,
+        "squeeze_candles": where(since < 0, -1, length),
+        "squeeze_released": where(since > 0, since - 1, -1),
+    }
 
 
-def momentum(highs: Floats, lows: Floats, closes: Floats, middle: Floats, period: int = BAND_PERIOD) -> float | None:
+def momentum(highs: Series, lows: Series, closes: Series, middle: Series, arithmetic: Arithmetic) -> dict[str, Any]:
     """The squeeze's momentum at the last candle.
 
     The close's distance from the mean of its SMA (`middle`, ending together with the candles) and the middle of the
-    range, over `period` candles each; the last value of the least-squares line through the last `period` distances.
+    range, over 20 candles each; the last value of the least-squares line through the last 20 distances.
     """
-    count = len(closes)
+    count, period = len(closes), BAND_PERIOD
     if count < 2 * period - 1:
-        return None
+        return {}
     distances = []
-    for back in range(period - 1, -1, -1):
-        end = count - back
-        centre = (max(highs[end - period : end]) + min(lows[end - period : end])) / 2
-        distances.append(closes[end - 1] - (centre + middle[len(middle) - 1 - back]) / 2)
+    for end in range(count - period + 1, count + 1):
+        centre = _middle_of_range(highs[end - period : end], lows[end - period : end], arithmetic)
+        distances.append(closes[end - 1] - (centre + middle[end - period]) / 2)
     mean_index = (period - 1) / 2
     mean = total_of(distances) / period
     slope = total_of((index - mean_index) * distance for index, distance in enumerate(distances)) * 12
-    return mean + slope / (period * (period * period - 1)) * mean_index
+    return {"momentum": mean + slope / (period * (period * period - 1)) * mean_index}
 
 
-def vwap_fields(day: SessionVwap) -> dict[str, float]:
-    """Return the fields of `Indicators` that follow from a session's VWAP."""
-    return {
-        "vwap": day.vwap,
-        "vwap_deviation": day.deviation,
-        "vwap_upper": day.vwap + VWAP_DEVIATIONS * day.deviation,
-        "vwap_lower": day.vwap - VWAP_DEVIATIONS * day.deviation,
+def _fields(highs: Series, lows: Series, closes: Series, arithmetic: Arithmetic) -> dict[str, Any]:
+    """Return the fields of `Indicators`, without a VWAP, that have enough history, at the last candle."""
+    middle = sma(closes, BAND_PERIOD)
+    spread = deviations(closes, BAND_PERIOD, arithmetic)
+    averages, slow = ema(closes, BAND_PERIOD), ema(closes, SLOW_EMA_PERIOD)
+    true = true_ranges(highs, lows, closes, arithmetic)
+    ranges = atr(true)
+    fields = {
+        "close": closes[-1],
+        **rsi(closes, arithmetic),
+        **directional(highs, lows, true, arithmetic),
+        **kijun_sen(highs, lows, arithmetic),
     }
+    if ranges:
+        fields["atr"] = ranges[-1]
+    if middle:
+        band, channel = spread[-1] * BOLLINGER_DEVIATIONS, ranges[-1] * KELTNER_ATRS
+        fields |= {
+            "ema_20": averages[-1],
+            "bollinger_upper": middle[-1] + band,
+            "bollinger_middle": middle[-1],
+            "bollinger_lower": middle[-1] - band,
+            "keltner_upper": averages[-1] + channel,
+            "keltner_lower": averages[-1] - channel,
+            **squeeze(spread, middle, averages, ranges, arithmetic),
+            **momentum(highs, lows, closes, middle, arithmetic),
+        }
+    if slow:
+        fields["ema_50"] = slow[-1]
+    return fields
+
+
+def _known(value: Any) -> Any:
+    """Return None for NaN and for negative whole numbers, since no indicator is either."""
+    is_absent = value != value or (type(value) is int and value < 0)  # noqa: PLR0124 - NaN
+    return None if is_absent else value
 
 
 def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = None) -> Indicators:
@@ -325,35 +310,19 @@ def indicators(candles: Sequence[Candle], session: Sequence[Candle] | None = Non
     if not candles:
         return Indicators()
     _, _, highs, lows, closes, _ = zip(*candles, strict=True)
-    middle = sma(closes, BAND_PERIOD)
-    spread = deviations(closes, BAND_PERIOD)
-    averages = ema(closes, BAND_PERIOD)
-    ranges = atr(highs, lows, closes)
-    slow = ema(closes, SLOW_EMA_PERIOD)
-    movement = directional(highs, lows, closes)
-    state = squeeze(spread, middle, averages, ranges)
-    day = session_vwap(candles if session is None else session)
-    vwap = {} if day is None else vwap_fields(day)
-    band = spread[-1] * BOLLINGER_DEVIATIONS if spread else 0.0
-    channel = ranges[-1] * KELTNER_ATRS if ranges and averages else None
-    return Indicators(
-        close=closes[-1],
-        ema_20=averages[-1] if averages else None,
-        ema_50=slow[-1] if slow else None,
-        bollinger_upper=middle[-1] + band if middle else None,
-        bollinger_middle=middle[-1] if middle else None,
-        bollinger_lower=middle[-1] - band if middle else None,
-        keltner_upper=averages[-1] + channel if channel is not None else None,
-        keltner_lower=averages[-1] - channel if channel is not None else None,
-        atr=ranges[-1] if ranges else None,
-        rsi=rsi(closes),
-        adx=movement.adx,
-        plus_di=movement.plus_di,
-        minus_di=movement.minus_di,
-        kijun_sen=kijun_sen(highs, lows),
-        squeeze_on=state.on,
-        squeeze_candles=state.candles,
-        squeeze_released=state.released,
-        momentum=momentum(highs, lows, closes, middle) if middle else None,
-        **vwap,
-    )
+    day = vwap_fields(session_vwap(candles if session is None else session))
+    fields = {**_fields(highs, lows, closes, FLOATS), **day}
+    return Indicators(**{name: _known(value) for name, value in fields.items()})
+
+
+def indicators_of_windows(candles: Sequence[Candle], length: int) -> list[Indicators]:
+    """Return the indicators, without a VWAP, of every `length` successive candles, those of the first of them first."""
+    prices = np.array([candle[2:5] for candle in candles]).reshape(-1, 3).T
+    results = []
+    for begin in range(0, len(candles) - length + 1, WINDOWS_AT_ONCE):
+        count = min(WINDOWS_AT_ONCE, len(candles) - length + 1 - begin)
+        highs, lows, closes = ([column[begin + step :][:count] for step in range(length)] for column in prices)
+        columns = _fields(highs, lows, closes, ARRAYS)
+        fields = {name: map(_known, values.tolist()) for name, values in columns.items()}
+        results += [Indicators(**dict(zip(fields, row, strict=True))) for row in zip(*fields.values(), strict=True)]
+    return results

@@ -7,6 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from trader.clock import iso
+
 Interval = Literal["1m", "5m", "15m", "1h", "4h"]
 INTERVALS: Final[Mapping[Interval, timedelta]] = {
     "1m": timedelta(minutes=1),
@@ -70,19 +72,60 @@ class Market(msgspec.Struct, frozen=True):
         return max(notional * rate - deduction for rate, deduction in self.maintenance_lines())
 
 
+class Character(NamedTuple):
+    """Parameters of the synthetic prices of a market: its usual price, its beta to the common factor, the yearly
+    volatility of its own walk, and the volume of a quiet minute in quote currency."""
+
+    level: float
+    beta: float
+    own_volatility: float
+    minute_volume: float
+
+
+class Calm(NamedTuple):
+    """The book of a market in a usual minute: half its spread in basis points, and the depth of one side within 2 basis
+    points of the mid, in quote currency."""
+
+    half_spread_bp: float
+    depth: float
+
+
+class SimulatedMarket(NamedTuple):
+    """Everything that a market needs to be simulated: a row that lacks a figure is refused when this is imported."""
+
+    rules: Market
+    character: Character
+    calm: Calm
+
+
 def _market(symbol: str, tick: str, lot: str, leverage_max: int, maintenance_rate: str) -> Market:
     return Market(symbol, Decimal(tick), Decimal(lot), Decimal(10), leverage_max, Decimal(maintenance_rate))
 
 
-MARKETS: Final[Mapping[str, Market]] = {
-    market.symbol: market
-    for market in (
-        _market("BTC", "0.1", "0.00001", 40, "0.0125"),
-        _market("ETH", "0.01", "0.0001", 25, "0.02"),
-        _market("SOL", "0.001", "0.001", 20, "0.025"),
+SIMULATED_MARKETS: Final[Mapping[str, SimulatedMarket]] = {
+    row.rules.symbol: row
+    for row in (
+        SimulatedMarket(
+            _market("BTC", "0.1", "0.00001", 40, "0.0125"),
+            Character(level=95_000, beta=1.0, own_volatility=0.22, minute_volume=1_500_000),
+            Calm(half_spread_bp=0.1, depth=300_000),
+        ),
+        SimulatedMarket(
+            _market("ETH", "0.01", "0.0001", 25, "0.02"),
+            Character(level=3_000, beta=1.2, own_volatility=0.40, minute_volume=900_000),
+            Calm(half_spread_bp=0.3, depth=200_000),
+        ),
+        SimulatedMarket(
+            _market("SOL", "0.001", "0.001", 20, "0.025"),
+            Character(level=200, beta=1.4, own_volatility=0.55, minute_volume=500_000),
+            Calm(half_spread_bp=0.6, depth=100_000),
+        ),
     )
 }
-"""The paper markets; a venue's own figures replace these when a venue is the source."""
+"""Every market that this build simulates. The rules of venues, where they differ, are in `presets`."""
+
+MARKETS: Final[Mapping[str, Market]] = {symbol: row.rules for symbol, row in SIMULATED_MARKETS.items()}
+"""The rules of the paper markets; a venue's own replace these when a venue is the source."""
 
 
 def untimely(at: datetime, now: datetime) -> str | None:
@@ -153,6 +196,14 @@ class Quote:
         """Return the quote of a two-sided book: its mark is the mid of the best bid and ask."""
         bid, ask = book.bids[0].price, book.asks[0].price
         return cls(book.symbol, book.at, bid, ask, (bid + ask) / 2, lambda: book)
+
+
+def refusal_to_trade(quote: Quote | None, symbol: str, now: datetime) -> str | None:
+    """Return why a market's latest quote cannot be traded on now; None when it can."""
+    if quote is None:
+        return f"there is no price for {symbol} yet"
+    why = untimely(quote.at, now)
+    return None if why is None else f"the last {symbol} price is of {iso(quote.at)}, {why}"
 
 
 class Tick(msgspec.Struct, frozen=True):

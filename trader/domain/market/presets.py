@@ -20,7 +20,11 @@ def _market(
 
 
 def _by_symbol(*markets: Market) -> Mapping[str, Market]:
-    return {market.symbol: market for market in markets}
+    """Return a preset's markets by symbol. Raise `ValueError` when one of this build's is missing."""
+    rules = {market.symbol: market for market in markets}
+    if rules.keys() != MARKETS.keys():
+        raise ValueError(f"a preset needs the rules of {', '.join(MARKETS)}; this one has those of {', '.join(rules)}")
+    return rules
 
 
 _LIGHTER: Final = _by_symbol(

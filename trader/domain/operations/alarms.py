@@ -94,13 +94,13 @@ def add(held: AllHeld, alarm: Alarm, at: datetime) -> AllHeld:
 
 
 def add_conditions(
-    held: AllHeld, before: Set[AlarmCause], found: Sequence[Alarm], at: datetime, now_s: float
+    held: AllHeld, before: Set[AlarmCause], present: Sequence[Alarm], at: datetime, now_s: float
 ) -> AllHeld:
     """Return what is held with the conditions that have begun, and those that last and are due again.
 
     `before` are the causes of the conditions at the last look; each cause is found once at most.
     """
-    for alarm in found:
+    for alarm in present:
         known = held.get(alarm.cause, HeldNotice())
         if alarm.cause not in before or (known.waiting is None and known.may_send(now_s)):
             held = add(held, alarm, at)

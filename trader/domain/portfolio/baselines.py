@@ -4,7 +4,7 @@ A model's result means little alone. Three kinds of accounts show what anybody w
 one that buys every market in equal parts at its start and holds it, and the rule agent of each variant.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Final, NamedTuple
@@ -20,6 +20,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.ledger import ClosedTrade, Posting, RateOfHour, Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderSide
 from trader.domain.exchange.tick_rules import Moment
+from trader.domain.market.markets import canonical_symbol, refusal_to_trade
 from trader.domain.models import VariantId
 from trader.domain.money import ONE, ZERO, divide, floor_to
 
@@ -38,37 +39,6 @@ class Baseline(NamedTuple):
     variant: VariantId | None = None
 
 
-class EquityMarks(msgspec.Struct, frozen=True):
-    """What an agent needs of the hourly equity of its run, without the hours, of which a season has thousands.
-
-    `last` is the equity of the hour `hour`, `earlier_peak` the highest of the hours before, and `before_day` the last
-    one before the day of the hour.
-    """
-
-    hour: datetime | None = None
-    last: Decimal | None = None
-    earlier_peak: Decimal | None = None
-    before_day: Decimal | None = None
-
-    def noted(self, hour: datetime, equity: Decimal) -> "EquityMarks":
-        """Return the marks with the equity of an hour, which replaces an earlier value of the same hour."""
-        if self.hour is None or self.last is None:
-            return EquityMarks(hour, equity)
-        if self.hour == hour:
-            return msgspec.structs.replace(self, last=equity)
-        is_new_day = self.hour.date() < hour.date()
-        return EquityMarks(hour, equity, self.peak, self.last if is_new_day else self.before_day)
-
-    @property
-    def peak(self) -> Decimal | None:
-        """The highest equity of all hours."""
-        return max((one for one in (self.earlier_peak, self.last) if one is not None), default=None)
-
-    def before(self, day: date) -> Decimal | None:
-        """Return the last equity before a day, that of the last hour or a later one."""
-        return self.last if self.hour is not None and self.hour.date() < day else self.before_day
-
-
 HOLD_NOTHING: Final = Baseline("baseline/hold-nothing", "Hold nothing")
 BUY_AND_HOLD: Final = Baseline("baseline/buy-and-hold", "Buy and hold")
 
@@ -76,6 +46,49 @@ BUY_AND_HOLD: Final = Baseline("baseline/buy-and-hold", "Buy and hold")
 def rule_agent(variant: VariantId) -> Baseline:
     """Return the baseline of a variant's rule agent."""
     return Baseline(f"baseline/{variant.value.lower()}-rules", f"{variant.value} rule agent", variant)
+
+
+def baselines_beside(variants: Collection[VariantId]) -> list[Baseline]:
+    """Return the baselines to follow beside models of these variants."""
+    return [HOLD_NOTHING, BUY_AND_HOLD, *(rule_agent(variant) for variant in VariantId if variant in variants)]
+
+
+class EquityMarks(msgspec.Struct, frozen=True):
+    """What an agent needs of the recorded equity of its run, without the hours, of which a season has thousands.
+
+    `last` is the last equity of the hour `hour`, `earlier_peak` the highest of the hours before, `before_day` the last
+    one before the day of the hour, and `lowest` the lowest of all recorded on that day.
+    """
+
+    hour: datetime | None = None
+    last: Decimal | None = None
+    earlier_peak: Decimal | None = None
+    before_day: Decimal | None = None
+    lowest: Decimal | None = None
+
+    def noted(self, at: datetime, equity: Decimal) -> "EquityMarks":
+        """Return the marks with an equity recorded later than all others."""
+        hour = at.replace(minute=0, second=0, microsecond=0)
+        if self.hour is None or self.last is None:
+            return EquityMarks(hour, equity, lowest=equity)
+        is_new_day = self.hour.date() < hour.date()
+        lowest = equity if is_new_day or self.lowest is None else min(self.lowest, equity)
+        if self.hour == hour:
+            return msgspec.structs.replace(self, last=equity, lowest=lowest)
+        return EquityMarks(hour, equity, self.peak, self.last if is_new_day else self.before_day, lowest)
+
+    @property
+    def peak(self) -> Decimal | None:
+        """The highest equity of all hours."""
+        return max((equity for equity in (self.earlier_peak, self.last) if equity is not None), default=None)
+
+    def before(self, day: date) -> Decimal | None:
+        """Return the last equity before a day, that of the last hour or a later one."""
+        return self.last if self.hour is not None and self.hour.date() < day else self.before_day
+
+    def lowest_on(self, day: date) -> Decimal | None:
+        """Return the lowest equity recorded on the day of the last hour or a later one; None when none was."""
+        return self.lowest if self.hour is not None and self.hour.date() == day else None
 
 
 class BaselineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +110,10 @@ class BaselineState(msgspec.Struct, frozen=True, kw_only=True):
     def stats(self) -> ObservedStats:
         """The record that the agent is shown."""
         return observe_record(trades=self.trade_count, wins=self.wins, losses=self.losses, won=self.won, lost=self.lost)
+
+    def saved(self) -> "BaselineState":
+        """Return the state as it is saved: the depth that the account took comes back."""
+        return msgspec.structs.replace(self, account=msgspec.structs.replace(self.account, taken={}))
 
     def after(self, posting: Posting) -> "BaselineState":
         """Return the state after a change of the account."""
@@ -140,7 +157,6 @@ def _observed(trade: ClosedTrade) -> ObservedTrade:
 
 def carry_out(
     decision: Change,
-    symbol: str,
     context: RiskContext,
     limits: VariantLimits,
     moment: Moment,
@@ -148,7 +164,9 @@ def carry_out(
     rate_of_hour: RateOfHour,
 ) -> Posting | str:
     """Return how a decision of a rule agent changes the account of the context, by guard and exchange, or why not."""
-    account = context.account
+    account, symbol = context.account, canonical_symbol(decision.symbol)
+    if (refusal := refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at)) is not None:
+        return refusal
     verdict = judge(decision, symbol, context, limits)
     match verdict:
         case Refusal():
@@ -160,16 +178,13 @@ def carry_out(
             return rules_of_exchange.place(account, order, moment, rules, rate_of_hour)
 
 
-def equal_parts(account: Account, moment: Moment, rules: Rules) -> list[Order]:
-    """Return the orders that buy every market with an equal part of the capital, unleveraged, fees included."""
+def buy_every_market(account: Account, moment: Moment, rules: Rules, rate_of_hour: RateOfHour) -> Iterator[Posting]:
+    """Yield the changes of the account as it buys every market with an equal part of its capital, without leverage."""
     part = divide(account.run.initial_capital * INVESTED, Decimal(len(rules.markets)))
-    return [
-        Order(
-            account_id=account.id,
-            symbol=symbol,
-            side=OrderSide.BUY,
-            quantity=floor_to(divide(part, moment.quotes[symbol].ask * (1 + rules.taker_rate)), market.lot),
-            leverage=ONE,
-        )
-        for symbol, market in sorted(rules.markets.items())
-    ]
+    for symbol, market in sorted(rules.markets.items()):
+        price_with_fee = moment.quotes[symbol].ask * (1 + rules.taker_rate)
+        quantity = floor_to(divide(part, price_with_fee), market.lot)
+        order = Order(account_id=account.id, symbol=symbol, side=OrderSide.BUY, quantity=quantity, leverage=ONE)
+        posting = rules_of_exchange.place(account, order, moment, rules, rate_of_hour)
+        account = posting.account
+        yield posting

@@ -7,7 +7,7 @@ comparisons that are made at once.
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
@@ -81,15 +81,15 @@ def mean_series(series: Sequence[ReturnSeries]) -> ReturnSeries | None:
     """
     if not series:
         return None
-    start, end = min(one.start for one in series), max(one.end for one in series)
+    start, end = min(replicate.start for replicate in series), max(replicate.end for replicate in series)
     hours = (end - start) // _HOUR
     total, count, observed = np.zeros(hours), np.zeros(hours), np.zeros(hours, dtype=np.bool_)
-    for one in series:
-        first = (one.start - start) // _HOUR
-        part = slice(first, first + len(one.values))
-        total[part] += one.values
+    for replicate in series:
+        first = (replicate.start - start) // _HOUR
+        part = slice(first, first + len(replicate.values))
+        total[part] += replicate.values
         count[part] += 1
-        observed[part] |= one.mask
+        observed[part] |= replicate.mask
     return ReturnSeries(start, total / np.maximum(count, 1), observed)
 
 
@@ -98,8 +98,8 @@ def _observed(values: Returns, mask: Observed | None) -> Returns:
     if mask is None or mask.all():
         return values
     with np.errstate(invalid="ignore"):  # an account that lost everything
-        found: Returns = np.diff(np.cumsum(values)[mask], prepend=0.0)
-    return found
+        returns: Returns = np.diff(np.cumsum(values)[mask], prepend=0.0)
+    return returns
 
 
 class EquitySeries:
@@ -168,8 +168,8 @@ class Statement(NamedTuple):
 
     def reversed(self) -> "Statement":
         """Return the statement about the other account of a comparison."""
-        found = self.estimate
-        return self if found is None else self._replace(estimate=found._replace(mean=-found.mean))
+        estimate = self.estimate
+        return self if estimate is None else self._replace(estimate=estimate._replace(mean=-estimate.mean))
 
     @property
     def p_value(self) -> float:
@@ -199,7 +199,7 @@ class Statement(NamedTuple):
 class Pair(NamedTuple):
     """Two accounts that are compared. A reason that is given stands in the way of any statement."""
 
-    one: ReturnSeries | None
+    first: ReturnSeries | None
     other: ReturnSeries | None
     reasons: Sequence[str | None] = ()
 
@@ -214,9 +214,9 @@ def state_returns(accounts: Iterable[tuple[ReturnSeries | None, int | None]]) ->
     return _state_all([_own_returns(series, trades) for series, trades in accounts])
 
 
-def compare(one: ReturnSeries | None, other: ReturnSeries | None, *reasons: str | None) -> Statement:
+def compare(first: ReturnSeries | None, other: ReturnSeries | None, *reasons: str | None) -> Statement:
     """Return what the paired differences of two accounts say, over the hours that both have."""
-    return compare_all([Pair(one, other, reasons)])[0]
+    return compare_all([Pair(first, other, reasons)])[0]
 
 
 def compare_all(pairs: Iterable[Pair]) -> list[Statement]:
@@ -231,18 +231,18 @@ def _own_returns(series: ReturnSeries | None, trades: int | None) -> Returns | S
 
 
 def _differences(
-    one: ReturnSeries | None, other: ReturnSeries | None, reasons: Sequence[str | None]
+    first: ReturnSeries | None, other: ReturnSeries | None, reasons: Sequence[str | None]
 ) -> Returns | Statement:
     """Return the paired differences, or a statement that has only a reason."""
-    if one is None or other is None:
+    if first is None or other is None:
         return Statement(0, None, next(filter(None, reasons), "there are no whole hours of both yet"))
-    start, end = max(one.start, other.start), min(one.end, other.end)
+    start, end = max(first.start, other.start), min(first.end, other.end)
     if start >= end:
         return Statement(0, None, "the two have no hour in common")
-    one, other = one.within(start, end), other.within(start, end)
+    first, other = first.within(start, end), other.within(start, end)
     with np.errstate(invalid="ignore"):  # two accounts that lost everything in the same hour
-        difference = one.values - other.values
-    mask = None if one.observed is None and other.observed is None else one.mask & other.mask
+        difference = first.values - other.values
+    mask = None if first.observed is None and other.observed is None else first.mask & other.mask
     return _checked(_observed(difference, mask), "common hour", *reasons)
 
 
@@ -266,14 +266,14 @@ def _checked(returns: Returns, what: str, *reasons: str | None) -> Returns | Sta
 
 
 def _state_all(samples: Sequence[Returns | Statement]) -> list[Statement]:
-    found = iter(estimates([sample for sample in samples if not isinstance(sample, Statement)]))
-    return [sample if isinstance(sample, Statement) else _stated(next(found)) for sample in samples]
+    computed = iter(estimates([sample for sample in samples if not isinstance(sample, Statement)]))
+    return [sample if isinstance(sample, Statement) else _stated(next(computed)) for sample in samples]
 
 
-def _stated(found: Estimate) -> Statement:
-    if not found.has_spread:
-        return Statement(found.hours, None, "no hour differs from another")
-    return Statement(found.hours, found)
+def _stated(estimate: Estimate) -> Statement:
+    if not estimate.has_spread:
+        return Statement(estimate.hours, None, "no hour differs from another")
+    return Statement(estimate.hours, estimate)
 
 
 class Verdict(NamedTuple):
@@ -325,3 +325,47 @@ def judge_neighbours(statements: Sequence[Statement], entrants: int | None = Non
 
 def _is_ahead(statement: Statement) -> bool:
     return statement.estimate is not None and statement.estimate.mean > 0
+
+
+class ReplicateNoise(NamedTuple):
+    """What several accounts of one configuration did in the hours that all of them have.
+
+    `spread_percent` is the standard deviation (ddof 1) of their returns over these hours, in percent. `noise_percent`
+    is the share of the variance of an hour in which they differ from each other; the rest they have in common.
+    """
+
+    model_ids: Sequence[str]
+    hours: int
+    lowest_percent: float
+    highest_percent: float
+    spread_percent: float
+    noise_percent: float | None
+
+
+def split_variance(replicates: Mapping[str, ReturnSeries]) -> ReplicateNoise | None:
+    """Return the split of the variance; None when they have too few hours in common.
+
+    A one-way analysis of variance with the hours as groups: the mean square within hours is the replicates' own noise,
+    the mean square between hours, less that, the market's part times the number of replicates.
+    """
+    series = replicates.values()
+    start, end = max(each.start for each in series), min(each.end for each in series)
+    if start >= end:
+        return None
+    common = [each.within(start, end) for each in series]
+    returns = np.stack([each.values for each in common])[:, np.all([each.mask for each in common], axis=0)]
+    if (hours := returns.shape[1]) < HOURS_MIN:
+        return None
+    if not np.isfinite(returns).all():
+        return None
+    totals = [percent(float(total)) for total in returns.sum(axis=1)]
+    own = float(np.mean(np.var(returns, axis=0, ddof=1)))
+    shared = max(0.0, float(np.var(returns.mean(axis=0), ddof=1)) - own / len(replicates))
+    return ReplicateNoise(
+        model_ids=sorted(replicates),
+        hours=hours,
+        lowest_percent=min(totals),
+        highest_percent=max(totals),
+        spread_percent=float(np.std(totals, ddof=1)),
+        noise_percent=100 * own / (own + shared) if own + shared > 0 else None,
+    )

@@ -1,11 +1,15 @@
-"""Equity histories: the windows, buckets of time and resolutions they are shown in, and averages by hour."""
+"""Equity: snapshots of accounts, and the windows, buckets, resolutions and hourly averages of their histories."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple
+from uuid import UUID
 
+import msgspec
+
+from trader.domain.exchange.account import Account, unrealized
 from trader.domain.money import ZERO, divide
 
 Window = Literal["24h", "7d", "30d"]
@@ -70,12 +74,13 @@ def minute_end(moment: datetime) -> datetime:
 
 def average_by_hour(histories: Iterable[Sequence[Point]]) -> list[Point]:
     """Return the plain average of the histories that have a value at each hour, rounded to 8 decimals, ascending."""
-    found: defaultdict[datetime, list[Decimal]] = defaultdict(list)
+    by_hour: defaultdict[datetime, list[Decimal]] = defaultdict(list)
     for history in histories:
         for point in history:
-            found[point.hour].append(point.value)
+            by_hour[point.hour].append(point.value)
     return [
-        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8)) for hour, values in sorted(found.items())
+        Point(hour, round(divide(sum(values, ZERO), Decimal(len(values))), 8))
+        for hour, values in sorted(by_hour.items())
     ]
 
 
@@ -87,3 +92,29 @@ def choose_resolution(start: datetime, end: datetime, points_max: int, raw_since
         if end - start <= _SUITED_SPANS[resolution] and points <= points_max and available:
             return resolution
     return "1d"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The worth of an account at one moment. `net_portfolio = cash + unrealized_pnl`."""
+
+    account_id: str
+    run_id: UUID
+    net_portfolio: Decimal
+    cash: Decimal
+    unrealized_pnl: Decimal
+    created_at: datetime
+
+
+def value_account(account: Account, marks: Mapping[str, Decimal], at: datetime) -> Snapshot | None:
+    """Return the account's worth at the marks; None when one of its markets has no price yet."""
+    if not account.positions.keys() <= marks.keys():
+        return None
+    gain = unrealized(account, marks)
+    return Snapshot(
+        account_id=account.id,
+        run_id=account.run.id,
+        net_portfolio=account.cash + gain,
+        cash=account.cash,
+        unrealized_pnl=gain,
+        created_at=at,
+    )

@@ -119,7 +119,7 @@ def estimates(series: Sequence[Returns]) -> list[Estimate]:
     places: dict[int, list[int]] = {}
     for place, returns in enumerate(series):
         places.setdefault(len(returns), []).append(place)
-    found: dict[int, Estimate] = {}
+    by_place: dict[int, Estimate] = {}
     for hours, alike in places.items():
         if hours < HOURS_MIN:
             raise ValueError(f"{hours} hours are too few for an interval, which needs {HOURS_MIN}")
@@ -130,8 +130,8 @@ def estimates(series: Sequence[Returns]) -> list[Estimate]:
             freedom = transforms.shape[-1]
             means, sums = np.mean(rows, axis=-1).tolist(), np.sum(transforms**2, axis=-1).tolist()
             for place, mean, total in zip(chosen, means, sums, strict=True):
-                found[place] = Estimate(hours, mean, total / freedom, freedom)
-    return [found[place] for place in range(len(series))]
+                by_place[place] = Estimate(hours, mean, total / freedom, freedom)
+    return [by_place[place] for place in range(len(series))]
 
 
 def cosine_transforms(returns: Returns) -> NDArray[np.float64]:
@@ -143,8 +143,8 @@ def cosine_transforms(returns: Returns) -> NDArray[np.float64]:
     freedom = max(4, round(0.4 * hours ** (2 / 3)))
     turns = np.exp(-0.5j * math.pi * np.arange(1, freedom + 1) / hours)
     turned = np.fft.rfft(returns, 2 * hours)[..., 1 : freedom + 1] * turns
-    found: NDArray[np.float64] = math.sqrt(2 / hours) * turned.real
-    return found
+    coefficients: NDArray[np.float64] = math.sqrt(2 / hours) * turned.real
+    return coefficients
 
 
 def percent(log_return: float) -> float:

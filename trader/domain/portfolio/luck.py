@@ -150,33 +150,33 @@ class Markets:
     """The candles and terms of several markets side by side: markets × candles."""
 
     def __init__(self, prices: Sequence[Prices], costs: Sequence[Costs]) -> None:
-        self.count = min(one.count for one in prices)
-        self.open = np.stack([one.open[: self.count] for one in prices])
-        self.low = np.stack([one.low[: self.count] for one in prices])
-        self.high = np.stack([one.high[: self.count] for one in prices])
-        self.funded = np.stack([one.funded[: self.count] for one in prices])
-        self.taker = np.array([one.taker_rate for one in costs])
-        self.maintenance = np.array([one.maintenance_rate for one in costs])
-        self.liquidation = np.array([one.taker_rate + one.liquidation_rate for one in costs])
-        self.leverage = np.array([one.leverage_max for one in costs])
+        self.count = min(market.count for market in prices)
+        self.open = np.stack([market.open[: self.count] for market in prices])
+        self.low = np.stack([market.low[: self.count] for market in prices])
+        self.high = np.stack([market.high[: self.count] for market in prices])
+        self.funded = np.stack([market.funded[: self.count] for market in prices])
+        self.taker = np.array([cost.taker_rate for cost in costs])
+        self.maintenance = np.array([cost.maintenance_rate for cost in costs])
+        self.liquidation = np.array([cost.taker_rate + cost.liquidation_rate for cost in costs])
+        self.leverage = np.array([cost.leverage_max for cost in costs])
         self._swings = self._largest_swings()
 
     def _largest_swings(self) -> Floats:
         """Return how far any price went from an open within 1, 2, 4, 8, … candles, in parts of the open."""
-        low, high, found = self.low, self.high, []
+        low, high, swings = self.low, self.high, []
         while True:
             opens = self.open[:, : low.shape[1]]
-            found.append(float(max((high / opens).max() - 1, 1 - (low / opens).min())))
-            width = 2 ** (len(found) - 1)
+            swings.append(float(max((high / opens).max() - 1, 1 - (low / opens).min())))
+            width = 2 ** (len(swings) - 1)
             if low.shape[1] <= width:
-                return np.array([*found, np.inf])
+                return np.array([*swings, np.inf])
             low, high = np.minimum(low[:, :-width], low[:, width:]), np.maximum(high[:, :-width], high[:, width:])
 
     def swing_within(self, candles: Integers) -> Floats:
         """Return a bound on how far any price goes from an open within so many candles, in parts of the open."""
         levels = np.ceil(np.log2(np.maximum(candles, 1))).astype(np.int64)
-        found: Floats = self._swings[np.minimum(levels, len(self._swings) - 1)]
-        return found
+        limits: Floats = self._swings[np.minimum(levels, len(self._swings) - 1)]
+        return limits
 
 
 def final_equities(own: Sequence[Sequence[OwnTrade]], drawn: Sequence[Drawn], markets: Markets) -> Floats:

@@ -64,7 +64,6 @@ class Summary(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the arithmetic mean."""
     return math.fsum(values) / len(values) if values else None
 
 
@@ -241,8 +240,8 @@ def decision_quality(decisions: Sequence[tuple[float, float]]) -> float | None:
     confidence_mean, pnl_mean = math.fsum(confidences) / len(decisions), math.fsum(pnls) / len(decisions)
     # Scaled to one, so that squares of tiny or huge values neither vanish nor overflow.
     sureness, outcome = _scaled(confidences, confidence_mean), _scaled(pnls, pnl_mean)
-    together = math.fsum(one * other for one, other in zip(sureness, outcome, strict=True))
-    apart = math.sqrt(math.fsum(one * one for one in sureness) * math.fsum(one * one for one in outcome))
+    together = math.fsum(sure * other for sure, other in zip(sureness, outcome, strict=True))
+    apart = math.sqrt(math.fsum(sure * sure for sure in sureness) * math.fsum(sure * sure for sure in outcome))
     return max(-1.0, min(1.0, together / apart))
 
 

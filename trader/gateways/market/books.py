@@ -11,9 +11,9 @@ from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
 from math import ceil, exp, floor, log, sqrt
-from typing import Final, NamedTuple
+from typing import Final
 
-from trader.domain.market.markets import Book, Level, Market, Quote
+from trader.domain.market.markets import SIMULATED_MARKETS, Book, Level, Market, Quote
 from trader.gateways.market.files import Minutes, Row
 
 NEARER_S: Final = 20
@@ -86,16 +86,6 @@ def levels(market: Market, best_ticks: int, steps_ticks: Iterable[int], sizes: I
     return tuple(side)
 
 
-class Calm(NamedTuple):
-    """The book of a market in a usual minute: half its spread in basis points, and the depth of one side within 2 basis
-    points of the mid, in quote currency."""
-
-    half_spread_bp: float
-    depth: float
-
-
-_CALM: Final = {"BTC": Calm(0.1, 300_000), "ETH": Calm(0.3, 200_000), "SOL": Calm(0.6, 100_000)}
-_CALM_ELSEWHERE: Final = Calm(1.0, 50_000)
 _DEPTH_WITHIN_BP: Final = 2.0
 _OFFSETS_BP: Final = (0.0, 0.25, 0.5, 0.8, 1.2, 1.8, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 """Distances of the levels from the best price in a calm book. They grow with the square root of the stress."""
@@ -131,7 +121,7 @@ class BookModel:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._calm = _CALM.get(grid.market.symbol, _CALM_ELSEWHERE)
+        self._calm = SIMULATED_MARKETS[grid.market.symbol].calm
         # Of the levels within 2 basis points of the mid, the last one counts in part: the depth is right on average.
         self._reach_bp = _DEPTH_WITHIN_BP - self._calm.half_spread_bp
 

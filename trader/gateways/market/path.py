@@ -21,6 +21,8 @@ from math import log, pi, sin, sqrt
 from random import Random
 from typing import Final, NamedTuple
 
+from trader.domain.market.markets import SIMULATED_MARKETS
+
 HOUR_S: Final = 3600
 KNOT_S: Final = 5
 KNOTS: Final = HOUR_S // KNOT_S
@@ -177,21 +179,6 @@ class Walk:
         return path
 
 
-class Character(NamedTuple):
-    """Parameters of a synthetic market: its usual price, its beta to the common factor, the yearly volatility of its
-    own walk, and the volume of a quiet minute in quote currency."""
-
-    level: float
-    beta: float
-    own_volatility: float
-    minute_volume: float
-
-
-CHARACTERS: Final = {
-    "BTC": Character(95_000, 1.0, 0.22, 1_500_000),
-    "ETH": Character(3_000, 1.2, 0.40, 900_000),
-    "SOL": Character(200, 1.4, 0.55, 500_000),
-}
 _FACTOR_VOLATILITY: Final = 0.36
 _FACTOR_HOURS_KEPT: Final = 1250
 """Enough for three hundred candles of 4 h, read market by market; 7 MB."""
@@ -207,8 +194,8 @@ class Paths:
         self.regimes = Regimes(seed)
         self._factor = Walk(seed, "factor", _FACTOR_VOLATILITY, self.regimes, trends=True)
         self._own = {
-            symbol: Walk(seed, symbol, character.own_volatility, self.regimes, trends=False)
-            for symbol, character in CHARACTERS.items()
+            symbol: Walk(seed, symbol, row.character.own_volatility, self.regimes, trends=False)
+            for symbol, row in SIMULATED_MARKETS.items()
         }
         self._factor_hour: Callable[[int], array[float]] = lru_cache(maxsize=_FACTOR_HOURS_KEPT)(self._draw_factor)
         self.hour: Callable[[str, int], Sequence[float]] = lru_cache(maxsize=_HOURS_KEPT)(self._draw_hour)
@@ -227,7 +214,7 @@ class Paths:
         return array("d", path)
 
     def _draw_hour(self, symbol: str, hour: int) -> Sequence[float]:
-        character = CHARACTERS[symbol]
+        character = SIMULATED_MARKETS[symbol].character
         level, beta = log(character.level), character.beta
         own_path = self._own[symbol].hour(hour)
         return [level + beta * common + own for common, own in zip(self._factor_hour(hour), own_path, strict=True)]

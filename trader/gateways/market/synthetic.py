@@ -15,6 +15,7 @@ from trader.domain.market.markets import (
     INTERVALS,
     MARKETS,
     PLAIN_FUNDING_RATE,
+    SIMULATED_MARKETS,
     Candle,
     Interval,
     Market,
@@ -23,7 +24,7 @@ from trader.domain.market.markets import (
 )
 from trader.errors import MarketUnavailable, StartError
 from trader.gateways.market.books import BookModel, Grid, stress
-from trader.gateways.market.path import CHARACTERS, HOUR_S, KNOT_S, KNOTS, Paths
+from trader.gateways.market.path import HOUR_S, KNOT_S, KNOTS, Paths
 from trader.gateways.market.source import Seed
 
 _HOUR = timedelta(hours=1)
@@ -46,9 +47,9 @@ class SyntheticSource:
 
     def __init__(self, seed: int | None, symbols: Sequence[str], markets: Mapping[str, Market] = MARKETS) -> None:
         """Make the source of these markets; None for a seed that is drawn later (`use_seed`)."""
-        if unknown := [symbol for symbol in symbols if symbol not in CHARACTERS]:
+        if unknown := [symbol for symbol in symbols if symbol not in SIMULATED_MARKETS]:
             raise StartError(
-                f"MARKET_SYMBOLS names {', '.join(unknown)}; the synthetic market has {', '.join(CHARACTERS)}"
+                f"MARKET_SYMBOLS names {', '.join(unknown)}; the synthetic market has {', '.join(SIMULATED_MARKETS)}"
             )
         self.identity = self.name
         self.markets: Mapping[str, Market] = {symbol: markets[symbol] for symbol in symbols}
@@ -141,7 +142,7 @@ class _MarketMaker:
         self._name = f"{seed}:{market.symbol}"
         self._market = market
         self._grid = Grid(market)
-        self._character = CHARACTERS[market.symbol]
+        self._character = SIMULATED_MARKETS[market.symbol].character
         self._paths = paths
         self._prices = lru_cache(maxsize=_HOURS_KEPT)(self._make_prices)
         self._model = BookModel(self._grid)

@@ -2,28 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Final
-from uuid import UUID
 
 import msgspec
 
-from trader.domain.agents.guard import LastTrade, RiskContext
-from trader.domain.agents.observation import (
-    LastFill,
-    observe_account,
-    observe_last_action,
-    observe_orders,
-    observe_positions,
-)
+from trader.domain.agents.guard import RiskContext
+from trader.domain.agents.observation import RunHistory, observe_last_action, observe_positions
 from trader.domain.agents.reproduction import CallInputs
 from trader.domain.agents.view import (
     LastAction,
     ObservedMarket,
-    ObservedStats,
-    ObservedTrade,
     Reason,
     VariantLimits,
     View,
@@ -64,23 +55,6 @@ REASON_CHARACTERS: Final = 160
 _log = logging.getLogger("trader.agents")
 
 
-class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows hold of a run up to one booking and hour.
-
-    `peak` is its highest hourly equity and `day_opening` the last one before the day of the hour; None without one.
-    The hours themselves are not kept: those of a season would be most of what the service holds in memory.
-    """
-
-    run_id: UUID
-    sequence: int
-    hour: datetime
-    trades: tuple[ObservedTrade, ...]
-    stats: ObservedStats
-    actions: Mapping[str, LastFill]
-    peak: Decimal | None
-    day_opening: Decimal | None
-
-
 class Observer:
     """Builds views and risk contexts."""
 
@@ -118,15 +92,8 @@ class Observer:
             market = await self._market_view(symbol, intervals, now, last_action)
             if market is not None:
                 markets[symbol] = market
-        return View(
-            at=now,
-            account=observe_account(context, history.peak, self._exchange.rules.taker_rate),
-            positions=observe_positions(account, context.marks, self._exchange.markets),
-            trades=history.trades,
-            stats=history.stats,
-            markets=markets,
-            orders=observe_orders(account),
-        )
+        positions = observe_positions(account, context.marks, self._exchange.markets)
+        return history.view(context, positions, markets, self._exchange.rules.taker_rate)
 
     async def wait_for_price(self, now: datetime) -> None:
         """Wait for the next price of the first market, as long as an order would.
@@ -155,15 +122,13 @@ class Observer:
         marks, quotes = dict(self._exchange.marks()), self._market.quotes()
         if missing := account.positions.keys() - marks.keys():
             raise MarketUnavailable(f"no price yet of {', '.join(sorted(missing))}, where a position is open")
-        return RiskContext(
-            now=now,
-            account=account,
+        return history.risk_context(
+            account,
+            lowest,
+            now,
             marks=marks,
             quoted_at={symbol: quote.at for symbol, quote in quotes.items()},
             leverage_max={symbol: market.leverage_max for symbol, market in self._exchange.markets.items()},
-            day_opening_equity=account.run.initial_capital if history.day_opening is None else history.day_opening,
-            day_lowest_equity=lowest,
-            last_trades={symbol: LastTrade(action.side, action.at) for symbol, action in history.actions.items()},
         )
 
     def call_recorder(self, number: int, limits: VariantLimits, context: RiskContext) -> CallRecorder:

@@ -40,7 +40,7 @@ class AskingEnded(ProviderError):
 
 
 class Spending:
-    """What the answers of one command cost. `budget_usd` is shared by all models; None: no model is asked."""
+    """Spending of one command against its budget, shared by all models. `budget_usd` None: no model is asked."""
 
     def __init__(self, budget_usd: Decimal | None) -> None:
         self.budget_usd = budget_usd
@@ -71,7 +71,7 @@ class Spending:
 
 
 class KeptAnswers:
-    """A provider that answers from a cassette; it asks `inner` for what is missing (None: nobody is asked)."""
+    """Provider that answers from a cassette, and asks `inner` for missing answers (None: nobody is asked)."""
 
     is_remote = True
 
@@ -123,7 +123,7 @@ class KeptAnswers:
         return answer
 
     async def _ask(self, inner: Provider, turn: Turn) -> ModelAnswer:
-        """Ask the provider, whose failures are no part of a backtest: time stands still, and it is asked again."""
+        """Ask the provider, with retries: its failures are no part of a backtest, whose time stands still meanwhile."""
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 return await inner.answer(replace(turn, wait_max_s=WAIT_MAX_S))

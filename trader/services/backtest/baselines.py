@@ -6,41 +6,31 @@ the latency, all of it at once. Their changes are in no ledger, their values are
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from trader.clock import moment_of
 from trader.domain.agents.tools import Change, Decision
 from trader.domain.agents.view import View
-from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.ledger import Posting, Rules, unopened_account
+from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import canonical_symbol, untimely
+from trader.domain.market.markets import untimely
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import (
     BUY_AND_HOLD,
-    HOLD_NOTHING,
-    TRADES_KEPT,
     Baseline,
+    baselines_beside,
+    buy_every_market,
     carry_out,
-    equal_parts,
-    rule_agent,
 )
+from trader.services.backtest.accounts import FIRST_CYCLE, BacktestAccount, MarketPeek, RuleAgentSource, next_minute
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.participant import FIRST_CYCLE, Follower, Glance, RuleAgentSource, next_minute
-from trader.services.backtest.passage import Journal, Passage
+from trader.services.backtest.runner import EventTimeRunner
+from trader.services.portfolio.followed_account import WaitingDecisions
 from trader.settings import Settings
 from trader.variants import VARIANTS
 
 
-class _WaitingDecisions(NamedTuple):
-    """Decisions of a rule agent that wait for the first book at or after `due`."""
-
-    decisions: Sequence[Change]
-    due: datetime
-
-
-class _From:
-    """A rule agent that decides from a second on; without a variant nobody decides anything but then."""
+class _DelayedRuleAgent:
+    """Decision source of a rule agent from a second on; without a variant it is due once, at that second."""
 
     def __init__(self, second: int, variant: VariantId | None) -> None:
         self._second = second
@@ -51,74 +41,53 @@ class _From:
             return self._second
         return None if self._agent is None else self._agent.next_after(second)
 
-    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
-        return () if self._agent is None else self._agent.decide(glance, look)
+    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+        return () if self._agent is None else self._agent.decide(peek, look)
 
 
-class BaselineFollower(Follower):
-    """The account of a baseline."""
-
-    trades_shown = TRADES_KEPT
-
+class BaselineAccount(BacktestAccount):
     def __init__(self, baseline: Baseline, settings: Settings, second: int, opened_at: datetime) -> None:
         account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, opened_at)
         intervals = () if baseline.variant is None else VARIANTS[baseline.variant].intervals
-        super().__init__(_From(second, baseline.variant), intervals, account)
+        super().__init__(_DelayedRuleAgent(second, baseline.variant), intervals, account)
         self.baseline = baseline
 
 
-class BaselinePassage(Passage[BaselineFollower]):
-    """Takes the baselines through the market."""
+class BaselineRunner(EventTimeRunner[BaselineAccount]):
+    """Advances the baselines through market time."""
 
-    def __init__(
-        self,
-        market: BacktestMarket,
-        rules: Rules,
-        latency: timedelta,
-        followers: Sequence[BaselineFollower],
-        journal: Journal,
-    ) -> None:
-        super().__init__(market, rules, followers, journal)
-        self._latency = latency
-
-    def decide(self, one: BaselineFollower, second: int, now: datetime) -> None:
-        """Let a rule agent decide, and buy and hold buy. What still waited for a book is forgotten."""
-        if one.baseline == BUY_AND_HOLD:
+    def decide(self, followed: BaselineAccount, second: int, now: datetime) -> None:
+        """Ask a rule agent for decisions, or let buy and hold buy. Decisions that still wait are dropped."""
+        if followed.baseline == BUY_AND_HOLD:
             moment = Moment(now, *self.prices(second))
-            for order in equal_parts(one.account, moment, self.rules):
-                rate = self.market.funding_rate
-                self.post(one, rules_of_exchange.place(one.account, order, moment, self.rules, rate), second)
-        decisions = [each for each in self.ask(one, second, now) if isinstance(each, Change)]
-        one.waiting = _WaitingDecisions(decisions, now + self._latency) if decisions else None
+            for posting in buy_every_market(followed.account, moment, self.rules, self.market.funding_rate):
+                self.post(followed, posting, second)
+        decisions = [each for each in self.ask(followed, second, now) if isinstance(each, Change)]
+        followed.waiting = WaitingDecisions(decisions, now + self._latency) if decisions else None
 
-    def release(self, one: BaselineFollower, moment: Moment, second: int) -> None:
-        """Pass the decisions that waited through the guard to the exchange."""
-        waiting, variant = one.waiting, one.baseline.variant
-        assert isinstance(waiting, _WaitingDecisions)
+    def release(self, followed: BaselineAccount, moment: Moment, second: int) -> None:
+        """Execute the waiting decisions through the guard and the exchange."""
+        waiting, variant = followed.waiting, followed.baseline.variant
+        assert isinstance(waiting, WaitingDecisions)
         assert variant is not None, "only a rule agent decides"
-        one.waiting = None
+        followed.waiting = None
         for decision in waiting.decisions:
-            symbol = canonical_symbol(decision.symbol)
-            quote = moment.quotes.get(symbol)
-            if quote is None or quote.is_stale(moment.at):
-                continue
-            context, limits = self.context(one, moment, second), VARIANTS[variant].limits
-            found = carry_out(decision, symbol, context, limits, moment, self.rules, self.market.funding_rate)
-            self.post(one, found if isinstance(found, Posting) else None, second)
+            context, limits = self.context(followed, moment, second), VARIANTS[variant].limits
+            outcome = carry_out(decision, context, limits, moment, self.rules, self.market.funding_rate)
+            self.post(followed, outcome if isinstance(outcome, Posting) else None, second)
 
 
 def open_baselines(
     market: BacktestMarket, settings: Settings, variants: Collection[VariantId]
-) -> list[BaselineFollower]:
-    """Return the baselines beside models of these variants, as they open; none when no price of a market ever comes."""
+) -> list[BaselineAccount]:
+    """Return the opening baselines for models of these variants; none when a market never has a price."""
     begin = second = market.span.start
     while not _is_priced(market, second):
         second = next_minute(second)
         if second >= market.span.stop:
             return []
     opened_at = moment_of(second) + (FIRST_CYCLE if second == begin else timedelta(0))
-    agents = [rule_agent(variant) for variant in VariantId if variant in variants]
-    return [BaselineFollower(one, settings, second, opened_at) for one in (HOLD_NOTHING, BUY_AND_HOLD, *agents)]
+    return [BaselineAccount(baseline, settings, second, opened_at) for baseline in baselines_beside(variants)]
 
 
 def _is_priced(market: BacktestMarket, second: int) -> bool:

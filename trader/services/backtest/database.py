@@ -6,21 +6,19 @@ from itertools import zip_longest
 from typing import Final
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from trader.domain.agents.chain import NO_PAYLOAD, ChainRecord, record_digest
 from trader.domain.agents.entrants import Entrant
 from trader.domain.agents.invocations import Invocation
 from trader.domain.exchange.account import Marks
 from trader.domain.exchange.ledger import Posting
 from trader.domain.market.markets import STALE_AFTER
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.errors import StartError
 from trader.services.agents.entrants import Entrants
 from trader.services.agents.payloads import PayloadPacker
 from trader.services.agents.record import InvocationRecord
-from trader.services.backtest.baselines import BaselineFollower
-from trader.services.backtest.participant import Participant
+from trader.services.backtest.accounts import ModelAccount
+from trader.services.backtest.baselines import BaselineAccount
 from trader.services.backtest.sources import AiSource
 from trader.settings import Settings
 from trader.store.agents.chain import update_invocation_closed
@@ -42,14 +40,14 @@ from trader.store.portfolio.baselines import SavedBaseline, upsert_baselines
 from trader.store.portfolio.snapshots import insert_snapshots
 
 BATCH: Final = 4_000
-"""How many postings and snapshots are kept until they are written."""
+"""Postings and snapshots that are buffered before they are written."""
 
 _SEEN_TO_THE_END: Final = STALE_AFTER + timedelta(seconds=1)
 """How long after the last tick a replay ends. A service that resumes there lives no minute a second time."""
 
 
 class DatabaseJournal:
-    """Keeps what happens in a backtest until `write`: what a database has is complete up to one moment.
+    """Journal that buffers a backtest until `write`, so that the database is always complete up to one moment.
 
     Of the invocations of AI models the database has everything that a service records but the inputs of calls; of
     others those that placed orders, without their calls, and how many there were.
@@ -59,8 +57,8 @@ class DatabaseJournal:
         self._database = database
         self._entrants = Entrants(database, settings)
         self._packer = PayloadPacker()
-        self._participants: dict[str, Participant] = {}
-        self._baselines: Sequence[BaselineFollower] = ()
+        self._accounts: dict[str, ModelAccount] = {}
+        self._baselines: Sequence[BaselineAccount] = ()
         self._present: dict[str, Entrant] = {}
         self._invocations: dict[UUID, Invocation] = {}
         self._postings: dict[str, list[Posting]] = {}
@@ -68,39 +66,38 @@ class DatabaseJournal:
         self._kept = 0
         self._term = 0
 
-    def open(self, one: Participant) -> None:
-        """Take a participant, whose model and account `begin` inserts."""
-        self._participants[one.account.id] = one
-        if isinstance(one.source, AiSource):
-            one.source.finished = []
+    def open(self, followed: ModelAccount) -> None:
+        """Receive the account of a model; `begin` inserts both."""
+        self._accounts[followed.account.id] = followed
+        if isinstance(followed.source, AiSource):
+            followed.source.finished = []
 
     def post(self, posting: Posting) -> None:
-        """Take a change of an account."""
+        """Buffer a posting, with the invocation that caused it."""
         self._postings.setdefault(posting.account.id, []).append(posting)
         self._kept += 1
-        one = self._participants[posting.account.id]
-        if posting.answer is not None and one.invocation is not None:
-            self._invocations[one.invocation.id] = Invocation(
-                id=one.invocation.id,
-                model_id=one.model.id,
+        followed = self._accounts[posting.account.id]
+        if posting.answer is not None and followed.invocation is not None:
+            self._invocations[followed.invocation.id] = Invocation(
+                id=followed.invocation.id,
+                model_id=followed.model.id,
                 status="completed",
-                started_at=one.invocation.started_at,
-                finished_at=one.invocation.started_at,
-                entrant=self._present[one.model.id].number,
+                started_at=followed.invocation.started_at,
+                finished_at=followed.invocation.started_at,
+                entrant=self._present[followed.model.id].number,
             )
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Take what an account is worth at a full minute."""
         self._snapshots.append(snapshot)
         self._kept += 1
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is kept that it should be written."""
+        """Whether the buffer should be written."""
         return self._kept >= BATCH
 
     async def begin(
-        self, market_identity: str, start: datetime, end: datetime, baselines: Sequence[BaselineFollower]
+        self, market_identity: str, start: datetime, end: datetime, baselines: Sequence[BaselineAccount]
     ) -> None:
         """Take over an empty database for the market of [start, end], with the models, their entrants and accounts.
 
@@ -115,17 +112,17 @@ class DatabaseJournal:
             await upsert_service_state(conn, DatabaseIdentity(market_identity, "simulated"))
             await ensure_partitions(conn, start, end)
             self._term = await update_term(conn)
-            for one in self._participants.values():
-                await upsert_model(conn, one.model)
-                await insert_account(conn, one.account.id, one.account.run)
-        for one in self._participants.values():
-            entrant = await self._entrants.enter(one.model, start)
-            if not isinstance(one.source, AiSource):
-                entrant = await self._entrants.answered(entrant, one.model.router_model_name, start)
-            self._present[one.model.id] = entrant
+            for followed in self._accounts.values():
+                await upsert_model(conn, followed.model)
+                await insert_account(conn, followed.account.id, followed.account.run)
+        for followed in self._accounts.values():
+            entrant = await self._entrants.enter(followed.model, start)
+            if not isinstance(followed.source, AiSource):
+                entrant = await self._entrants.answered(entrant, followed.model.router_model_name, start)
+            self._present[followed.model.id] = entrant
 
     async def write(self, until: datetime, marks: Marks) -> None:
-        """Write what is kept, of every tick up to `until`, with the marks of that time; all of it or nothing.
+        """Write the buffer, complete for every tick up to `until`, with the marks of that time, in one transaction.
 
         :raises Unavailable: the database did not confirm it
         """
@@ -136,9 +133,10 @@ class DatabaseJournal:
                 await self._write_record(conn, record)
             await self._write_postings(conn)
             await insert_snapshots(conn, self._snapshots)
-            for one in self._participants.values():
-                await upsert_cycles(conn, self._present[one.model.id], one.decisions, one.missed)
-            await upsert_baselines(conn, [_saved(one, until) for one in self._baselines])
+            for followed in self._accounts.values():
+                await upsert_cycles(conn, self._present[followed.model.id], followed.decisions, followed.missed)
+            baselines = [SavedBaseline(each.baseline, each.state.saved(), until) for each in self._baselines]
+            await upsert_baselines(conn, baselines)
             await update_processed_until(conn, self._term, until, marks)
             await update_lived_until(conn, until + _SEEN_TO_THE_END)
         self._invocations, self._postings, self._snapshots, self._kept = {}, {}, [], 0
@@ -146,10 +144,10 @@ class DatabaseJournal:
     async def _take_records(self) -> list[InvocationRecord]:
         """Return the records of AI models since the last time, each with the entrant that its model then was."""
         records: list[InvocationRecord] = []
-        for one in self._participants.values():
-            if isinstance(one.source, AiSource):
-                records += one.source.finished or ()
-                one.source.finished = []
+        for followed in self._accounts.values():
+            if isinstance(followed.source, AiSource):
+                records += followed.source.finished or ()
+                followed.source.finished = []
         for record in records:
             entrant, started_at = self._present[record.model.id], record.invocation.started_at
             if record.answered_by is not None:
@@ -167,10 +165,10 @@ class DatabaseJournal:
 
     async def _write_invocations(self, conn: Connection) -> None:
         """Write the invocations with their links of the chain. One whose orders are in two batches is there already."""
-        for one in self._invocations.values():
-            if await insert_invocation(conn, one):
-                record = ChainRecord(one, self._present[one.model_id], (), ())
-                await update_invocation_closed(conn, one, NO_PAYLOAD, record_digest(record, NO_PAYLOAD))
+        for invocation in self._invocations.values():
+            if await insert_invocation(conn, invocation):
+                record = ChainRecord(invocation, self._present[invocation.model_id], (), ())
+                await update_invocation_closed(conn, invocation, NO_PAYLOAD, record_digest(record, NO_PAYLOAD))
 
     async def _write_postings(self, conn: Connection) -> None:
         """Write the postings in order for each account: a statement takes one of each."""
@@ -179,8 +177,3 @@ class DatabaseJournal:
             written = await write_postings(conn, postings, self._term)
             if missing := {posting.account.id for posting in postings} - written:
                 raise StartError(f"Another process has traded {', '.join(sorted(missing))} in this database.")
-
-
-def _saved(one: BaselineFollower, until: datetime) -> SavedBaseline:
-    """Return a baseline as a service saves it; the depth that it took comes back."""
-    return SavedBaseline(one.baseline, replace(one.state, account=replace(one.account, taken={})), until)

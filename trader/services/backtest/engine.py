@@ -1,55 +1,41 @@
-"""Engine of a backtest: the guard and the exchange for the decisions of its participants, in event time.
+"""Engine of a backtest: the guard and the exchange for the decisions of its accounts, in event time.
 
-A participant's orders go one after the other, each to the first book after its latency, as in a service.
+An account's orders go one after the other, each to the first book after its latency, as in a service.
 """
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from trader.clock import iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, judge
 from trader.domain.agents.tools import Change
 from trader.domain.exchange import rules as rules_of_exchange
-from trader.domain.exchange.ledger import Rules
 from trader.domain.exchange.orders import ExitPlan, Order
 from trader.domain.exchange.tick_rules import Moment
-from trader.domain.market.markets import canonical_symbol, untimely
+from trader.domain.market.markets import canonical_symbol, refusal_to_trade, untimely
 from trader.errors import InvalidInput
-from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.participant import LATE, Invocation, Participant, WaitingOrder
-from trader.services.backtest.passage import Journal, Passage
+from trader.services.backtest.accounts import LATE, Invocation, ModelAccount, WaitingOrder
+from trader.services.backtest.runner import EventTimeRunner
 from trader.services.exchange.idempotent_orders import checked
 
 
-class Engine(Passage[Participant]):
-    """Takes participants through the market."""
+class Engine(EventTimeRunner[ModelAccount]):
+    """Advances the accounts of models through market time."""
 
-    def __init__(
-        self,
-        market: BacktestMarket,
-        rules: Rules,
-        latency: timedelta,
-        participants: Sequence[Participant],
-        journal: Journal,
-    ) -> None:
-        super().__init__(market, rules, participants, journal)
-        self._latency = latency
-
-    def decide(self, one: Participant, second: int, now: datetime) -> None:
-        """Let a participant decide, unless its last decisions are not executed yet."""
-        if one.invocation is not None:
-            one.missed += 1
+    def decide(self, followed: ModelAccount, second: int, now: datetime) -> None:
+        """Ask a model for decisions, unless its previous ones are still being executed."""
+        if followed.invocation is not None:
+            followed.missed += 1
             return
-        one.decisions += 1
-        decisions = self.ask(one, second, now)
+        followed.decisions += 1
+        decisions = self.ask(followed, second, now)
         if not decisions:
             return
-        one.invocation = Invocation(one.model, now, decisions)
-        self._execute(one, Moment(now, *self.prices(second)), second)
+        followed.invocation = Invocation(followed.model, now, decisions)
+        self._execute(followed, Moment(now, *self.prices(second)), second)
 
-    def _execute(self, one: Participant, moment: Moment, second: int) -> None:
-        """Pass the decisions that are left through the guard to the exchange, until an order must wait for its book."""
-        invocation = one.invocation
+    def _execute(self, followed: ModelAccount, moment: Moment, second: int) -> None:
+        """Execute the remaining decisions through the guard and the exchange, until an order must wait for its book."""
+        invocation = followed.invocation
         assert invocation is not None
         while invocation.left:
             number, decision = invocation.left.popleft()
@@ -58,39 +44,38 @@ class Engine(Passage[Participant]):
             symbol = canonical_symbol(decision.symbol)
             if symbol not in self.market.markets:
                 continue
-            context = self.context(one, moment, second, viewed_at=invocation.started_at)
-            verdict = judge(decision, symbol, context, one.limits)
+            context = self.context(followed, moment, second, viewed_at=invocation.started_at)
+            verdict = judge(decision, symbol, context, followed.limits)
             match verdict:
                 case ExitPlan():
-                    self._set_plan(one, symbol, verdict, moment, second)
+                    self._set_plan(followed, symbol, verdict, moment, second)
                 case Approved():
-                    self._order(one, verdict.order(one.account.id, invocation.id, number), moment, second)
+                    self._order(followed, verdict.order(followed.account.id, invocation.id, number), moment, second)
                 case Refusal():
                     pass
-            if one.waiting is not None:
+            if followed.waiting is not None:
                 return
-        one.invocation = None
+        followed.invocation = None
 
-    def _set_plan(self, one: Participant, symbol: str, plan: ExitPlan, moment: Moment, second: int) -> None:
-        quote = moment.quotes.get(symbol)
-        if quote is None or quote.is_stale(moment.at):
+    def _set_plan(self, followed: ModelAccount, symbol: str, plan: ExitPlan, moment: Moment, second: int) -> None:
+        if refusal_to_trade(moment.quotes.get(symbol), symbol, moment.at) is not None:
             return
-        posting = rules_of_exchange.set_exit_plan(one.account, symbol, plan, moment, self.rules)
-        self.post(one, None if isinstance(posting, str) else posting, second)
+        posting = rules_of_exchange.set_exit_plan(followed.account, symbol, plan, moment, self.rules)
+        self.post(followed, None if isinstance(posting, str) else posting, second)
 
-    def _order(self, one: Participant, order: Order, moment: Moment, second: int) -> None:
-        """Place an order, or let it wait for the first book after its latency."""
+    def _order(self, followed: ModelAccount, order: Order, moment: Moment, second: int) -> None:
+        """Place an order at once, or queue it for the first book after its latency."""
         try:
             order = checked(order, self.market.markets)
         except InvalidInput:
             return
         refusal = self._refusal_to_wait(order, moment, second)
         if refusal is not None:
-            self.post(one, rules_of_exchange.refuse(one.account, order, refusal, moment.at), second)
+            self.post(followed, rules_of_exchange.refuse(followed.account, order, refusal, moment.at), second)
         elif self._latency:
-            one.waiting = WaitingOrder(order, moment.at + self._latency)
+            followed.waiting = WaitingOrder(order, moment.at + self._latency)
         else:
-            self._place(one, order, moment, second)
+            self._place(followed, order, moment, second)
 
     def _refusal_to_wait(self, order: Order, moment: Moment, second: int) -> str | None:
         """Return why no book can come for an order, or why there is none now where it need not wait; else None."""
@@ -101,16 +86,12 @@ class Engine(Passage[Participant]):
             if last is not None and (why := untimely(moment_of(last), moment.at)) is not None:
                 return f"The last price is of {iso(moment_of(last))}, {why}"
             return None
-        quote = moment.quotes.get(order.symbol)
-        if quote is None:
-            return f"there is no price for {order.symbol} yet"
-        why = untimely(quote.at, moment.at)
-        return None if why is None else f"the last {order.symbol} price is of {iso(quote.at)}, {why}"
+        return refusal_to_trade(moment.quotes.get(order.symbol), order.symbol, moment.at)
 
-    def release(self, one: Participant, moment: Moment, second: int) -> None:
-        """Place the order that waited for this tick, or refuse it when it has waited too long; then go on."""
-        assert one.waiting is not None
-        order, due = one.waiting
+    def release(self, followed: ModelAccount, moment: Moment, second: int) -> None:
+        """Place the order that waited for this tick, or refuse it after too long a wait; then execute the rest."""
+        assert followed.waiting is not None
+        order, due = followed.waiting
         if moment.at - due > LATE:
             refusal = f"No price of {order.symbol} came in time"
         elif order.symbol in moment.updated:
@@ -119,14 +100,14 @@ class Engine(Passage[Participant]):
             refusal = f"The replay ended at {iso(moment.at)}; there are no more prices"
         else:
             return
-        one.waiting = None
+        followed.waiting = None
         now = Moment(moment.at, moment.quotes, moment.marks)
         if refusal is None:
-            self._place(one, order, now, second)
+            self._place(followed, order, now, second)
         else:
-            self.post(one, rules_of_exchange.refuse(one.account, order, refusal, now.at), second)
-        self._execute(one, now, second)
+            self.post(followed, rules_of_exchange.refuse(followed.account, order, refusal, now.at), second)
+        self._execute(followed, now, second)
 
-    def _place(self, one: Participant, order: Order, moment: Moment, second: int) -> None:
+    def _place(self, followed: ModelAccount, order: Order, moment: Moment, second: int) -> None:
         funding_rate = self.market.funding_rate
-        self.post(one, rules_of_exchange.place(one.account, order, moment, self.rules, funding_rate), second)
+        self.post(followed, rules_of_exchange.place(followed.account, order, moment, self.rules, funding_rate), second)

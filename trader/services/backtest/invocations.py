@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from trader.clock import epoch_second, iso, moment_of
 from trader.domain.agents.guard import Approved, Refusal, RiskContext, judge
-from trader.domain.agents.observation import observe_positions
+from trader.domain.agents.observation import RunHistory, observe_positions
 from trader.domain.agents.tools import Change, Decision
 from trader.domain.agents.view import ObservedStats, Reason, VariantLimits, View
 from trader.domain.exchange import rules as rules_of_exchange
@@ -25,19 +25,19 @@ from trader.domain.exchange.ledger import Posting, Rules
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.exchange.tick_rules import Moment
 from trader.domain.market.indicators import Indicators
-from trader.domain.market.markets import Candle, Interval, Market, untimely
+from trader.domain.market.markets import Candle, Interval, Market, refusal_to_trade
 from trader.domain.models import Model
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.domain.portfolio.statistics import EquityPoint, daily_closes, max_drawdown, sharpe_ratio
+from trader.services.backtest.accounts import MarketPeek, ModelAccount
 from trader.services.backtest.engine import Engine
 from trader.services.backtest.market import BacktestMarket, second_of
-from trader.services.backtest.participant import Glance, KnownPast, Participant
-from trader.services.backtest.passage import Journal
+from trader.services.backtest.runner import Journal
 from trader.services.exchange.idempotent_orders import checked
 
 
 class InvokedSource(ABC):
-    """Decides by an invocation, which the engine lets it carry out at each of its times.
+    """Base class of decision sources whose decisions take market time: the engine awaits `invoke` at each due time.
 
     `is_asking`: it waits for others in real time, and other invocations go on meanwhile.
     """
@@ -48,35 +48,35 @@ class InvokedSource(ABC):
     def next_after(self, second: int) -> int | None:
         """Return the second of the first invocation after this one; None when there is no more."""
 
-    def decide(self, _glance: Glance, _look: Callable[[], View]) -> Sequence[Decision]:
-        """Decide nothing at once."""
+    def decide(self, _peek: MarketPeek, _look: Callable[[], View]) -> Sequence[Decision]:
+        """Return no immediate decisions."""
         return ()
 
     @abstractmethod
-    async def invoke(self, access: "Access") -> None:
-        """Carry out the invocation of this moment."""
+    async def invoke(self, session: "AccountSession") -> None:
+        """Run the invocation of this moment."""
 
 
 class OrderedJournal:
-    """Holds what several accounts do at once, and passes it on account by account, whichever was first in real time."""
+    """Journal that buffers the postings of concurrent invocations and forwards them in a fixed order of accounts."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._held: dict[str, list[Posting]] = {}
 
     def hold(self, account_ids: Sequence[str]) -> None:
-        """Hold what these accounts do from now on."""
+        """Buffer the postings of these accounts from now on."""
         self._held = {account_id: [] for account_id in account_ids}
 
     def release(self) -> None:
-        """Pass on what is held, in the order in which the accounts were named."""
+        """Forward the buffered postings, in the order in which the accounts were named."""
         held, self._held = self._held, {}
         for postings in held.values():
             for posting in postings:
                 self._journal.post(posting)
 
     def post(self, posting: Posting) -> None:
-        """Take a change of an account."""
+        """Forward or buffer a posting."""
         held = self._held.get(posting.account.id)
         if held is None:
             self._journal.post(posting)
@@ -84,44 +84,42 @@ class OrderedJournal:
             held.append(posting)
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Take what an account is worth at a full minute."""
         self._journal.snapshot(snapshot)
 
 
 class InvokingEngine(Engine):
-    """An engine whose participants may decide by invocations: `invoke` carries out those that are due."""
+    """An engine whose accounts may decide by invocations: `invoke` carries out those that are due."""
 
     def __init__(
         self,
         market: BacktestMarket,
         rules: Rules,
         latency: timedelta,
-        participants: Sequence[Participant],
+        accounts: Sequence[ModelAccount],
         journal: Journal,
     ) -> None:
         self._ordered = OrderedJournal(journal)
-        super().__init__(market, rules, latency, participants, self._ordered)
-        self._due: list[tuple[Participant, datetime]] = []
+        super().__init__(market, rules, latency, accounts, self._ordered)
+        self._due: list[tuple[ModelAccount, datetime]] = []
         self._answers: dict[str, OrderAnswer] = {}
-        self._stats: dict[str, tuple[KnownPast, ObservedStats]] = {}
+        self._stats: dict[str, tuple[RunHistory, ObservedStats]] = {}
 
     @property
     def is_due(self) -> bool:
-        """Whether an invocation is due."""
         return bool(self._due)
 
     def is_ahead(self, second: int) -> bool:
         """Whether an account has gone further than this second, in an invocation."""
-        return any(one.seen > second for one in self.followers)
+        return any(followed.seen > second for followed in self.accounts)
 
     async def invoke(self) -> None:
-        """Carry out the invocations that are due, at the same time. Raise what the first that failed has raised."""
+        """Run the due invocations concurrently, and raise the error of the first that failed."""
         due, self._due = self._due, []
         invocations, asking = [], []
-        for one, now in due:
-            assert isinstance(one.source, InvokedSource), "only those are due"
-            invocations.append(one.source.invoke(Access(self, one, now)))
-            asking += [one.account.id] if one.source.is_asking else []
+        for followed, now in due:
+            assert isinstance(followed.source, InvokedSource), "only those are due"
+            invocations.append(followed.source.invoke(AccountSession(self, followed, now)))
+            asking += [followed.account.id] if followed.source.is_asking else []
         self._ordered.hold(asking)
         try:
             results = await asyncio.gather(*invocations, return_exceptions=True)
@@ -132,30 +130,30 @@ class InvokingEngine(Engine):
                 raise result
 
     def skip(self) -> None:
-        """Leave out the invocations that are due."""
+        """Skip the due invocations."""
         due, self._due = self._due, []
-        for one, now in due:
-            self._take_snapshots(one, epoch_second(now) + 1)
+        for followed, now in due:
+            self._take_snapshots(followed, epoch_second(now) + 1)
 
-    def _take_snapshots(self, one: Participant, before: int) -> None:
+    def _take_snapshots(self, followed: ModelAccount, before: int) -> None:
         """Take snapshots; that of the minute of a decision which is due comes after its view, as in a service."""
-        due = [epoch_second(now) for each, now in self._due if each is one]
-        super()._take_snapshots(one, min([before, *due]))
+        due = [epoch_second(now) for each, now in self._due if each is followed]
+        super()._take_snapshots(followed, min([before, *due]))
 
-    def decide(self, one: Participant, second: int, now: datetime) -> None:
-        if isinstance(one.source, InvokedSource):
-            self._due.append((one, now))
+    def decide(self, followed: ModelAccount, second: int, now: datetime) -> None:
+        if isinstance(followed.source, InvokedSource):
+            self._due.append((followed, now))
         else:
-            super().decide(one, second, now)
+            super().decide(followed, second, now)
 
-    def _execute(self, one: Participant, moment: Moment, second: int) -> None:
-        if one.invocation is not None:
-            super()._execute(one, moment, second)
+    def _execute(self, followed: ModelAccount, moment: Moment, second: int) -> None:
+        if followed.invocation is not None:
+            super()._execute(followed, moment, second)
 
-    def post(self, one: Participant, posting: Posting | None, second: int) -> None:
-        super().post(one, posting, second)
+    def post(self, followed: ModelAccount, posting: Posting | None, second: int) -> None:
+        super().post(followed, posting, second)
         if posting is not None and posting.answer is not None:
-            self._answers[one.account.id] = posting.answer
+            self._answers[followed.account.id] = posting.answer
 
     # --- what an invocation does --------------------------------------------------------------------------------------
 
@@ -164,41 +162,40 @@ class InvokingEngine(Engine):
         return self.market.markets
 
     def marks_at(self, moment: datetime) -> Mapping[str, Decimal]:
-        """Return the marks of a moment."""
         return self.prices(epoch_second(moment))[1]
 
-    def advance(self, one: Participant, moment: datetime) -> None:
-        """Take an account through every tick up to a moment, and every snapshot before it."""
-        self._advance(one, epoch_second(moment))
-        self._take_snapshots(one, second_of(moment))
+    def advance(self, followed: ModelAccount, moment: datetime) -> None:
+        """Advance an account to a moment: its ticks up to it, and its snapshots before it."""
+        self._advance(followed, epoch_second(moment))
+        self._take_snapshots(followed, second_of(moment))
 
-    def context_of(self, one: Participant, now: datetime) -> RiskContext:
-        """Return what the guard judges an account by."""
+    def context_of(self, followed: ModelAccount, now: datetime) -> RiskContext:
+        """Return the guard's risk context of an account."""
         second = epoch_second(now)
-        context = self.context(one, Moment(now, *self.prices(second)), second)
-        self._stats_of(one, now)
+        context = self.context(followed, Moment(now, *self.prices(second)), second)
+        self._stats_of(followed, now)
         return context
 
-    def _stats_of(self, one: Participant, now: datetime) -> ObservedStats:
-        """Return the record of an account, as of when a service has read its past."""
-        past, known = one.past(now), self._stats.get(one.account.id)
-        if known is not None and known[0] is past:
+    def _stats_of(self, followed: ModelAccount, now: datetime) -> ObservedStats:
+        """Return the statistics of an account as of its last read history, with risk-adjusted figures."""
+        history, known = followed.history(now), self._stats.get(followed.account.id)
+        if known is not None and known[0] is history:
             return known[1]
-        capital = float(one.account.run.initial_capital)
-        series = [EquityPoint(value.hour, float(value.last)) for value in one.curve.hours]
+        capital = float(followed.account.run.initial_capital)
+        series = [EquityPoint(value.hour, float(value.last)) for value in followed.hours]
         drawdown = max_drawdown([capital, *(point.value for point in series)]) if series else None
         stats = replace(
-            one.stats,
+            history.stats,
             sharpe_ratio=sharpe_ratio(daily_closes(series, capital)),
             max_drawdown_percent=None if drawdown is None else drawdown.percent,
         )
-        self._stats[one.account.id] = past, stats
+        self._stats[followed.account.id] = history, stats
         return stats
 
-    def view_of(self, one: Participant, now: datetime, reasons: Sequence[Reason]) -> View:
-        """Return the view that a service shows an AI model."""
-        view, stats = self._view(one, epoch_second(now), now), self._stats_of(one, now)
-        positions = observe_positions(one.account, self.marks_at(now), self.markets)
+    def view_of(self, followed: ModelAccount, now: datetime, reasons: Sequence[Reason]) -> View:
+        """Return an AI model's view, with liquidation prices and its own statistics."""
+        view, stats = self._view(followed, epoch_second(now), now), self._stats_of(followed, now)
+        positions = observe_positions(followed.account, self.marks_at(now), self.markets)
         markets = {  # rule agents look at few of them, an AI model is shown all
             symbol: replace(market, candles=dict(market.candles), indicators=dict(market.indicators))
             for symbol, market in view.markets.items()
@@ -210,45 +207,44 @@ class InvokingEngine(Engine):
         candles = list(self.market.closed_candles(symbol, interval, now))
         return candles, self.market.indicators(symbol, interval, now)
 
-    def place(self, one: Participant, order: Order, now: datetime) -> OrderAnswer:
-        """Place an order, and take its account to the tick that it meets. Raise `InvalidInput`."""
+    def place(self, followed: ModelAccount, order: Order, now: datetime) -> OrderAnswer:
+        """Place an order and advance its account to the tick that answers it. Raises `InvalidInput`."""
         order, second = checked(order, self.markets), epoch_second(now)
-        self._order(one, order, Moment(now, *self.prices(second)), second)
-        while one.waiting is not None:
-            following = self._next_event(one, self.last)
+        self._order(followed, order, Moment(now, *self.prices(second)), second)
+        while followed.waiting is not None:
+            following = self._next_event(followed, self.last)
             if following is None:
-                self._give_up(one, order)
+                self._give_up(followed, order)
             else:
-                self._apply(one, following)
-        return self._answers[one.account.id]
+                self._apply(followed, following)
+        return self._answers[followed.account.id]
 
-    def _give_up(self, one: Participant, order: Order) -> None:
-        one.waiting = None
+    def _give_up(self, followed: ModelAccount, order: Order) -> None:
+        followed.waiting = None
         refusal = f"The replay ended at {iso(moment_of(self.last))}; there are no more prices"
-        self.post(one, rules_of_exchange.refuse(one.account, order, refusal, moment_of(self.last)), self.last)
+        self.post(followed, rules_of_exchange.refuse(followed.account, order, refusal, moment_of(self.last)), self.last)
 
-    def set_plan(self, one: Participant, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
+    def set_plan(self, followed: ModelAccount, symbol: str, plan: ExitPlan, now: datetime) -> str | None:
         """Replace the exit plan of a position. Return why it is refused, or None."""
         second = epoch_second(now)
         moment = Moment(now, *self.prices(second))
-        quote = moment.quotes.get(symbol)
-        why = f"there is no price for {symbol} yet" if quote is None else untimely(quote.at, now)
-        if symbol in one.account.positions and why is not None:
-            return why if quote is None else f"the last {symbol} price is of {iso(quote.at)}, {why}"
-        result = rules_of_exchange.set_exit_plan(one.account, symbol, plan, moment, self.rules)
+        refusal = refusal_to_trade(moment.quotes.get(symbol), symbol, now)
+        if symbol in followed.account.positions and refusal is not None:
+            return refusal
+        result = rules_of_exchange.set_exit_plan(followed.account, symbol, plan, moment, self.rules)
         if isinstance(result, str):
             return result
-        self.post(one, result, second)
+        self.post(followed, result, second)
         return None
 
 
-class Access:
-    """One account during an invocation: the clock, the observer and the exchange of its workflow."""
+class AccountSession:
+    """One account during an invocation: clock, observer and exchange of its workflow."""
 
-    def __init__(self, engine: InvokingEngine, one: Participant, now: datetime) -> None:
+    def __init__(self, engine: InvokingEngine, followed: ModelAccount, now: datetime) -> None:
         self._engine = engine
         self._now = now
-        self.one = one
+        self.followed = followed
         self.reasons: Sequence[Reason] = ()
         """What the model said at the end of its last invocations."""
 
@@ -261,9 +257,8 @@ class Access:
         self.advance_to(moment)
 
     def advance_to(self, moment: datetime) -> None:
-        """Let time pass until a moment."""
         if moment > self._now:
-            self._engine.advance(self.one, moment)
+            self._engine.advance(self.followed, moment)
             self._now = moment
 
     def thinking(self) -> AbstractContextManager[None]:
@@ -272,21 +267,21 @@ class Access:
     # --- observer -----------------------------------------------------------------------------------------------------
 
     async def view(self, _model: Model, _intervals: Sequence[Interval], now: datetime) -> View:
-        return self._engine.view_of(self.one, now, self.reasons)
+        return self._engine.view_of(self.followed, now, self.reasons)
 
     async def wait_for_price(self, now: datetime) -> None:
-        """There is none to wait for: a period begins with a price."""
+        """Return at once: every period of a backtest begins with a price."""
 
     async def risk_context(self, _account_id: str, now: datetime) -> RiskContext:
-        return self._engine.context_of(self.one, now)
+        return self._engine.context_of(self.followed, now)
 
     async def indicators(self, symbol: str, interval: Interval) -> tuple[list[Candle], Indicators]:
         return self._engine.candles_of(symbol, interval, self._now)
 
     def verdict(self, decision: Change, symbol: str, viewed_at: datetime) -> Approved | ExitPlan | Refusal:
-        """Return what the guard makes of a decision about a view."""
-        context = replace(self._engine.context_of(self.one, self._now), viewed_at=viewed_at)
-        return judge(decision, symbol, context, self.one.limits)
+        """Return the guard's verdict on a decision made from the view of `viewed_at`."""
+        context = replace(self._engine.context_of(self.followed, self._now), viewed_at=viewed_at)
+        return judge(decision, symbol, context, self.followed.limits)
 
     def call_recorder(self, _number: int, _limits: VariantLimits, _context: RiskContext) -> "NoInputs":
         return NoInputs()
@@ -301,17 +296,17 @@ class Access:
         return self._engine.marks_at(self._now)
 
     def account(self, _account_id: str) -> Account:
-        return self.one.account
+        return self.followed.account
 
     async def open_account(self, _account_id: str) -> Account:
-        return self.one.account
+        return self.followed.account
 
     async def place_order(self, order: Order) -> OrderAnswer:
         return self.place(order)
 
     def place(self, order: Order) -> OrderAnswer:
-        """Place an order and let time pass until it is answered."""
-        answer = self._engine.place(self.one, order, self._now)
+        """Place an order and advance the account until it is answered."""
+        answer = self._engine.place(self.followed, order, self._now)
         self._now = max(self._now, answer.at)
         return answer
 
@@ -320,11 +315,11 @@ class Access:
 
     def set_plan(self, symbol: str, plan: ExitPlan) -> str | None:
         """Replace the exit plan of a position. Return why it is refused, or None."""
-        return self._engine.set_plan(self.one, symbol, plan, self._now)
+        return self._engine.set_plan(self.followed, symbol, plan, self._now)
 
 
 class NoInputs:
-    """Records nothing of a call: `trader backtest` itself reproduces it."""
+    """Call recorder that records nothing: `trader backtest` itself reproduces every call."""
 
     def refused(self) -> None:
         return None

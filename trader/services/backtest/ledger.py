@@ -7,8 +7,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from trader.domain.exchange.ledger import Posting
-from trader.domain.portfolio.snapshots import Snapshot
-from trader.services.backtest.participant import Participant
+from trader.domain.portfolio.histories import Snapshot
+from trader.services.backtest.accounts import ModelAccount
 from trader.store.exchange.ledger import posting_rows
 
 BUFFER_MAX: Final = 1 << 16
@@ -32,16 +32,16 @@ class LedgerLines:
         self.size = 0
         """How many lines and bytes are written."""
 
-    def open(self, one: Participant) -> None:
-        """Take the beginning of an account's run."""
-        run = msgspec.structs.asdict(one.account.run)
-        self._add("runs", {"account_id": one.account.id, **run, "ended_at": None})
+    def open(self, followed: ModelAccount) -> None:
+        """Write the row of an account's first run."""
+        run = msgspec.structs.asdict(followed.account.run)
+        self._add("runs", {"account_id": followed.account.id, **run, "ended_at": None})
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Leave out what follows from the ledger and the prices."""
+        """Ignore snapshots: they follow from the ledger and the prices."""
 
     def post(self, posting: Posting) -> None:
-        """Take a change of an account."""
+        """Write the rows of a posting."""
         for table, row in posting_rows(posting):
             self._add(table, row)
 
@@ -51,11 +51,11 @@ class LedgerLines:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is kept that it should be written."""
+        """Whether the buffer should be flushed."""
         return len(self._buffer) > BUFFER_MAX
 
     def flush(self) -> None:
-        """Write what is kept. What raises `OSError` has written nothing, and may be called again."""
+        """Write the buffered lines. After an `OSError` nothing of them is in the file, and the call may be repeated."""
         content = bytes(self._buffer)
         written = 0
         try:

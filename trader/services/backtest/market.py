@@ -18,9 +18,9 @@ from trader.clock import epoch_second, floor_time, moment_of
 from trader.domain.agents.view import LastAction, ObservedMarket
 from trader.domain.exchange.account import Marks
 from trader.domain.exchange.tick_rules import Moment, PriceRange, PriceRanges
-from trader.domain.market.indicator_windows import indicators_of_windows, vwaps_of_windows
-from trader.domain.market.indicators import Indicators, SessionVwap, indicators, vwap_fields
+from trader.domain.market.indicators import Indicators, indicators, indicators_of_windows
 from trader.domain.market.markets import INTERVALS, Candle, Interval, Market, Quote
+from trader.domain.market.session_vwap import SessionVwap, vwap_fields, vwaps_of_windows
 from trader.gateways.market.books import CLOSE_S
 from trader.gateways.market.files import Minutes
 from trader.gateways.market.minute_paths import corners
@@ -62,7 +62,7 @@ class _Columns:
 
 
 class _AtSecond(Mapping[str, V]):
-    """What `make` returns of each market seen so far at one second, made when it is first read."""
+    """Lazy mapping from each market seen so far to the value that `make` returns for it at one second."""
 
     __slots__ = ("_known", "_make", "_market", "_second")
 
@@ -91,7 +91,7 @@ class _AtSecond(Mapping[str, V]):
 
 
 class _OfIntervals(Mapping[Interval, V]):
-    """What `make` returns of one market and each interval at one moment, made when it is first read."""
+    """Lazy mapping from each interval to the value that `make` returns for one market at one moment."""
 
     __slots__ = ("_at", "_intervals", "_known", "_make", "_symbol")
 
@@ -105,12 +105,12 @@ class _OfIntervals(Mapping[Interval, V]):
         self._known: dict[Interval, V] = {}
 
     def __getitem__(self, interval: Interval) -> V:
-        found = self._known.get(interval)
-        if found is None:
+        made = self._known.get(interval)
+        if made is None:
             if interval not in self._intervals:
                 raise KeyError(interval)
-            found = self._known[interval] = self._make(self._symbol, interval, self._at)
-        return found
+            made = self._known[interval] = self._make(self._symbol, interval, self._at)
+        return made
 
     def __iter__(self) -> Iterator[Interval]:
         return iter(self._intervals)
@@ -120,7 +120,7 @@ class _OfIntervals(Mapping[Interval, V]):
 
 
 class _Series:
-    """All candles of one market and interval, with what follows from those that a service would know at each."""
+    """All candles of one market and interval, with the indicators that a service would compute at each of them."""
 
     def __init__(self, candles: Sequence[Candle], span: timedelta) -> None:
         self._candles = candles
@@ -128,11 +128,20 @@ class _Series:
         self._opened = [candle.open_time for candle in candles]
         kept = (HISTORY_CANDLES - 1) * span
         self._first = [bisect_left(self._opened, opened - kept) for opened in self._opened]
+        self._of_short_windows: dict[int, Indicators] = {}
 
     @cached_property
-    def indicators(self) -> Sequence[Indicators]:
-        """The indicators at each candle, without a VWAP."""
-        return indicators_of_windows(self._candles, self._first)
+    def _of_whole_windows(self) -> Sequence[Indicators]:
+        return indicators_of_windows(self._candles, HISTORY_CANDLES)
+
+    def indicators(self, place: int) -> Indicators:
+        """Return the indicators at a candle, without a VWAP."""
+        first = self._first[place]
+        if place - first == HISTORY_CANDLES - 1:
+            return self._of_whole_windows[first]
+        if place not in self._of_short_windows:
+            self._of_short_windows[place] = indicators(self._candles[first : place + 1], [])
+        return self._of_short_windows[place]
 
     @cached_property
     def vwaps(self) -> Sequence[SessionVwap | None]:
@@ -164,10 +173,12 @@ class BacktestMarket:
         self.markets: Mapping[str, Market] = source.markets
         self.funding_rate = source.funding_rate
         self._recordings = source.recordings
-        self._series = {key: _Series(found, INTERVALS[key[1]]) for key, found in candles.items()}
+        self._series = {key: _Series(series, INTERVALS[key[1]]) for key, series in candles.items()}
         self._first = (self.span.start - _PRIMED_WITH_S) // 60
         last = self.span.stop // 60 + 1
-        self._columns = {one: _Columns(found, self._first, last) for one, found in self._recordings.items()}
+        self._columns = {
+            symbol: _Columns(recording, self._first, last) for symbol, recording in self._recordings.items()
+        }
         self._ticking: tuple[int, frozenset[str]] = (-1, frozenset())
         self.seen_since = {symbol: self._first_tick(symbol) for symbol in self.markets}
         """The second of each market's first tick."""
@@ -182,7 +193,7 @@ class BacktestMarket:
 
     @classmethod
     async def open(cls, source: ReplaySource, intervals: Collection[Interval]) -> "BacktestMarket":
-        """Return the market of an open source, with candles of these intervals. It prepares the drawing of paths."""
+        """Build the market of an open source, with candles of these intervals, and prepare its price paths."""
         await source.prepare_paths()
         candles = {}
         for symbol, recording in source.recordings.items():
@@ -243,7 +254,6 @@ class BacktestMarket:
         return known
 
     def marks(self, second: int) -> Marks:
-        """Return the marks at this second."""
         known = self._moments.get(second)
         return _AtSecond(self, self.mark, second) if known is None else known.marks
 
@@ -289,7 +299,7 @@ class BacktestMarket:
     # --- price ranges -------------------------------------------------------------------------------------------------
 
     def ranges_of_minutes(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
-        """Return the ranges of the markets over the minutes `first` to `last`, which need not be drawn for it."""
+        """Return the price ranges over the minutes `first` to `last`, from their candles alone."""
         begin, stop = first - self._first, last - self._first + 1
         ranges = {}
         for symbol in symbols:
@@ -298,7 +308,7 @@ class BacktestMarket:
         return PriceRanges(moment_of(last * 60 + CLOSE_S), ranges)
 
     def ranges_of_seconds(self, symbols: Collection[str], first: int, last: int) -> PriceRanges:
-        """Return the ranges of the markets over seconds of one minute."""
+        """Return the price ranges over the seconds `first` to `last` of one minute."""
         minute = first // 60
         ranges = {}
         for symbol in symbols:
@@ -366,15 +376,13 @@ class BacktestMarket:
         if last is None:
             return Indicators()
         if series.is_current(last, now) and day is not None and session.is_current(day, now):
-            vwap = session.vwaps[day]
-            fields = {} if vwap is None else vwap_fields(vwap)
-            return msgspec.structs.replace(series.indicators[last], **fields)
+            return msgspec.structs.replace(series.indicators(last), **vwap_fields(session.vwaps[day]))
         # Within a gap the candles that are kept begin later.
         return indicators(series.closed(now), session.closed(now))
 
 
 def _range(lowest: Decimal, highest: Decimal) -> PriceRange:
-    """Return the range of marks as one of quotes: every ask is above its mark, and every bid below."""
+    """Return a range of marks as a price range. Bids and asks lie on either side of their mark, so it bounds both."""
     return PriceRange(lowest_mark=lowest, highest_mark=highest, lowest_ask=lowest, highest_bid=highest)
 
 

@@ -1,4 +1,4 @@
-"""One backtest: its parts made from settings and models, and what it found of each model."""
+"""Run of a backtest: its parts, made from settings and models, and the result of each model."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -11,12 +11,12 @@ from trader.domain.exchange.account import Marks, equity, unrealized
 from trader.domain.exchange.ledger import ClosedTrade, Posting
 from trader.domain.models import Model, ModelConfiguration, VariantId, rule_model
 from trader.domain.money import ZERO
-from trader.domain.portfolio.snapshots import Snapshot
-from trader.services.backtest.baselines import BaselinePassage, open_baselines
+from trader.domain.portfolio.histories import Snapshot
+from trader.services.backtest.accounts import DecisionSource, ModelAccount, RuleAgentSource, open_model_account
+from trader.services.backtest.baselines import BaselineRunner, open_baselines
 from trader.services.backtest.invocations import InvokingEngine
 from trader.services.backtest.market import BacktestMarket
-from trader.services.backtest.participant import DecisionSource, Participant, RuleAgentSource, open_participant
-from trader.services.backtest.passage import Journal, run_together
+from trader.services.backtest.runner import Journal, run_together
 from trader.services.backtest.sources import AiSource
 from trader.services.exchange.protocol import rules_of
 from trader.settings import Settings
@@ -24,10 +24,10 @@ from trader.store.portfolio.season import AccountReport, TradeOutcome
 
 
 class RunJournal(Journal, Protocol):
-    """Takes what happens to the participants of a backtest."""
+    """Journal of a whole backtest."""
 
-    def open(self, one: Participant) -> None:
-        """Take a participant whose account has just opened."""
+    def open(self, followed: ModelAccount) -> None:
+        """Receive an account that has just opened."""
         ...
 
 
@@ -45,16 +45,16 @@ class Sums:
 
 
 class _Observed:
-    """Passes what happens on to the journals, and adds it up."""
+    """Journal that forwards everything to other journals, and sums it per account."""
 
     def __init__(self, journals: Sequence[RunJournal]) -> None:
         self._journals = journals
         self.sums: dict[str, Sums] = {}
 
-    def open(self, one: Participant) -> None:
-        self.sums[one.account.id] = Sums()
+    def open(self, followed: ModelAccount) -> None:
+        self.sums[followed.account.id] = Sums()
         for journal in self._journals:
-            journal.open(one)
+            journal.open(followed)
 
     def post(self, posting: Posting) -> None:
         self.sums[posting.account.id].add(posting)
@@ -67,7 +67,7 @@ class _Observed:
 
 
 class _Unbooked:
-    """Passes on what baselines are worth. Their changes are in no ledger."""
+    """Journal of the baselines: forwards their snapshots and drops their postings, which are in no ledger."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
         self._journals = journals
@@ -81,7 +81,7 @@ class _Unbooked:
 
 
 class Backtest:
-    """A backtest over an open source. `run` may be left before its end: what was done until then stands."""
+    """A backtest over an open source. `run` may be stopped early; the results until then are valid."""
 
     def __init__(
         self, market: BacktestMarket, settings: Settings, models: Sequence[tuple[Model, DecisionSource]],
@@ -91,29 +91,29 @@ class Backtest:
         self.starts_at, self.ends_at = moment_of(market.span.start), moment_of(market.span.stop - 1)
         self._reached = market.span.start
         self._observed = _Observed(journals)
-        self.participants = [
-            open_participant(model, source, settings.initial_capital, settings.quote_currency, self.starts_at)
+        self.accounts = [
+            open_model_account(model, source, settings.initial_capital, settings.quote_currency, self.starts_at)
             for model, source in models
         ]
-        for one in self.participants:
-            self._observed.open(one)
+        for followed in self.accounts:
+            self._observed.open(followed)
         variants = {model.variant for model, _ in models}
         self.baselines = open_baselines(market, settings, variants) if has_baselines else []
         latency, rules = timedelta(milliseconds=settings.latency_ms), rules_of(settings, market.markets)
-        self._engine = InvokingEngine(market, rules, latency, self.participants, self._observed)
-        self._passages = (
+        self._engine = InvokingEngine(market, rules, latency, self.accounts, self._observed)
+        self._runners = (
             self._engine,
-            BaselinePassage(market, rules, latency, self.baselines, _Unbooked(journals)),
+            BaselineRunner(market, rules, latency, self.baselines, _Unbooked(journals)),
         )
 
     def run(self) -> Iterator[datetime]:
-        """Go through the market, and yield the time reached about once an hour of it."""
-        for second in run_together(self.market, self._passages):
+        """Advance through the market, and yield the time reached about once per hour of market time."""
+        for second in run_together(self.market, self._runners):
             self._reached = min(second, self.market.span.stop - 1)
             yield moment_of(self._reached)
 
     async def invoke(self) -> None:
-        """Carry out the invocations that are due at the time reached. Raise what the first that failed has raised."""
+        """Run the invocations that are due at the time reached, and raise the error of the first that failed."""
         await self._engine.invoke()
 
     @property
@@ -122,12 +122,12 @@ class Backtest:
         return self._engine.is_due
 
     def skip(self) -> None:
-        """Leave out the invocations that are due at the time reached."""
+        """Skip the invocations that are due at the time reached."""
         self._engine.skip()
 
     @property
     def is_ahead(self) -> bool:
-        """Whether an account has gone further than the time reached, in an invocation."""
+        """Whether an invocation has advanced an account beyond the time reached."""
         return self._engine.is_ahead(self._reached)
 
     def marks(self) -> Marks:
@@ -136,15 +136,15 @@ class Backtest:
 
     def reports(self) -> list[AccountReport]:
         """Return the result of each account at the time reached, valued at the marks of that time."""
-        return [self._report(one) for one in self.participants]
+        return [self._report(followed) for followed in self.accounts]
 
-    def _report(self, one: Participant) -> AccountReport:
-        account, sums = one.account, self._observed.sums[one.account.id]
+    def _report(self, followed: ModelAccount) -> AccountReport:
+        account, sums = followed.account, self._observed.sums[followed.account.id]
         marks = self.marks()
         return AccountReport(
-            model_id=one.model.id,
-            name=one.model.name,
-            variant=one.model.variant.value,
+            model_id=followed.model.id,
+            name=followed.model.name,
+            variant=followed.model.variant.value,
             initial_capital=account.run.initial_capital,
             started_at=account.run.started_at,
             at=moment_of(self._reached),
@@ -155,43 +155,41 @@ class Backtest:
             liquidation_fees=sums.liquidation_fees,
             funding=account.funding,
             insurance=account.insurance,
-            model_cost=one.source.cost_usd if isinstance(one.source, AiSource) else None,
-            invocations=one.decisions,
+            model_cost=followed.source.cost_usd if isinstance(followed.source, AiSource) else None,
+            invocations=followed.decisions,
             trades=len(sums.trades),
         )
 
     def equity_hours(self) -> dict[str, list[tuple[datetime, float]]]:
         """Return the last equity of each hour of each account."""
-        return {
-            one.account.id: [(value.hour, float(value.last)) for value in one.curve.hours] for one in self.participants
-        }
+        return {each.account.id: [(value.hour, float(value.last)) for value in each.hours] for each in self.accounts}
 
-    def trades(self, one: Participant) -> Sequence[ClosedTrade]:
+    def trades(self, followed: ModelAccount) -> Sequence[ClosedTrade]:
         """Return the completed trades of an account, in order of closing."""
-        return self._observed.sums[one.account.id].trades
+        return self._observed.sums[followed.account.id].trades
 
     def outcomes(self) -> list[TradeOutcome]:
         """Return the completed trades of all accounts."""
-        found = []
-        for one in self.participants:
-            for trade in self.trades(one):
+        outcomes = []
+        for followed in self.accounts:
+            for trade in self.trades(followed):
                 part = trade.part
-                found.append(
+                outcomes.append(
                     TradeOutcome(
-                        variant=one.model.variant.value,
+                        variant=followed.model.variant.value,
                         symbol=part.symbol,
                         close_reason=trade.close_reason.value,
                         net_percent=float(100 * trade.net_pnl / part.entry_notional),
                         held=trade.closed_at - part.opened_at,
                     )
                 )
-        return found
+        return outcomes
 
 
 def rule_models(variants: Sequence[VariantId], every: str | None, at: datetime) -> list[tuple[Model, DecisionSource]]:
     """Return the models of the variants' rule agents, which decide `every` so often (None: every minute)."""
-    found: list[tuple[Model, DecisionSource]] = []
+    models: list[tuple[Model, DecisionSource]] = []
     for variant in variants:
         model = msgspec.structs.replace(rule_model(variant, at), configuration=ModelConfiguration(every=every))
-        found.append((model, RuleAgentSource(variant, model.configuration.cadence)))
-    return found
+        models.append((model, RuleAgentSource(variant, model.configuration.cadence)))
+    return models

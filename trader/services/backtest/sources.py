@@ -27,9 +27,9 @@ from trader.errors import InvalidInput
 from trader.services.agents.observer import REASON_CHARACTERS, REASONS_SHOWN
 from trader.services.agents.record import InvocationRecord
 from trader.services.agents.workflow import InvocationLimits, Workflow
+from trader.services.backtest.accounts import DecisionSource, Invocation, MarketPeek, ModelAccount
 from trader.services.backtest.answers import KeptAnswers
-from trader.services.backtest.invocations import Access, InvokedSource
-from trader.services.backtest.participant import DecisionSource, Glance, Invocation, Participant
+from trader.services.backtest.invocations import AccountSession, InvokedSource
 from trader.services.events import EventBus
 from trader.settings import Settings
 
@@ -59,7 +59,7 @@ class RecordedStep(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
-    """What was decided in one invocation of a model."""
+    """The decisions of one invocation of a model."""
 
     model_id: str
     started_at: datetime
@@ -67,7 +67,7 @@ class RecordedInvocation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AiSource(InvokedSource):
-    """An AI model, which the service's workflow asks at its cadence."""
+    """Decision source of an AI model, which is asked by the service's workflow at its cadence."""
 
     is_asking = True
 
@@ -94,30 +94,30 @@ class AiSource(InvokedSource):
     def next_after(self, second: int) -> int:
         return (second // self._every_s + 1) * self._every_s
 
-    async def invoke(self, access: Access) -> None:
-        """Carry out an invocation, unless the last one has not ended yet.
+    async def invoke(self, session: AccountSession) -> None:
+        """Run an invocation, unless the previous one is still running.
 
         :raises AskingEnded: it failed since no model is asked any more
         """
-        one, now = access.one, access.now()
-        if one.seen > epoch_second(now):
-            one.missed += 1
+        followed, now = session.followed, session.now()
+        if followed.seen > epoch_second(now):
+            followed.missed += 1
             return
-        access.reasons = tuple(self._reasons)
+        session.reasons = tuple(self._reasons)
         record = InvocationRecord(self._model, now)
         providers = {self._provider.name: self._provider}
         try:
-            await Workflow(record, providers, access, access, access, EventBus(), self._limits).execute()
+            await Workflow(record, providers, session, session, session, EventBus(), self._limits).execute()
         finally:
-            self._note(record, one)
+            self._note(record, followed)
         if not record.is_completed and self._provider.ended is not None:
             raise self._provider.ended
 
-    def _note(self, record: InvocationRecord, one: Participant) -> None:
-        """Take over what an invocation did, one that was broken off included."""
+    def _note(self, record: InvocationRecord, followed: ModelAccount) -> None:
+        """Record the outcome of an invocation, also of one that was aborted."""
         done = record.invocation
-        one.decisions += record.is_completed
-        one.missed += not record.is_completed
+        followed.decisions += record.is_completed
+        followed.missed += not record.is_completed
         if done.response is not None:
             self._reasons.appendleft(Reason(at=done.started_at, text=done.response[:REASON_CHARACTERS]))
         self.cost_usd += done.cost_usd or ZERO
@@ -128,7 +128,7 @@ class AiSource(InvokedSource):
 
 
 class NotedSource:
-    """A source of decisions at once, whose decisions are noted."""
+    """Wrapper that records the decisions of a source that decides immediately."""
 
     def __init__(self, model: Model, source: DecisionSource) -> None:
         self._model = model
@@ -138,92 +138,92 @@ class NotedSource:
     def next_after(self, second: int) -> int | None:
         return self._source.next_after(second)
 
-    def decide(self, glance: Glance, look: Callable[[], View]) -> Sequence[Decision]:
-        decisions = self._source.decide(glance, look)
+    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+        decisions = self._source.decide(peek, look)
         if decisions:
             calls = [RecordedCall.of(number, decision) for number, decision in enumerate(decisions, 1)]
-            step = RecordedStep(glance.now, glance.now, calls)
-            self.recorded.append(RecordedInvocation(self._model.id, glance.now, [step]))
+            step = RecordedStep(peek.now, peek.now, calls)
+            self.recorded.append(RecordedInvocation(self._model.id, peek.now, [step]))
         return decisions
 
 
 class RepeatedSource(InvokedSource):
-    """Recorded decisions, executed at their times; the calls of an answer follow each other, each as soon as it can."""
+    """Decision source that executes recorded decisions at their recorded times."""
 
-    def __init__(self, model: Model, recorded: Sequence[RecordedInvocation]) -> None:
+    def __init__(self, model: Model, recordings: Sequence[RecordedInvocation]) -> None:
         self._model = model
-        self.recorded = recorded
-        self._seconds = [epoch_second(one.started_at) for one in recorded]
-        self._by_second = dict(zip(self._seconds, recorded, strict=True))
+        self.recorded = recordings
+        self._seconds = [epoch_second(invocation.started_at) for invocation in recordings]
+        self._by_second = dict(zip(self._seconds, recordings, strict=True))
 
     def next_after(self, second: int) -> int | None:
         place = bisect_right(self._seconds, second)
         return self._seconds[place] if place < len(self._seconds) else None
 
-    async def invoke(self, access: Access) -> None:
-        """Execute the decisions of an invocation; those of the one before have been executed."""
-        one = access.one
-        found = self._by_second[epoch_second(access.now())]
-        access.advance_to(max(found.started_at, moment_of(one.seen)))
-        one.decisions += 1
-        for step in found.steps:
-            access.advance_to(step.at)
+    async def invoke(self, session: AccountSession) -> None:
+        """Execute the recorded decisions of this moment's invocation."""
+        followed = session.followed
+        invocation = self._by_second[epoch_second(session.now())]
+        session.advance_to(max(invocation.started_at, moment_of(followed.seen)))
+        followed.decisions += 1
+        for step in invocation.steps:
+            session.advance_to(step.at)
             for call in step.calls:
                 decision = call.decision
                 if isinstance(decision, Change):
-                    one.invocation = Invocation(self._model, found.started_at, ())
-                    self._execute(access, one.invocation, step.viewed_at, call.number, decision)
-                    one.invocation = None
+                    followed.invocation = Invocation(self._model, invocation.started_at, ())
+                    self._execute(session, followed.invocation, step.viewed_at, call.number, decision)
+                    followed.invocation = None
 
     def _execute(
-        self, access: Access, invocation: Invocation, viewed_at: datetime, number: int, decision: Change
+        self, session: AccountSession, invocation: Invocation, viewed_at: datetime, number: int, decision: Change
     ) -> None:
         symbol = canonical_symbol(decision.symbol)
-        if symbol not in access.markets:
+        if symbol not in session.markets:
             return
-        match access.verdict(decision, symbol, viewed_at):
+        match session.verdict(decision, symbol, viewed_at):
             case ExitPlan() as plan:
-                access.set_plan(symbol, plan)
+                session.set_plan(symbol, plan)
             case Approved() as approved:
-                order = approved.order(access.one.account.id, invocation.id, number)
+                order = approved.order(session.followed.account.id, invocation.id, number)
                 try:
-                    access.place(order)
+                    session.place(order)
                 except InvalidInput:
                     return  # as it was when it was recorded
             case Refusal():
                 pass
 
 
-def write_decisions(file: Path, participants: Iterable[Participant]) -> None:
-    """Write a line for each invocation that decided something, by model and time. Raises `OSError`."""
+def write_decisions(file: Path, accounts: Iterable[ModelAccount]) -> None:
+    """Write one JSON line per invocation with decisions, ordered by model and time. Raises `OSError`."""
     with file.open("wb") as lines:
-        for one in participants:
-            if isinstance(one.source, AiSource | NotedSource | RepeatedSource):
-                for recorded in one.source.recorded:
+        for followed in accounts:
+            if isinstance(followed.source, AiSource | NotedSource | RepeatedSource):
+                for recorded in followed.source.recorded:
                     lines.write(msgspec.json.encode(recorded) + b"\n")
 
 
 def read_decisions(file: Path) -> dict[str, list[RecordedInvocation]]:
-    """Return the invocations that decided something, by model. Raises `OSError` and `MsgspecError`."""
-    found: dict[str, list[RecordedInvocation]] = {}
+    """Read the invocations with decisions, by model. Raises `OSError` and `MsgspecError`."""
+    invocations: dict[str, list[RecordedInvocation]] = {}
     with file.open("rb") as lines:
         for line in lines:
             recorded = msgspec.json.decode(line, type=RecordedInvocation)
-            found.setdefault(recorded.model_id, []).append(recorded)
-    return found
+            invocations.setdefault(recorded.model_id, []).append(recorded)
+    return invocations
 
 
 def recorded_invocation(done: InvocationRow, steps: Sequence[Step], calls: Sequence[ToolCall]) -> RecordedInvocation:
-    """Return what was decided in an invocation, from its record."""
-    found, viewed_at, left = [], done.started_at, deque(calls)
+    """Return the decisions of an invocation from its record."""
+    recorded_steps, viewed_at, left = [], done.started_at, deque(calls)
     for step in steps:
         own = [left.popleft() for _ in step.tool_names[: len(left)]]
         decided = [RecordedCall.of(call.number, made) for call in own if (made := _decision_of(call)) is not None]
         if decided:
-            found.append(RecordedStep(step.created_at, viewed_at, decided))
+            recorded_steps.append(RecordedStep(step.created_at, viewed_at, decided))
         if any(_is_stale(call) for call in own):  # then the model was shown a new view
             viewed_at = own[-1].created_at
-    return RecordedInvocation(done.model_id, done.started_at, found)
+    return RecordedInvocation(done.model_id, done.started_at, recorded_steps)
 
 
 def _decision_of(call: ToolCall) -> Decision | None:

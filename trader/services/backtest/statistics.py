@@ -8,7 +8,8 @@ from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.portfolio.luck import Luck, missing_trades
 from trader.gateways.market.replay import ReplaySource
 from trader.services.agents.entrants import first_entrant
-from trader.services.backtest.participant import Follower, Participant
+from trader.services.backtest.accounts import ModelAccount
+from trader.services.backtest.baselines import BaselineAccount
 from trader.services.backtest.run import Backtest
 from trader.services.backtest.sources import AiSource
 from trader.services.market.feed import MarketFeed
@@ -22,36 +23,36 @@ from trader.store.portfolio.analytics import CurrentRun, InvocationTotals, RunEn
 
 async def judge(run: Backtest, source: ReplaySource, settings: Settings, reached: datetime) -> EvidenceReport:
     """Return the evidence of all entrants until the time reached, luck included, as a service would show it."""
-    models = {one.model.id: one.model for one in run.participants}
-    runs = {one.model.id: _statistics(run, one, settings) for one in run.participants}
-    baselines = {one.baseline.id: _statistics_of_baseline(one) for one in run.baselines}
+    models = {followed.model.id: followed.model for followed in run.accounts}
+    runs = {followed.model.id: _statistics(run, followed, settings) for followed in run.accounts}
+    baselines = {followed.baseline.id: _statistics_of_baseline(followed) for followed in run.baselines}
     luck = _Luck(RandomTraders(MarketFeed(source, LockstepClock(reached)), settings))
     return await make_report(models, runs, baselines, luck, last_whole_hour(reached))
 
 
 class _Luck:
-    """Compares every entrant at once, which a service does little by little."""
+    """Luck source that compares every entrant immediately; a service does so in the background."""
 
     def __init__(self, traders: RandomTraders) -> None:
         self._traders = traders
 
     async def results(self, requests: Sequence[LuckRequest]) -> list[Luck | str]:
-        return [missing_trades(len(one.trades)) or await self._traders.compare(one) for one in requests]
+        return [missing_trades(len(request.trades)) or await self._traders.compare(request) for request in requests]
 
 
-def _statistics(run: Backtest, one: Participant, settings: Settings) -> RunStatistics:
-    """Return the statistics of the run of a model."""
-    answered_by = one.source.answered_by if isinstance(one.source, AiSource) else one.model.router_model_name
-    entrant = first_entrant(one.model, settings, answered_by, run.starts_at)
-    due = one.decisions + one.missed
-    record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, one.decisions, due)
-    totals = InvocationTotals(finished=one.decisions)
-    account_run = one.account.run
-    found = RunStatistics(
-        CurrentRun(one.model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record)
+def _statistics(run: Backtest, followed: ModelAccount, settings: Settings) -> RunStatistics:
+    """Return the run statistics of a model's account."""
+    model, source, account_run = followed.model, followed.source, followed.account.run
+    answered_by = source.answered_by if isinstance(source, AiSource) else model.router_model_name
+    entrant = first_entrant(model, settings, answered_by, run.starts_at)
+    due = followed.decisions + followed.missed
+    record = EntrantRecord(entrant.number, entrant.fingerprint, entrant.began_at, followed.decisions, due)
+    totals = InvocationTotals(finished=followed.decisions)
+    statistics = RunStatistics(
+        CurrentRun(model.id, account_run.id, account_run.initial_capital, account_run.started_at, totals, record)
     )
-    found.set_entrants([RunEntrant(one.model.id, record, None, None, totals)])
-    found.set_hours(one.curve.hours)
+    statistics.set_entrants([RunEntrant(model.id, record, None, None, totals)])
+    statistics.set_hours(followed.hours)
     trades = [
         RunTrade(
             id=trade.part.id.int,
@@ -63,14 +64,14 @@ def _statistics(run: Backtest, one: Participant, settings: Settings) -> RunStati
             closed_at=trade.closed_at,
             symbol=trade.part.symbol,
         )
-        for trade in run.trades(one)
+        for trade in run.trades(followed)
     ]
-    found.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
-    return found
+    statistics.add_trades(sorted(trades, key=lambda trade: (trade.closed_at, trade.id)))
+    return statistics
 
 
-def _statistics_of_baseline(one: Follower) -> RunStatistics:
-    account, run = one.account, one.account.run
-    found = RunStatistics(CurrentRun(account.id, run.id, run.initial_capital, run.started_at))
-    found.set_hours(one.curve.hours)
-    return found
+def _statistics_of_baseline(followed: BaselineAccount) -> RunStatistics:
+    account, run = followed.account, followed.account.run
+    statistics = RunStatistics(CurrentRun(account.id, run.id, run.initial_capital, run.started_at))
+    statistics.set_hours(followed.hours)
+    return statistics

@@ -7,9 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from trader.clock import iso
 from trader.domain.exchange.orders import Order, OrderAnswer, OrderStatus, OrderType
-from trader.domain.market.markets import Market, canonical_symbol, untimely
+from trader.domain.market.markets import Market, canonical_symbol, refusal_to_trade
 from trader.domain.money import ZERO, divide, format_decimal
 from trader.errors import Conflict, InvalidInput, Issue, NotFound
 from trader.services.exchange.accounts import Accounts
@@ -84,17 +83,7 @@ def refusal_of_price(market: MarketFeed, symbol: str, now: datetime) -> str | No
     """Return why there is no price to trade on now, or None."""
     if market.quote(symbol) is not None and (trouble := market.trouble(symbol)) is not None:
         return f"{symbol} is not traded on now: {trouble}"
-    return refusal_of_age(market, symbol, now)
-
-
-def refusal_of_age(market: MarketFeed, symbol: str, now: datetime) -> str | None:
-    """Return why there is no price of the present, or None."""
-    quote = market.quote(symbol)
-    if quote is None:
-        return f"there is no price for {symbol} yet"
-    if (why := untimely(quote.at, now)) is not None:
-        return f"the last {symbol} price is of {iso(quote.at)}, {why}"
-    return None
+    return refusal_to_trade(market.quote(symbol), symbol, now)
 
 
 def order_id_of(account_id: str, text: str) -> UUID:

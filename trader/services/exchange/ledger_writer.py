@@ -49,7 +49,7 @@ class LedgerWriter:
         """Commit a posting; return after the commit.
 
         :raises Unavailable: the database did not confirm it; whether it was written is unknown
-        :raises BooksViolated: it broke a constraint, and nothing of it was written
+        :raises LedgerViolated: it broke a constraint, and nothing of it was written
         :raises InternalError: a bug ended the write; whether it was written is unknown
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from trader.domain.exchange.account import Account
 from trader.domain.exchange.halts import may_open
 from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
-from trader.domain.market.markets import Tick
+from trader.domain.market.markets import Tick, refusal_to_trade
 from trader.errors import InvalidInput, Issue, MarketUnavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
@@ -24,7 +24,6 @@ from trader.services.exchange.idempotent_orders import (
     checked,
     order_id_of,
     present_answer,
-    refusal_of_age,
     refusal_of_price,
 )
 from trader.services.exchange.protocol import ExchangeBase, not_trading, rules_of
@@ -151,7 +150,8 @@ class PaperExchange(ExchangeBase):
 
         def decide(account: Account) -> Posting | None:
             nonlocal refusal
-            refusal = self._refusal_in_gap() or refusal_of_age(self._market, symbol, self._clock.now())
+            quote = self._market.quote(symbol)
+            refusal = self._refusal_in_gap() or refusal_to_trade(quote, symbol, self._clock.now())
             if symbol in account.positions and refusal is not None:
                 return None  # without a mark no side can be checked, and the old plan holds for what was missed
             result = rules_of_exchange.set_exit_plan(account, symbol, plan, self._ticks.moment(), self._rules)

@@ -241,24 +241,16 @@ class TickProcessor:
             return
         log.info("catching up on the market from %s to %s", iso(since), iso(until))
         before = sum(account.sequence for account in self._accounts.by_id.values())
-        missed: list[Moment] = []
-        async for moment in self._missed_moments(since, until, of_all=True):
+        async for moments in missed_moments(self._market, since, until, self._processed_marks, applied=True):
             if all(account.is_idle for account in self._accounts.by_id.values()):
-                missed.clear()
                 break
-            missed.append(moment)
-            if len(missed) == _TICKS_AT_ONCE:
-                await self._catch_up_on(missed)
-                missed.clear()
-        await self._catch_up_on(missed)
+            await self._catch_up_on(moments)
         self._accounts.processed_until = until
         changes = sum(account.sequence for account in self._accounts.by_id.values()) - before
         log.info("caught up on %s of the market: %d rows posted", until - since, changes)
 
     async def _catch_up_on(self, moments: Sequence[Moment]) -> None:
         """Apply successive ticks to every account; those that their price ranges cannot affect are skipped."""
-        if not moments:
-            return
         ranges = price_ranges(moments)
         affected = [
             one
@@ -275,22 +267,43 @@ class TickProcessor:
         """Catch up one account that was in doubt. Called under the account's lock."""
         if self._accounts.processed_until is None:
             return
+        until, marks = self._accounts.processed_until, self._processed_marks
         try:
-            async for moment in self._missed_moments(since, self._accounts.processed_until):
-                if self._accounts.by_id[account_id].is_idle:
-                    return
-                decide = partial(self._decide, moment=moment, missed=True)
-                posting = self._accounts.decide(account_id, decide)
-                if posting is not None:
-                    await self._accounts.commit(posting)
+            async for moments in missed_moments(self._market, since, until, marks):
+                for moment in moments:
+                    if self._accounts.by_id[account_id].is_idle:
+                        return
+                    decide = partial(self._decide, moment=moment, missed=True)
+                    posting = self._accounts.decide(account_id, decide)
+                    if posting is not None:
+                        await self._accounts.commit(posting)
         except MarketUnavailable as error:
             raise Unavailable(f"The account {account_id} cannot catch up on the market now: {error}") from error
 
-    async def _missed_moments(self, since: datetime, until: datetime, *, of_all: bool = False) -> AsyncIterator[Moment]:
-        """Yield the moments of missed ticks, `of_all` accounts or of one that has fallen behind the others."""
-        # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
-        before = {**self._market.marks, **self._processed_marks}
-        async for tick in self._market.history(since, until, applied=of_all):
-            marks = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
-            yield Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), before)
-            before = marks
+
+async def missed_moments(
+    market: MarketFeed, since: datetime, until: datetime, marks: Mapping[str, Decimal], *, applied: bool = False
+) -> AsyncIterator[Sequence[Moment]]:
+    """Yield the moments of the ticks of (since, until] that follow these `marks`, a minute of them at a time.
+
+    With `applied` they are recorded as applied to the accounts of the service.
+
+    :raises MarketUnavailable: the source fails; the moments until then are yielded before
+    """
+    # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
+    before = {**market.marks, **marks}
+    moments: list[Moment] = []
+    try:
+        async for tick in market.history(since, until, applied=applied):
+            present = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
+            moments.append(Moment(tick.at, tick.quotes, present, frozenset(tick.quotes), before))
+            before = present
+            if len(moments) == _TICKS_AT_ONCE:
+                yield moments
+                moments = []
+    except MarketUnavailable:
+        if moments:
+            yield moments
+        raise
+    if moments:
+        yield moments

@@ -15,13 +15,12 @@ from trader.domain.agents.invocations import Invocation, Step, ToolCall
 from trader.domain.models import Model, VariantId
 from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
-from trader.domain.portfolio.histories import RunWindow, minute_end
-from trader.domain.portfolio.snapshots import value_account
+from trader.domain.portfolio.histories import RunWindow, minute_end, value_account
 from trader.services.agents.payloads import answers_of
 from trader.services.exchange.protocol import Exchange
 from trader.services.portfolio.figures import Figures
-from trader.services.portfolio.leaderboard import Contestant, LeaderboardEntry, SortKey, make_board, make_entries
-from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, Stint, make_figures
+from trader.services.portfolio.leaderboard import LeaderboardEntry, RankedEntrant, SortKey, make_board, make_entries
+from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics, make_figures
 from trader.store.agents import invocations as agents_store
 from trader.store.database.paging import Page
 from trader.store.database.pool import Database
@@ -128,7 +127,7 @@ class RunInfo(NamedTuple):
     models: int
     invocations: int
     trades: int
-    stints: Sequence[tuple[Model, Stint]]
+    periods: Sequence[tuple[Model, EntrantPeriod]]
     """The entrants of each model in its run, in order."""
 
 
@@ -173,25 +172,27 @@ class Analytics:
         """Return every model, or those of a variant, the oldest first."""
         models, runs = await self._models(variant), await self._runs.refresh()
         await make_figures(runs.values())
-        found = []
+        model_stats = []
         for model in models.values():
             run, equity = self._run(runs, model), self._equity(model)
             whole = ModelStats(model, run.run.initial_capital, equity, run.figures, run.run.totals)
-            found.append(whole._replace(entrants=[_entrant_stats(model, stint, equity) for stint in run.stints]))
-        return found
+            model_stats.append(
+                whole._replace(entrants=[_entrant_stats(model, period, equity) for period in run.periods])
+            )
+        return model_stats
 
     async def leaderboard(
         self, window: RunWindow, sort_by: SortKey, variant: VariantId | None = None
     ) -> list[LeaderboardEntry]:
         """Return the present entrants (or those of a variant) that have a value, best first."""
         models, runs = await self._models(variant), await self._runs.refresh()
-        contestants = [
-            Contestant(model, self._run(runs, model), equity)
+        entrants = [
+            RankedEntrant(model, self._run(runs, model), equity)
             for model in models.values()
             if (equity := self._equity(model)) is not None
         ]
         now = minute_end(self._clock.now())
-        return await asyncio.to_thread(make_board, make_entries(contestants, window, now), window, sort_by, now)
+        return await asyncio.to_thread(make_board, make_entries(entrants, window, now), window, sort_by, now)
 
     async def failures(self, page: Page, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""
@@ -199,19 +200,19 @@ class Analytics:
         async with self._database.connection() as conn:
             runs = await store.select_current_runs(conn)
             if variant is None:
-                found = await store.select_failures(conn, page)
+                invocations = await store.select_failures(conn, page)
             else:
-                found = await store.select_model_failures(conn, list(models), page)
-            ids = [invocation.id for invocation in found]
+                invocations = await store.select_model_failures(conn, list(models), page)
+            ids = [invocation.id for invocation in invocations]
             tool_calls = await agents_store.select_tool_calls(conn, ids)
             steps = await agents_store.select_steps(conn, ids)
-            payloads = await agents_store.select_payloads(conn, found) if with_answers else {}
+            payloads = await agents_store.select_payloads(conn, invocations) if with_answers else {}
         counts = [
             FailureCounts.of(model, runs[model.id].totals if model.id in runs else InvocationTotals())
             for model in models.values()
         ]
-        answers = await asyncio.to_thread(answers_of, found, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
-        return Failures(found, tool_calls, steps, answers, models, counts)
+        answers = await asyncio.to_thread(answers_of, invocations, payloads, RUN_ANSWERS_BYTES_MAX, ANSWERS_BYTES_MAX)
+        return Failures(invocations, tool_calls, steps, answers, models, counts)
 
     async def run_info(self) -> RunInfo:
         """Return the totals of the current runs of all models."""
@@ -221,7 +222,9 @@ class Analytics:
             models=len(models),
             invocations=sum(run.run.totals.finished for run in runs.values()),
             trades=sum(len(run.trades) for run in runs.values()),
-            stints=[(model, stint) for model in models.values() if model.id in runs for stint in runs[model.id].stints],
+            periods=[
+                (model, period) for model in models.values() if model.id in runs for period in runs[model.id].periods
+            ],
         )
 
     async def variant_stats(self) -> list[VariantStats]:
@@ -234,11 +237,11 @@ class Analytics:
         ]
 
 
-def _entrant_stats(model: Model, stint: Stint, equity: Decimal | None) -> EntrantStats:
+def _entrant_stats(model: Model, period: EntrantPeriod, equity: Decimal | None) -> EntrantStats:
     """Return the statistics of an entrant; of the present one with the live equity of its account."""
-    value = equity if stint.ended_at is None else stint.end_value
-    stats = ModelStats(model, stint.start_value, value, stint.figures, stint.entrant.totals)
-    return EntrantStats(stint.entrant.record, stint.started_at, stint.ended_at, stats)
+    value = equity if period.ended_at is None else period.end_value
+    stats = ModelStats(model, period.start_value, value, period.figures, period.entrant.totals)
+    return EntrantStats(period.entrant.record, period.started_at, period.ended_at, stats)
 
 
 def _variant_stats(variant: VariantId, runs: Sequence[RunStatistics]) -> VariantStats:

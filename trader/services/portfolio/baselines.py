@@ -1,4 +1,4 @@
-"""Baselines: follows the market with the accounts of the baselines, as the exchange does with those of the models.
+"""Baselines of a service: advances their accounts with the market, as the exchange does with those of the models.
 
 They place nothing anywhere: their orders meet the books of the market feed by the pure rules of the paper exchange, in
 live trading too. Their accounts are no accounts of the service and no models, so nothing that trades, counts or lists
@@ -9,106 +9,64 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from trader.clock import Clock, iso
+from trader.domain.agents.guard import RiskContext
 from trader.domain.agents.tools import Change
-from trader.domain.exchange import rules as rules_of_exchange
 from trader.domain.exchange.account import Marks, has_marks
 from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.orders import OrderStatus
 from trader.domain.exchange.tick_rules import Moment, apply_tick, is_unaffected, price_ranges
-from trader.domain.market.markets import STALE_AFTER, Tick, canonical_symbol
+from trader.domain.market.markets import STALE_AFTER, Tick
 from trader.domain.models import VariantId
 from trader.domain.portfolio.baselines import (
     BUY_AND_HOLD,
-    HOLD_NOTHING,
     Baseline,
     BaselineState,
-    EquityMarks,
+    baselines_beside,
+    buy_every_market,
     carry_out,
-    equal_parts,
-    rule_agent,
 )
-from trader.domain.portfolio.snapshots import value_account
 from trader.errors import MarketUnavailable
-from trader.services.agents.observer import Observer, RunHistory
+from trader.services.agents.observer import Observer
 from trader.services.exchange.protocol import Exchange, rules_of
+from trader.services.exchange.tick_processor import missed_moments
 from trader.services.market.feed import MarketFeed
-from trader.services.portfolio.snapshots import is_due
+from trader.services.portfolio.followed_account import FollowedAccount, WaitingDecisions
 from trader.settings import Settings
 from trader.store.agents.agent_view import select_equity_curve, select_lowest_equity
 from trader.store.database.pool import Database
 from trader.store.portfolio import baselines as store
-from trader.store.portfolio.snapshots import LastSnapshot, insert_snapshots
+from trader.store.portfolio.snapshots import insert_snapshots
 from trader.variants import VARIANTS
 
 log = logging.getLogger("trader.baselines")
 
-_TICKS_AT_ONCE: Final = 60
-"""How many missed ticks are checked together when catching up."""
-
 _INSTANT: Final = timedelta(milliseconds=1)
 
 
-class _Pending(NamedTuple):
-    """Decisions of a rule agent that wait for the first book at or after `due`."""
+class _Follower(FollowedAccount):
+    """The account of a baseline. `is_saved`: its state is that of its row."""
 
-    due: datetime
-    decisions: Sequence[Change]
-
-
-class _Follower:
-    """One baseline as it follows the market."""
+    waiting: WaitingDecisions | None
 
     def __init__(self, baseline: Baseline, state: BaselineState) -> None:
+        super().__init__(state)
         self.baseline = baseline
-        self.state = state
-        self.marks = EquityMarks()
-        self.lowest: tuple[datetime, Decimal] | None = None
-        """The lowest equity recorded since a midnight."""
-        self.last: LastSnapshot | None = None
-        self.pending: _Pending | None = None
         self.is_saved = False
 
-    def apply(self, posting: Posting | None) -> None:
-        """Take over a change of the account."""
-        if posting is not None:
-            self.state = self.state.after(posting)
-            self.is_saved = False
-
-    def note(self, at: datetime, equity: Decimal) -> None:
-        """Note the equity that is recorded."""
-        hour, midnight = (at.replace(minute=0, second=0, microsecond=0), at.replace(hour=0, minute=0, second=0))
-        midnight = midnight.replace(microsecond=0)
-        self.marks = self.marks.noted(hour, equity)
-        known = self.lowest
-        self.lowest = (midnight, equity if known is None or known[0] != midnight else min(known[1], equity))
-
-    def history(self, now: datetime) -> RunHistory:
-        """Return what the agent knows of its own past."""
-        state, account = self.state, self.state.account
-        return RunHistory(
-            run_id=account.run.id,
-            sequence=account.sequence,
-            hour=now.replace(minute=0, second=0, microsecond=0),
-            trades=state.trades,
-            stats=state.stats,
-            actions=state.last_fills,
-            peak=self.marks.peak,
-            day_opening=self.marks.before(now.date()),
-        )
-
-    def lowest_today(self, now: datetime) -> Decimal | None:
-        known = self.lowest
-        return None if known is None or known[0].date() != now.date() else known[1]
+    def apply(self, posting: Posting) -> None:
+        super().apply(posting)
+        self.is_saved = False
+        if posting.answer is not None and posting.answer.status is OrderStatus.REJECTED:
+            log.debug("%s: an order was rejected: %s", self.baseline.id, posting.answer.reason)
 
 
 class Baselines:
-    """Follows the market while this process leads."""
+    """Advances the baselines while this process leads."""
 
     def __init__(
         self, database: Database, exchange: Exchange, market: MarketFeed, clock: Clock, settings: Settings
@@ -140,9 +98,9 @@ class Baselines:
                 follower = self._followers[baseline.id] = _Follower(baseline, state)
                 run_id = state.account.run.id
                 for mark in await select_equity_curve(conn, baseline.id, run_id):
-                    follower.marks = follower.marks.noted(mark.hour, mark.equity)
+                    follower.equity = follower.equity.noted(mark.hour, mark.equity)
                 lowest = await select_lowest_equity(conn, baseline.id, run_id, midnight)
-                follower.lowest = None if lowest is None else (midnight, lowest)
+                follower.equity = msgspec.structs.replace(follower.equity, lowest=lowest)
                 follower.is_saved = True
                 since = seen_until if since is None else min(since, seen_until)
         self._seen_until, self._seen_marks = since, dict(self._market.marks)
@@ -170,71 +128,56 @@ class Baselines:
         moment = Moment(tick.at, self._market.quotes(), marks, frozenset(tick.quotes), self._seen_marks)
         for follower in self._followers.values():
             self._apply_tick(follower, moment)
-            pending = follower.pending
-            if pending is not None and moment.at >= pending.due and has_marks(follower.state.account, moment.marks):
-                follower.pending = None
-                self._execute(follower, pending.decisions, moment)
+            waiting = follower.waiting
+            if waiting is not None and moment.at >= waiting.due and has_marks(follower.account, moment.marks):
+                follower.waiting = None
+                self._execute(follower, waiting.decisions, moment)
         self._seen_until, self._seen_marks = tick.at, dict(marks)
 
     def _apply_tick(self, follower: _Follower, moment: Moment) -> None:
-        account = follower.state.account
+        account = follower.account
         if not account.is_idle and has_marks(account, moment.marks):
-            follower.apply(apply_tick(account, moment, self._rules, self._market.funding_rate))
+            posting = apply_tick(account, moment, self._rules, self._market.funding_rate)
+            if posting is not None:
+                follower.apply(posting)
 
     def _execute(self, follower: _Follower, decisions: Sequence[Change], moment: Moment) -> None:
         """Pass decisions through the guard of the variant to the rules of the exchange, one after the other."""
-        baseline = follower.baseline
+        baseline, rate = follower.baseline, self._market.funding_rate
         assert baseline.variant is not None, "only a rule agent decides"
         limits = VARIANTS[baseline.variant].limits
         for decision in decisions:
-            symbol, account = canonical_symbol(decision.symbol), follower.state.account
-            quote = moment.quotes.get(symbol)
-            if quote is None or quote.is_stale(moment.at):
-                continue
-            lowest = follower.lowest_today(moment.at)
-            context = self._observer.context_of(account, follower.history(moment.at), lowest, moment.at)
-            found = carry_out(decision, symbol, context, limits, moment, self._rules, self._market.funding_rate)
-            if isinstance(found, str):
-                log.debug("%s: %s", baseline.id, found)
+            outcome = carry_out(decision, self._context(follower, moment.at), limits, moment, self._rules, rate)
+            if isinstance(outcome, str):
+                log.debug("%s: %s", baseline.id, outcome)
             else:
-                self._apply_order(follower, found)
+                follower.apply(outcome)
 
-    def _apply_order(self, follower: _Follower, posting: Posting) -> None:
-        follower.apply(posting)
-        if posting.answer is not None and posting.answer.status is OrderStatus.REJECTED:
-            log.debug("%s: an order was rejected: %s", follower.baseline.id, posting.answer.reason)
+    def _context(self, follower: _Follower, now: datetime) -> RiskContext:
+        lowest = follower.equity.lowest_on(now.date())
+        return self._observer.context_of(follower.account, follower.history(now), lowest, now)
 
     async def _catch_up(self, since: datetime, until: datetime) -> None:
         """Apply the ticks of (since, until] to the baselines; without them they go on from the next one."""
-        moments: list[Moment] = []
-        # Until a market's first tick in the gap its mark is the one before the gap, not that of the tick after it.
-        before = {**self._market.marks, **self._seen_marks}
         try:
-            async for tick in self._market.history(since, until):
-                if all(follower.state.account.is_idle for follower in self._followers.values()):
+            async for moments in missed_moments(self._market, since, until, self._seen_marks):
+                if all(follower.account.is_idle for follower in self._followers.values()):
                     break
-                marks = {**before, **{symbol: quote.mark for symbol, quote in tick.quotes.items()}}
-                moments.append(Moment(tick.at, tick.quotes, marks, frozenset(tick.quotes), before))
-                self._seen_marks = before = marks
-                if len(moments) == _TICKS_AT_ONCE:
-                    await self._apply_missed(moments)
-                    moments = []
+                await self._apply_missed(moments)
         except MarketUnavailable as error:
             log.warning("the baselines miss the market from %s to %s: %s", iso(since), iso(until), error)
-        await self._apply_missed(moments)
 
     async def _apply_missed(self, moments: Sequence[Moment]) -> None:
         """Apply successive ticks to every baseline that their price ranges may affect."""
-        if not moments:
-            return
         ranges = price_ranges(moments)
         for follower in self._followers.values():
-            account = follower.state.account
+            account = follower.account
             if not account.is_idle and not is_unaffected(account, ranges, self._rules):
                 for moment in moments:
-                    if moment.at > follower.state.account.changed_at:
+                    if moment.at > follower.account.changed_at:
                         self._apply_tick(follower, moment)
             await asyncio.sleep(0)
+        self._seen_marks = moments[-1].marks
 
     # --- the schedulers' jobs -----------------------------------------------------------------------------------------
 
@@ -251,15 +194,15 @@ class Baselines:
             variant_id = follower.baseline.variant
             if variant_id is None or variant_id not in variants:
                 continue
-            variant, history = VARIANTS[variant_id], follower.history(now)
+            variant = VARIANTS[variant_id]
             try:
-                context = self._observer.context_of(follower.state.account, history, follower.lowest_today(now), now)
+                context = self._context(follower, now)
             except MarketUnavailable as error:
                 log.warning("%s does not decide: %s", follower.baseline.id, error)
                 continue
-            view = await self._observer.view_of(context, history, variant.intervals[:1])
+            view = await self._observer.view_of(context, follower.history(now), variant.intervals[:1])
             decisions = [each for each in variant.agent(view, variant.limits) if isinstance(each, Change)]
-            follower.pending = _Pending(due, decisions) if decisions else None
+            follower.waiting = WaitingDecisions(decisions, due) if decisions else None
 
     def _open_missing(self, now: datetime, variants: Collection[VariantId]) -> None:
         """Open each baseline at the first moment at which every market has a price."""
@@ -267,16 +210,15 @@ class Baselines:
         if any(symbol not in quotes or quotes[symbol].is_stale(now) for symbol in self._rules.markets):
             return
         moment = Moment(now, quotes, self._market.marks)
-        for baseline in (HOLD_NOTHING, BUY_AND_HOLD, *map(rule_agent, VariantId)):
-            if baseline.id in self._followers or (baseline.variant is not None and baseline.variant not in variants):
+        for baseline in baselines_beside(variants):
+            if baseline.id in self._followers:
                 continue
             settings = self._settings
             account = unopened_account(baseline.id, settings.initial_capital, settings.quote_currency, now)
             follower = self._followers[baseline.id] = _Follower(baseline, BaselineState(account=account))
             if baseline is BUY_AND_HOLD:
-                for order in equal_parts(account, moment, self._rules):
-                    held, rate = follower.state.account, self._market.funding_rate
-                    self._apply_order(follower, rules_of_exchange.place(held, order, moment, self._rules, rate))
+                for posting in buy_every_market(account, moment, self._rules, self._market.funding_rate):
+                    follower.apply(posting)
 
     async def record(self, now: datetime) -> None:
         """Record what the baselines are worth, at every call or, of one without positions, once an hour."""
@@ -285,16 +227,12 @@ class Baselines:
             return
         marks, due, changed, seen_until = self._market.marks, [], [], self._seen_until
         for follower in self._followers.values():
-            account = follower.state.account
             if not follower.is_saved:
-                state = msgspec.structs.replace(
-                    follower.state, account=msgspec.structs.replace(account, taken={})
-                )  # the depth that was taken comes back
-                changed.append(store.SavedBaseline(follower.baseline, state, seen_until or now))
-            snapshot = value_account(account, marks, now) if is_due(account, follower.last, now) else None
+                changed.append(store.SavedBaseline(follower.baseline, follower.state.saved(), seen_until or now))
+            snapshot = follower.due_snapshot(marks, now)
             if snapshot is not None:
                 due.append((follower, snapshot))
-        saved = {one.baseline.id: self._followers[one.baseline.id].state for one in changed}
+        saved = {each.baseline.id: self._followers[each.baseline.id].state for each in changed}
         async with self._database.transaction() as conn:
             await insert_snapshots(conn, [snapshot for _, snapshot in due], term)
             await store.upsert_baselines(conn, changed, term)
@@ -304,5 +242,4 @@ class Baselines:
             follower = self._followers[baseline_id]
             follower.is_saved = follower.state is state  # it may have changed while it was written
         for follower, snapshot in due:
-            follower.note(snapshot.created_at, snapshot.net_portfolio)
-            follower.last = LastSnapshot(snapshot.run_id, now)
+            follower.note(snapshot)

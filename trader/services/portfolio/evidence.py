@@ -8,13 +8,19 @@ from typing import Final, NamedTuple, Protocol
 from trader.clock import Clock, ceil_time, floor_time
 from trader.domain.agents.entrants import EntrantRecord
 from trader.domain.models import Model, VariantId
-from trader.domain.portfolio.board import Board, Comparison, Contender, judge_board
-from trader.domain.portfolio.evidence import ReturnSeries, Statement, mean_series, state_returns
+from trader.domain.portfolio.board import Board, Comparison, JudgedEntrant, judge_board
+from trader.domain.portfolio.evidence import (
+    ReplicateNoise,
+    ReturnSeries,
+    Statement,
+    mean_series,
+    split_variance,
+    state_returns,
+)
 from trader.domain.portfolio.histories import RESOLUTIONS, WINDOWS, RunWindow, minute_end
 from trader.domain.portfolio.luck import Luck
-from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.luck import COMPUTING, LuckRequest
-from trader.services.portfolio.run_statistics import CurrentRuns, RunStatistics, Stint
+from trader.services.portfolio.run_statistics import CurrentRuns, EntrantPeriod, RunStatistics
 from trader.store.agents import invocations as agents_store
 from trader.store.database.pool import Database
 
@@ -55,7 +61,7 @@ class _Judged(NamedTuple):
     """An entrant's part of a run, with its whole hours."""
 
     model: Model
-    stint: Stint
+    period: EntrantPeriod
     series: ReturnSeries | None
 
     @property
@@ -64,19 +70,26 @@ class _Judged(NamedTuple):
 
     @property
     def record(self) -> EntrantRecord:
-        return self.stint.entrant.record
+        return self.period.entrant.record
 
     @property
     def replicates(self) -> tuple[str, str] | None:
         """The group and the fingerprint of a present entrant that is one of several replicates."""
         group, fingerprint = self.model.configuration.replicate_of, self.record.fingerprint
-        return None if group is None or fingerprint is None or self.stint.ended_at is not None else (group, fingerprint)
+        return (
+            None if group is None or fingerprint is None or self.period.ended_at is not None else (group, fingerprint)
+        )
 
     def trades_until(self, until: datetime) -> LuckRequest:
         """Return what is compared with luck: all trades, in the period up to a whole hour."""
-        stint = self.stint
+        period = self.period
         return LuckRequest(
-            stint.run, self.record.number, stint.trades, stint.started_at, stint.ended_at or until, stint.start_value
+            period.run,
+            self.record.number,
+            period.trades,
+            period.started_at,
+            period.ended_at or until,
+            period.start_value,
         )
 
 
@@ -84,10 +97,10 @@ class _Part:
     """The hours and the trades of an entrant within a window (None: all)."""
 
     def __init__(self, judged: _Judged, since: datetime | None) -> None:
-        series, stint = judged.series, judged.stint
+        series, period = judged.series, judged.period
         self.judged = judged
         self.series = series if series is None or since is None else series.within(since, series.end)
-        self.trades, self.losing_trades = stint.count_after(since or stint.started_at)
+        self.trades, self.losing_trades = period.count_after(since or period.started_at)
 
 
 class LuckSource(Protocol):
@@ -137,59 +150,59 @@ async def make_report(
     model_id: str | None = None,
 ) -> EvidenceReport:
     """Return the evidence of all runs, corrected together, or of one model among them; the window begins at `since`."""
-    stints = [_judged(models[key], stint, until) for key, run in runs.items() for stint in run.stints]
+    periods = [_judged(models[key], period, until) for key, run in runs.items() for period in run.periods]
     returns = {key: run.returns(until) for key, run in baselines.items()}
-    best, judged = await asyncio.to_thread(_judge, stints, returns, since, model_id)
-    tried = await luck.results([stint.trades_until(until) for stint, _ in judged])
-    shown = [found._replace(luck=each) for (_, found), each in zip(judged, tried, strict=True)]
-    shown.sort(key=lambda one: (not one.is_among_best, one.model.id, -one.record.number))
+    best, judged = await asyncio.to_thread(_judge, periods, returns, since, model_id)
+    tried = await luck.results([period.trades_until(until) for period, _ in judged])
+    shown = [entrant._replace(luck=each) for (_, entrant), each in zip(judged, tried, strict=True)]
+    shown.sort(key=lambda entrant: (not entrant.is_among_best, entrant.model.id, -entrant.record.number))
     return EvidenceReport(until, None if best is None else best.rpartition("#")[0], shown)
 
 
-def _judged(model: Model, stint: Stint, until: datetime) -> _Judged:
+def _judged(model: Model, period: EntrantPeriod, until: datetime) -> _Judged:
     """Return an entrant with its whole hours; the first hour of a run counts even when it began within it."""
-    series, began_at, ended_at = stint.run.returns(until), stint.entrant.record.began_at, stint.ended_at
+    series, began_at, ended_at = period.run.returns(until), period.entrant.record.began_at, period.ended_at
     if series is not None:
         start = series.start if began_at is None or began_at < series.start + _HOUR else ceil_time(began_at, _HOUR)
         series = series.within(start, until if ended_at is None else floor_time(ended_at, _HOUR))
-    return _Judged(model, stint, series)
+    return _Judged(model, period, series)
 
 
 def _judge(
-    stints: Sequence[_Judged],
+    periods: Sequence[_Judged],
     baselines: Mapping[str, ReturnSeries | None],
     since: datetime | None,
     model_id: str | None,
 ) -> tuple[str | None, list[tuple[_Judged, EntrantEvidence]]]:
     """Return the best entrant, and the evidence of all or of one model: of a hundred models a tenth of a second."""
     groups: dict[object, list[_Judged]] = {}
-    for one in stints:
-        groups.setdefault(one.replicates or one.key, []).append(one)
-    board = judge_board([_contender(group) for group in groups.values()], baselines, since)
-    shown = [(one, group) for group in groups.values() for one in group if model_id in {None, one.model.id}]
-    parts = [_Part(one, since) for one, _ in shown]
+    for entrant in periods:
+        groups.setdefault(entrant.replicates or entrant.key, []).append(entrant)
+    board = judge_board([_entrant(group) for group in groups.values()], baselines, since)
+    shown = [(entrant, group) for group in groups.values() for entrant in group if model_id in {None, entrant.model.id}]
+    parts = [_Part(entrant, since) for entrant, _ in shown]
     statements = state_returns((part.series, part.trades) for part in parts)
     noise = {group[0].key: _noise(group) for group in groups.values()}
     return board.best, [
-        (one, _evidence(part, statement, board, group[0].key, noise[group[0].key]))
-        for (one, group), part, statement in zip(shown, parts, statements, strict=True)
+        (entrant, _evidence(part, statement, board, group[0].key, noise[group[0].key]))
+        for (entrant, group), part, statement in zip(shown, parts, statements, strict=True)
     ]
 
 
 def _noise(group: Sequence[_Judged]) -> ReplicateNoise | None:
-    series = {one.model.id: one.series for one in group if one.series is not None}
+    series = {entrant.model.id: entrant.series for entrant in group if entrant.series is not None}
     return split_variance(series) if len(series) > 1 else None
 
 
-def _contender(group: Sequence[_Judged]) -> Contender:
+def _entrant(group: Sequence[_Judged]) -> JudgedEntrant:
     """Return what is compared with others: an entrant, or its replicates together."""
-    series = [one.series for one in group if one.series is not None]
-    return Contender(
+    series = [entrant.series for entrant in group if entrant.series is not None]
+    return JudgedEntrant(
         key=group[0].key,
         variant=group[0].model.variant,
         series=series[0] if len(series) == 1 else mean_series(series),
-        trades=sum(one.stint.trades_count for one in group) // len(group),
-        attempt=max(one.stint.run.run.number for one in group),
+        trades=sum(entrant.period.trades_count for entrant in group) // len(group),
+        attempt=max(entrant.period.run.run.number for entrant in group),
     )
 
 
@@ -197,12 +210,12 @@ def _evidence(
     part: _Part, statement: Statement, board: Board, key: str, noise: ReplicateNoise | None
 ) -> EntrantEvidence:
     """Return the evidence of an entrant, which is compared as `key`."""
-    judged, stint = part.judged, part.judged.stint
+    judged, period = part.judged, part.judged.period
     return EntrantEvidence(
         model=judged.model,
         record=judged.record,
-        started_at=stint.started_at,
-        ended_at=stint.entrant.ended_at,
+        started_at=period.started_at,
+        ended_at=period.entrant.ended_at,
         statement=statement,
         return_percent=None if part.series is None else part.series.percent,
         trades=part.trades,
@@ -211,5 +224,5 @@ def _evidence(
         is_among_best=key in board.among_best,
         luck=COMPUTING,
         replicates=noise,
-        attempt=stint.run.run.number,
+        attempt=period.run.run.number,
     )

@@ -1,4 +1,4 @@
-"""Leaderboard: the present entrants by what they made of their accounts within a window, replicates as one row."""
+"""Leaderboard: the present entrants ranked by their results within a window, replicates as one row."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,6 +16,7 @@ from trader.domain.money import ZERO, divide
 from trader.domain.portfolio import statistics
 from trader.domain.portfolio.evidence import (
     Pair,
+    ReplicateNoise,
     ReturnSeries,
     Statement,
     Verdict,
@@ -23,10 +24,10 @@ from trader.domain.portfolio.evidence import (
     judge_neighbours,
     mean_series,
     missing_trades,
+    split_variance,
     state_returns,
 )
 from trader.domain.portfolio.histories import RESOLUTIONS, RunWindow, floor_to_bucket, window_start
-from trader.domain.portfolio.replicates import ReplicateNoise, split_variance
 from trader.services.portfolio.run_statistics import RunStatistics
 
 SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
@@ -34,7 +35,7 @@ SortKey = Literal["pnlPercent", "pnlAbsolute", "maxDrawdown"]
 _HOUR = RESOLUTIONS["1h"]
 
 
-class Contestant(NamedTuple):
+class RankedEntrant(NamedTuple):
     """A model in its current run, with the live equity of its account."""
 
     model: Model
@@ -95,10 +96,10 @@ class LeaderboardEntry(msgspec.Struct, frozen=True, kw_only=True):
     below: NeighbourVerdict | None = None
 
 
-def make_entries(contestants: Iterable[Contestant], window: RunWindow, now: datetime) -> list[LeaderboardEntry]:
-    """Return an entry of each contestant, in no order and without evidence: all that is read of the runs."""
+def make_entries(entrants: Iterable[RankedEntrant], window: RunWindow, now: datetime) -> list[LeaderboardEntry]:
+    """Return an entry of each entrant, in no order and without evidence: all that is read of the runs."""
     hour = floor_to_bucket(now, _HOUR)
-    return [_entry(contestant, window_start(window, now), hour, window) for contestant in contestants]
+    return [_entry(entrant, window_start(window, now), hour, window) for entrant in entrants]
 
 
 def make_board(
@@ -125,8 +126,8 @@ def make_board(
     return marked if sort_by == "maxDrawdown" else _with_verdicts(marked)
 
 
-def _entry(contestant: Contestant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
-    model, run, equity = contestant
+def _entry(entrant: RankedEntrant, since: datetime, hour: datetime, window: RunWindow) -> LeaderboardEntry:
+    model, run, equity = entrant
     since = max(since, run.entrant_since)
     start, series = run.start_value(since), _entrant_returns(run, hour)
     trades = run.trades_after(since)
@@ -144,7 +145,7 @@ def _entry(contestant: Contestant, since: datetime, hour: datetime, window: RunW
         series=series,
         trades=run.trades_after(run.entrant_since),
         attempt=run.run.number,
-        entrants=max(1, len(run.stints)),
+        entrants=max(1, len(run.periods)),
     )
 
 
@@ -236,19 +237,19 @@ def _with_verdicts(entries: Sequence[LeaderboardEntry]) -> list[LeaderboardEntry
     """Return the ordered entries with a verdict on each pair of neighbours."""
     missing: Mapping[str, str | None] = {entry.model.id: missing_trades(entry.trades) for entry in entries}
     compared = compare_all(
-        Pair(one.series, other.series, (missing[one.model.id], missing[other.model.id]))
-        for one, other in pairwise(entries)
+        Pair(first.series, other.series, (missing[first.model.id], missing[other.model.id]))
+        for first, other in pairwise(entries)
     )
     upper = judge_neighbours(
         [
-            statement._replace(attempts=one.attempt + other.attempt - 1)
-            for statement, (one, other) in zip(compared, pairwise(entries), strict=True)
+            statement._replace(attempts=first.attempt + other.attempt - 1)
+            for statement, (first, other) in zip(compared, pairwise(entries), strict=True)
         ],
         sum(entry.entrants for entry in entries),
     )
-    found = list(entries)
+    ranked = list(entries)
     for place, verdict in enumerate(upper):
-        one, other = found[place], found[place + 1]
-        found[place] = msgspec.structs.replace(one, below=NeighbourVerdict(other.model, verdict))
-        found[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(one.model, verdict.reversed()))
-    return found
+        first, other = ranked[place], ranked[place + 1]
+        ranked[place] = msgspec.structs.replace(first, below=NeighbourVerdict(other.model, verdict))
+        ranked[place + 1] = msgspec.structs.replace(other, above=NeighbourVerdict(first.model, verdict.reversed()))
+    return ranked

@@ -74,11 +74,11 @@ class LuckTable:
         """
         if not self._is_read:
             await self._read()
-        found = [self._result(request) for request in requests]
+        results = [self._result(request) for request in requests]
         if self._waiting and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._work(), name="comparison with luck")
             self._task.add_done_callback(log_bug)
-        return found
+        return results
 
     async def close(self) -> None:
         """Stop computing."""
@@ -124,14 +124,14 @@ class LuckTable:
                 await self._keep(request, await self._traders.compare(request))
                 await asyncio.sleep(time.monotonic() - began_s)  # half of the time is left to what cannot wait
 
-    async def _keep(self, request: LuckRequest, found: Luck | str) -> None:
+    async def _keep(self, request: LuckRequest, result: Luck | str) -> None:
         count = len(request.trades)
-        self._results[request.key] = count, found
-        if not self._is_saving or isinstance(found, str):
+        self._results[request.key] = count, result
+        if not self._is_saving or isinstance(result, str):
             return
         try:
             async with self._database.connection() as conn:
-                await upsert_luck(conn, StoredLuck(*request.key, count, found))
+                await upsert_luck(conn, StoredLuck(*request.key, count, result))
         except Unavailable as error:
             log.warning("The comparison of %s with luck is kept in memory only: %s", request.run.run.model_id, error)
 
@@ -186,7 +186,7 @@ def own_trades(request: LuckRequest) -> list[OwnTrade]:
     parts: dict[tuple[str, datetime, bool], list[RunTrade]] = {}
     for trade in request.trades:
         parts.setdefault((trade.symbol, trade.opened_at, trade.is_long), []).append(trade)
-    found = []
+    own_trades = []
     for (symbol, opened_at, is_long), group in parts.items():
         equity = request.run.start_value(opened_at)
         notional = sum((trade.entry_notional for trade in group), Decimal(0))
@@ -196,19 +196,21 @@ def own_trades(request: LuckRequest) -> list[OwnTrade]:
             ((trade.closed_at - opened_at) * float(trade.entry_notional / notional) for trade in group), timedelta(0)
         )
         gain = sum((trade.net_pnl for trade in group), Decimal(0))
-        found.append(OwnTrade(symbol, is_long, float(notional / equity), float(gain / request.start_value), weighted))
-    return found
+        own_trades.append(
+            OwnTrade(symbol, is_long, float(notional / equity), float(gain / request.start_value), weighted)
+        )
+    return own_trades
 
 
 def filled(candles: Sequence[Candle], start: datetime, end: datetime, step: timedelta) -> list[Candle]:
     """Return one candle for each step of [start, end); a missing one stays at the last close. None without any."""
     known: Mapping[datetime, Candle] = {candle.open_time: candle for candle in candles}
-    found: list[Candle] = []
+    filled: list[Candle] = []
     for number in range((end - ceil_time(start, step)) // step):
         at = start + number * step
         candle = known.get(at)
         if candle is None:
-            price = found[-1].close if found else candles[0].open if candles else 0.0
+            price = filled[-1].close if filled else candles[0].open if candles else 0.0
             candle = Candle(at, price, price, price, price, 0.0)
-        found.append(candle)
-    return found if candles else []
+        filled.append(candle)
+    return filled if candles else []

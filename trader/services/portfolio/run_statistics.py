@@ -57,7 +57,7 @@ class RunStatistics:
         """The values of the hours."""
         self.losing = array("L", [0])
         """How many of the first n trades gained nothing."""
-        self.stints: list[Stint] = []
+        self.periods: list[EntrantPeriod] = []
         """The entrants that decided in it, the present one last; of a baseline none."""
 
         self._trade_figures: TradeFigures | None = None
@@ -93,7 +93,7 @@ class RunStatistics:
             self._trade_figures = None
 
     def set_hours(self, hours: Sequence[HourlyValue]) -> None:
-        """Take ascending hours from the last known one on, which may have changed since."""
+        """Replace the hourly values from the first of these ascending hours on."""
         if not hours or (self.hours and list(hours) == self.hours[-1:]):
             return
         known = len(self.hours) - (1 if self.hours and self.hours[-1].hour == hours[0].hour else 0)
@@ -107,7 +107,9 @@ class RunStatistics:
     def points(self, first: int = 0, after: int | None = None) -> list[EquityPoint]:
         """Return the hours from `first` on, and before `after`, with their values."""
         part = slice(first, after)
-        return [EquityPoint(one.hour, value) for one, value in zip(self.hours[part], self.values[part], strict=True)]
+        return [
+            EquityPoint(point.hour, value) for point, value in zip(self.hours[part], self.values[part], strict=True)
+        ]
 
     @property
     def trade_figures(self) -> TradeFigures:
@@ -128,11 +130,11 @@ class RunStatistics:
         return Figures(self.trade_figures, self.equity_figures)
 
     def set_entrants(self, entrants: Sequence[RunEntrant]) -> None:
-        """Take the entrants of the run in order; those that are known keep their figures."""
-        known = {stint.entrant.record.number: stint for stint in self.stints}
-        self.stints = [known.get(entrant.record.number) or Stint(self, entrant) for entrant in entrants]
-        for stint, entrant in zip(self.stints, entrants, strict=True):
-            stint.entrant = entrant
+        """Set the entrants of the run, in order; known ones keep their figures."""
+        known = {period.entrant.record.number: period for period in self.periods}
+        self.periods = [known.get(entrant.record.number) or EntrantPeriod(self, entrant) for entrant in entrants]
+        for period, entrant in zip(self.periods, entrants, strict=True):
+            period.entrant = entrant
 
     def returns(self, until: datetime) -> ReturnSeries | None:
         """Return the hourly log returns of the run before `until`, a whole hour."""
@@ -145,8 +147,8 @@ class RunStatistics:
 
         A run that began within the window starts with its capital, and an entrant with what it took over.
         """
-        if self.stints and since == self.stints[-1].started_at:
-            return self.stints[-1].start_value
+        if self.periods and since == self.periods[-1].started_at:
+            return self.periods[-1].start_value
         return self.worth_at(since)
 
     def worth_at(self, since: datetime) -> Decimal:
@@ -170,7 +172,7 @@ class RunStatistics:
         return bisect_right(self.hours, since, key=lambda value: value.last_at)
 
 
-class Stint:
+class EntrantPeriod:
     """An entrant's part of a run: from when it began until the next one did, with positions that it took over."""
 
     def __init__(self, run: RunStatistics, entrant: RunEntrant) -> None:
@@ -197,7 +199,7 @@ class Stint:
     @property
     def end_value(self) -> Decimal | None:
         """What the account was worth when the next entrant began; None of the present one."""
-        following = next((one for one in self.run.stints if one.started_at == self.ended_at), None)
+        following = next((period for period in self.run.periods if period.started_at == self.ended_at), None)
         return None if following is None else following.start_value
 
     @property
@@ -247,15 +249,15 @@ class CurrentRuns:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> dict[str, RunStatistics]:
-        """Read what is new. A run that has ended is forgotten."""
+        """Read the new rows of all current runs, and drop runs that have ended."""
         async with self._lock, self._database.connection() as conn:
             current = await analytics_store.select_current_runs(conn)
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
             self.baselines = {
-                found.baseline.id: self._known_or_new(
-                    CurrentRun(found.baseline.id, found.run_id, found.initial_capital, found.started_at)
+                row.baseline.id: self._known_or_new(
+                    CurrentRun(row.baseline.id, row.run_id, row.initial_capital, row.started_at)
                 )
-                for found in await select_baselines(conn)
+                for row in await select_baselines(conn)
             }
             entrants: dict[str, list[RunEntrant]] = {}
             for entrant in await analytics_store.select_run_entrants(conn):
@@ -304,10 +306,10 @@ async def _read_new(conn: Connection, runs: Sequence[RunStatistics]) -> None:
 
 
 async def make_figures(runs: Iterable[RunStatistics]) -> None:
-    """Make the figures that are missing, with a turn for other tasks now and then: thousands of trades take long."""
+    """Compute the missing figures, yielding to other tasks between runs."""
     turn_until_s = time.monotonic() + _TURN_S
     for run in runs:
-        parts: Sequence[RunStatistics | Stint] = (run, *run.stints)
+        parts: Sequence[RunStatistics | EntrantPeriod] = (run, *run.periods)
         for part in parts:
             _ = part.figures
             if time.monotonic() > turn_until_s:

@@ -17,13 +17,14 @@ from trader.domain.portfolio.histories import (
     WINDOWS,
     Point,
     Resolution,
+    Snapshot,
     Window,
     average_by_hour,
     choose_resolution,
     floor_to_bucket,
     minute_end,
+    value_account,
 )
-from trader.domain.portfolio.snapshots import Snapshot, value_account
 from trader.services.exchange.protocol import Exchange
 from trader.services.relay import RelayReader
 from trader.settings import Settings

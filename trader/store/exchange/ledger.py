@@ -124,7 +124,7 @@ async def write_postings(conn: Connection, postings: Sequence[Posting], term: in
     An account is missing in the result, and nothing of its posting was written, when another process has changed it
     since, or when `term` is over.
 
-    :raises BooksViolated: a row broke a constraint; nothing of any posting was written
+    :raises LedgerViolated: a row broke a constraint; nothing of any posting was written
     """
     changes = _json([account_change(posting) for posting in postings])
     tables, rows = [], []

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from trader.domain.models import VariantId
-from trader.domain.portfolio.snapshots import Snapshot
+from trader.domain.portfolio.histories import Snapshot
 from trader.store.database.pool import Connection
 
 # The rollups grow by what was inserted, not by what was given: a snapshot that is there already counts once.

@@ -72,7 +72,15 @@ function Facts({ one, entry }) {
 export function EvidenceTable({ window, variant = 'all' }) {
   const known = useModels()
   const entry = useAnswer('analytics.getEvidence', { window, variant })
-  const entrants = entry.data?.entrants ?? []
+  return html`<${Panel} title="Evidence">
+    <${Failed} entry=${entry} what="The evidence" />
+    ${entry.data && html`<${EvidenceBoard} answer=${entry.data} known=${known} />`}
+  </${Panel}>`
+}
+
+/** The entrants of an answer of getEvidence, on the dashboard or in a report, whose models have no pages to link to. */
+export function EvidenceBoard({ answer, known, isLinked = true }) {
+  const { entrants } = answer
   const of = (one, reference) => one.differences.find(each => each.reference === reference)
   const [least, most] = scaleOf(entrants.flatMap(one => [one.returnPercent, one.interval?.low, one.interval?.high]))
   const against = (reference, title) => ({
@@ -80,7 +88,7 @@ export function EvidenceTable({ window, variant = 'all' }) {
   })
   const columns = [
     { key: 'model', title: 'Entrant', isText: true, by: one => one.modelName.toLowerCase(), cell: one => html`<${ModelName} id=${one.modelId}
-      name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
+      name=${one.modelName} color=${known.colorOf(one.modelId, one.variant)} isLinked=${isLinked} />${one.endedAt && html` <span class="badge" title=${`ended at ${one.endedAt}`}>earlier, ${one.entrant}</span>`}` },
     { key: 'best', title: 'Best?', isText: true, by: one => Number(one.amongBest), cell: one => html`<span class=${one.amongBest ? '' : 'soft'}>${one.amongBest ? 'possible' : 'no'}</span>` },
     { key: 'interval', title: 'Return, 95 % interval', isText: true, by: one => one.returnPercent, cell: one => html`<${Interval} low=${one.interval?.low} high=${one.interval?.high}
       value=${one.returnPercent} least=${least} most=${most} reason=${one.reason} color=${known.colorOf(one.modelId, one.variant)} />` },
@@ -91,11 +99,8 @@ export function EvidenceTable({ window, variant = 'all' }) {
     entrants.some(one => one.replicates) && { key: 'spread', title: 'Spread', by: one => one.replicates?.spreadPercent, cell: one => html`<span title="standard deviation of the returns of the replicates">${percent(one.replicates?.spreadPercent, 1)}</span>` },
     { key: 'period', title: 'Trained on?', isText: true, by: one => one.contamination, cell: one => html`<span class=${`badge ${CONTAMINATION[one.contamination][0]}`} title=${CONTAMINATION[one.contamination][2]}>${CONTAMINATION[one.contamination][1]}</span>` },
   ].filter(Boolean)
-  return html`<${Panel} title="Evidence">
-    <${Failed} entry=${entry} what="The evidence" />
-    ${entry.data && html`<p class="body lede">${summaryOf(entry.data, known)}</p>
-      <${Table} label="Evidence of all" columns=${columns} rows=${entrants} keyOf=${one => `${one.modelId}#${one.entrant}`} first=${20} empty="No entrant has traded yet." />`}
-  </${Panel}>`
+  return html`<p class="body lede">${summaryOf(answer, known)}</p>
+    <${Table} label="Evidence of all" columns=${columns} rows=${entrants} keyOf=${one => `${one.modelId}#${one.entrant}`} first=${20} empty="No entrant has traded yet." />`
 }
 
 function Against({ found }) {

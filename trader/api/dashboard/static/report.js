@@ -1,6 +1,8 @@
-// Charts of a report, drawn from the data that is in its file.
+// Charts and evidence of a report, drawn from the data that is in its file.
 import { averageOf, drawdownsOf, histogram, timeChart } from './charts.js'
+import { EvidenceBoard } from './evidence.js'
 import { clock, day, number, signedPercent } from './format.js'
+import { html, render } from './lib.js'
 
 const HEIGHT = 260
 const BINS = 48
@@ -46,3 +48,8 @@ function draw(host) {
 }
 
 document.querySelectorAll('[data-chart]').forEach(draw)
+
+if (data.evidence) {
+  const known = { byId: new Map(), colorOf: id => data.colors[id] }
+  render(html`<${EvidenceBoard} answer=${data.evidence} known=${known} isLinked=${false} />`, document.getElementById('evidence'))
+}

@@ -102,10 +102,10 @@ def may_enter(indicators: Indicators, price: float) -> bool:
 
 
 def _enter(view: View, market: ObservedMarket, indicators: Indicators) -> Signal | str:
-    found = release(indicators, float(market.price))
-    if isinstance(found, str):
-        return found
-    side, atr, length, released, momentum, above, why = found
+    released_squeeze = release(indicators, float(market.price))
+    if isinstance(released_squeeze, str):
+        return released_squeeze
+    side, atr, length, released, momentum, above, why = released_squeeze
     refusal = cost_refusal(view, market, TARGET_ATRS * atr, COST_SHARE_MAX)
     if refusal is not None:
         return f"{why}, but {refusal}"

@@ -15,8 +15,9 @@ from trader.domain.agents.rules.sizing import Signal, entry_price
 from trader.domain.agents.tools import Decision
 from trader.domain.agents.view import ObservedMarket, VariantLimits, View
 from trader.domain.exchange.orders import Side
-from trader.domain.market.indicators import VWAP_DEVIATIONS, Indicators
+from trader.domain.market.indicators import Indicators
 from trader.domain.market.markets import Interval
+from trader.domain.market.session_vwap import VWAP_DEVIATIONS
 
 INTERVAL: Final[Interval] = "15m"
 ADX_MAX: Final = 25.0

@@ -1,0 +1,90 @@
+"""Wire records that are taken from the attributes of domain records."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from support.records import make_model
+
+from trader.api.schemas.analytics import IntervalPercent, Replicates, ReplicatesRow
+from trader.api.schemas.common import ENCODER, UNSET, UnsetType, Wire
+from trader.domain.portfolio.evidence import ReplicateNoise
+from trader.domain.portfolio.intervals import Interval
+from trader.services.portfolio.leaderboard import ReplicatesEntry
+
+NOISE = ReplicateNoise(("ada", "eve"), 30, -1.5, 2.25, 0.5, None)
+
+
+class Figures(Wire):
+    run_id: str
+    at: str
+    total_pnl: Decimal
+    label: str | None
+    leverage: Decimal | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+
+
+def source(**fields: Any) -> SimpleNamespace:
+    known = {
+        "run_id": UUID(int=1),
+        "at": datetime(2025, 1, 1, tzinfo=UTC),
+        "total_pnl": Decimal("1.500"),
+        "label": None,
+    }
+    return SimpleNamespace(**{**known, "leverage": None, "note": "n", "unused": object(), **fields})
+
+
+def test_ids_and_times_become_text_numbers_lose_zeros_and_none_may_be_absence() -> None:
+    assert msgspec.json.decode(ENCODER.encode(Figures.from_attributes(source()))) == {
+        "runId": "00000000-0000-0000-0000-000000000001",
+        "at": "2025-01-01T00:00:00.000Z",
+        "totalPnl": 1.5,
+        "label": None,
+        "note": "n",
+    }
+
+
+def test_what_is_given_beside_the_source_comes_before_its_attributes() -> None:
+    figures = Figures.from_attributes(source(leverage=Decimal("5.0")), label="given", note=UNSET)
+    assert (figures.label, figures.leverage, figures.note) == ("given", Decimal(5), UNSET)
+
+
+def test_an_attribute_that_is_missing_is_a_bug() -> None:
+    with pytest.raises(AttributeError, match="total_pnl"):
+        Figures.from_attributes(SimpleNamespace(run_id="r", at="t", label=None, leverage=None, note=None))
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (IntervalPercent.of(Interval(-1.5, 2.0)), {"low": -1.5, "high": 2.0}),
+        (
+            ReplicatesRow.of(ReplicatesEntry([make_model("ada"), make_model("eve")], -1.5, 2.25, NOISE)),
+            {
+                "modelIds": ["ada", "eve"],
+                "lowestPercent": -1.5,
+                "highestPercent": 2.25,
+                "noise": {
+                    "modelIds": ["ada", "eve"],
+                    "hours": 30,
+                    "lowestPercent": -1.5,
+                    "highestPercent": 2.25,
+                    "spreadPercent": 0.5,
+                    "noisePercent": None,
+                },
+            },
+        ),
+    ],
+)
+def test_records_of_named_tuples_fit_their_types(record: Wire, expected: dict[str, Any]) -> None:
+    text = ENCODER.encode(record)
+    assert msgspec.json.decode(text) == expected
+    assert msgspec.json.decode(text, type=type(record)) is not None
+
+
+def test_the_noise_of_replicates_fits_its_type() -> None:
+    assert msgspec.json.decode(ENCODER.encode(Replicates.of(NOISE)), type=Replicates).model_ids == ["ada", "eve"]

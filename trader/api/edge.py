@@ -1,0 +1,207 @@
+"""Edge of the application: the middleware, the response hook and the CORS rules for every request.
+
+Requests get ids and are logged, foreign hosts and origins are refused, every error is answered as JSON, long responses
+are compressed, and the headers of each response are completed.
+"""
+
+import logging
+import time
+from contextlib import suppress
+from functools import cache
+from typing import Final
+
+import aiohttp_cors
+from aiohttp import hdrs, web
+from multidict import istr
+
+from trader.api import batch, rpc
+from trader.api.compression import compress_response, is_worth_compressing
+from trader.api.connections import connection_of
+from trader.api.context import RELAY
+from trader.api.origins import HOSTS, ORIGINS, HostRule, OriginRule
+from trader.api.requests import CHANGES, GIVEN_UP, NAME, REQUEST_ID, REQUESTS, UNKNOWN, Handler, RequestLog
+from trader.api.routes import answer_expectation, refusal, unmet_expectation
+from trader.errors import Forbidden
+from trader.settings import Settings
+
+CORS_PATHS: Final = ("/api/", "/health")
+"""Paths that start with one of these may be read by the pages of CORS_ORIGINS."""
+
+_REST: Final = "/{path:(api/|health).*}"
+"""The paths of `CORS_PATHS` that no other route has."""
+
+_METHODS: Final = ("GET", "POST")
+_ALLOWED_HEADERS: Final = ("content-type", "last-event-id", "x-orpc-batch", "x-csrf-token", "authorization")
+_EXPOSED_HEADERS: Final = ("x-request-id", "retry-after")
+_PREFLIGHT_AGE_S: Final = 600
+
+_ID_HEADER: Final = istr("X-Request-Id")
+_LAG_HEADER: Final = istr("X-Lag-Seconds")
+
+log = logging.getLogger(__name__)
+
+
+def setup(app: web.Application, settings: Settings) -> None:
+    """Install the middleware, the response hook and CORS. Call this after all routes were added."""
+    app[REQUESTS] = RequestLog()
+    app[HOSTS], app[ORIGINS] = HostRule(settings), OriginRule(settings)
+    app.middlewares.append(answer)
+    app.on_response_prepare.append(finish_head)
+    _allow_origins(app, settings)
+
+
+def _allow_origins(app: web.Application, settings: Settings) -> None:
+    """Let pages of CORS_ORIGINS read every response below `CORS_PATHS`, including 404 and 405."""
+    options = aiohttp_cors.ResourceOptions(  # type: ignore[no-untyped-call]  # the library's types are partial
+        allow_credentials=True,
+        expose_headers=_EXPOSED_HEADERS,
+        allow_headers=_ALLOWED_HEADERS,
+        allow_methods=_METHODS,
+        max_age=_PREFLIGHT_AGE_S,
+    )
+    cors = aiohttp_cors.setup(app, defaults=dict.fromkeys(settings.cors_origins, options))
+    covered = [each for each in app.router.resources() if each.canonical.startswith(CORS_PATHS)]
+    for name, path in (("rest", _REST), ("elsewhere", "/{path:.*}")):
+        app.add_routes(  # one for each method: aiohttp-cors takes no route of all methods
+            web.route(method, path, _find_nothing, name=name, expect_handler=answer_expectation)
+            for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        )
+    for resource in (*covered, app.router.named_resources()["rest"]):
+        cors.add(resource)
+
+
+@web.middleware
+async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every request, turn errors into responses, and record latency and status."""
+    started_s, requests, connection = time.perf_counter(), request.app[REQUESTS], connection_of(request)
+    request[REQUEST_ID] = request_id = requests.new_id()
+    if connection is not None:
+        connection.begin(request.content)
+    status = 500
+    try:
+        response = await _respond(request, handler)
+        status = response.status
+        if GIVEN_UP in request and not response.prepared:
+            await _answer_and_close(request, response)
+        return response
+    finally:
+        requests.finished(_name_of(request), status, started_s, request_id, changes=CHANGES in request)
+        if connection is not None:
+            connection.end()
+
+
+async def finish_head(request: web.Request, response: web.StreamResponse) -> None:
+    """Complete the headers of a response before it is sent.
+
+    aiohttp-cors omits `Vary`: no cache may serve one origin's response to another.
+    """
+    app, headers = request.app, response.headers
+    vary = headers.get(hdrs.VARY)
+    headers[hdrs.VARY] = f"{vary}, {hdrs.ORIGIN}" if vary else hdrs.ORIGIN
+    headers[_ID_HEADER] = request.get(REQUEST_ID) or app[REQUESTS].new_id()
+    headers[hdrs.SERVER] = "trader"  # without versions
+    if (relay := app.get(RELAY)) is not None and (lag_s := relay.lag_s()) is not None:
+        headers[_LAG_HEADER] = f"{lag_s:.3f}"
+
+
+async def _respond(request: web.Request, handler: Handler) -> web.StreamResponse:
+    response: web.StreamResponse
+    if (misdirected := request.app[HOSTS].refusal(request)) is not None:
+        return refusal(421, misdirected)
+    if hdrs.EXPECT in request.headers and (expected := unmet_expectation(request)) is not None:
+        response = refusal(417, f"Expect: {expected[:100]} is not supported here; use 100-continue, or leave it out")
+        response.force_close()  # the body may or may not follow
+        return response
+    try:
+        if hdrs.ORIGIN in request.headers:
+            _check_origin(request)
+        response = await handler(request)
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
+        response = await _refuse_path(request)
+    except web.HTTPException as error:  # a preflight that aiohttp-cors refuses
+        response = refusal(error.status, error.text or error.reason)
+    except rpc.ANSWERED as error:
+        response = rpc.refuse(request, error)
+    except Exception:
+        log.exception("request %s: %s %s failed", request[REQUEST_ID], request.method, request.path)
+        response = _answer_bug(request)
+    if isinstance(response, web.Response) and is_worth_compressing(response):
+        await compress_response(request, response)
+    return response
+
+
+def _check_origin(request: web.Request) -> None:
+    """Refuse foreign origins, except where nothing is done: for preflights and requests without a route.
+
+    :raises Forbidden: the request does something and its origin is not allowed
+    """
+    if request.method == hdrs.METH_OPTIONS:
+        return
+    is_batch = request.match_info.route.name == rpc.OTHERS and batch.HEADER in request.headers
+    if is_batch or _resource_of(request) is not None:
+        why = request.app[ORIGINS].refusal(request)
+        if why is not None:
+            raise Forbidden(why)
+
+
+async def _find_nothing(_: web.Request) -> web.StreamResponse:
+    """Handle paths and methods without a route: aiohttp-cors adds headers only to responses of resources it knows."""
+    raise web.HTTPNotFound
+
+
+async def _refuse_path(request: web.Request) -> web.Response:
+    """Answer a request without a route: 405 when its path has other methods, else 404."""
+    if request.path.startswith(rpc.PREFIX) and rpc.DISPATCHER in request.app:
+        return request.app[rpc.DISPATCHER].refuse_path(request)
+    allowed: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource.name is None:
+            _, methods = await resource.resolve(request)
+            if methods:
+                request[NAME] = _name_of_path(resource.canonical)
+                allowed |= methods - {hdrs.METH_OPTIONS}
+    if not allowed:
+        return refusal(404, "Not Found")
+    return refusal(405, "Method Not Allowed", {hdrs.ALLOW: ", ".join(sorted(allowed))})
+
+
+def _answer_bug(request: web.Request) -> web.Response:
+    """Return the response for an unexpected exception, without its cause."""
+    if request.writer.output_size and request.transport is not None:  # a response has begun
+        request.transport.abort()
+    response = refusal(500, "Internal server error")
+    response.force_close()
+    return response
+
+
+async def _answer_and_close(request: web.Request, response: web.StreamResponse) -> None:
+    """Answer at once and close: aiohttp would wait for the rest of the body, and inflate it."""
+    response.force_close()
+    with suppress(ConnectionError):  # the caller has left
+        await response.prepare(request)
+        await response.write_eof()
+    if request.transport is not None:
+        request.transport.close()
+
+
+def _resource_of(request: web.Request) -> web.AbstractResource | None:
+    """Return the resource of a request; None without one, or for a catch-all resource, which has a name."""
+    resource = request.match_info.route.resource
+    return None if resource is None or resource.name is not None else resource
+
+
+def _name_of(request: web.Request) -> str:
+    """Return the name of a request in the log and in metrics: one of a few, since callers must not add any."""
+    if (resource := _resource_of(request)) is not None:
+        return _name_of_path(resource.canonical)
+    name: str = request.get(NAME, UNKNOWN)
+    return name
+
+
+@cache
+def _name_of_path(path: str) -> str:
+    if "{" in path:  # of a route for every path below another, which does not exist
+        return UNKNOWN
+    if path.startswith(rpc.PREFIX):
+        return path.removeprefix(rpc.PREFIX).strip("/").replace("/", ".")
+    return path.removeprefix("/api").strip("/")

@@ -1,0 +1,192 @@
+"""Accounts of a backtest, and what decides for each."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import cached_property
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+import msgspec
+
+from trader.clock import epoch_second
+from trader.domain.agents.invocations import invocation_id
+from trader.domain.agents.observation import RunHistory
+from trader.domain.agents.rules.common import Held
+from trader.domain.agents.tools import Decision
+from trader.domain.agents.view import View
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import unopened_account
+from trader.domain.exchange.orders import Order
+from trader.domain.market.indicators import Indicators
+from trader.domain.market.markets import Interval, Market
+from trader.domain.models import CYCLE, Model, VariantId
+from trader.domain.portfolio.baselines import BaselineState
+from trader.domain.portfolio.histories import Snapshot
+from trader.services.agents.observer import TRADES_SHOWN
+from trader.services.portfolio.followed_account import FollowedAccount
+from trader.store.portfolio.snapshots import HourlyValue
+from trader.variants import VARIANTS
+
+_MINUTE_S = 60
+
+
+class DecisionSource(Protocol):
+    """Protocol of what decides for an account."""
+
+    def next_after(self, second: int) -> int | None:
+        """Return the second of the first decision after this one, a full minute; None when there is no more."""
+        ...
+
+    def decide(self, peek: "MarketPeek", look: Callable[[], View]) -> Sequence[Decision]:
+        """Return the decisions of this moment. `look` makes the whole view, which takes time."""
+        ...
+
+
+class MarketPeek(Protocol):
+    """The account, the marks and the indicators of a moment, without the cost of a whole view."""
+
+    @property
+    def now(self) -> datetime: ...
+
+    @property
+    def account(self) -> Account: ...
+
+    @property
+    def markets(self) -> Mapping[str, Market]: ...
+
+    @property
+    def symbols(self) -> Collection[str]:
+        """The markets that have a price."""
+        ...
+
+    def indicators(self, symbol: str, interval: Interval) -> Indicators: ...
+
+    def mark(self, symbol: str) -> Decimal: ...
+
+
+class RuleAgentSource:
+    """Decision source of a variant's rule agent, which decides once per `every`."""
+
+    def __init__(self, variant: VariantId, every: timedelta = CYCLE) -> None:
+        self._variant = VARIANTS[variant]
+        self._every_s = int(every.total_seconds())
+
+    def next_after(self, second: int) -> int:
+        return (second // self._every_s + 1) * self._every_s
+
+    def decide(self, peek: MarketPeek, look: Callable[[], View]) -> Sequence[Decision]:
+        return self._variant.agent(look(), self._variant.limits) if self._may_act(peek) else ()
+
+    def _may_act(self, peek: MarketPeek) -> bool:
+        """Return False when indicators and marks alone rule out any decision, as they mostly do."""
+        variant, interval, positions = self._variant, self._variant.intervals[0], peek.account.positions
+        for symbol in peek.symbols:
+            position, indicators, mark = positions.get(symbol), peek.indicators(symbol, interval), peek.mark(symbol)
+            if position is not None:
+                if variant.may_review(Held(position, indicators, mark, peek.markets[symbol].tick, peek.now)):
+                    return True
+            elif variant.may_enter(indicators, float(mark)):
+                return True
+        return False
+
+
+class WaitingOrder(NamedTuple):
+    """An order that waits for the first book at or after `due`."""
+
+    order: Order
+    due: datetime
+
+
+class Invocation:
+    """The decisions of an account at one time, while they are executed. The id is made when it is first needed."""
+
+    def __init__(self, model: Model, started_at: datetime, decisions: Sequence[Decision]) -> None:
+        self._model = model
+        self.started_at = started_at
+        self.left = deque(enumerate(decisions, start=1))
+
+    @cached_property
+    def id(self) -> UUID:
+        return invocation_id(self._model, self.started_at)
+
+
+class BacktestAccount(FollowedAccount):
+    """An account that goes through the market of a backtest. `seen` is the last second whose tick it went through."""
+
+    every_minutes = 1
+    """Minutes between two decisions, as the agent's view states them."""
+
+    def __init__(self, source: DecisionSource, intervals: Sequence[Interval], account: Account) -> None:
+        super().__init__(BaselineState(account=account))
+        seen = epoch_second(account.run.started_at)
+        self.source = source
+        self.intervals = intervals
+        self.hours: list[HourlyValue] = []
+        """The last equity recorded in each hour."""
+
+        self.decides_at: int | None = seen
+        self.seen = seen
+        self.clear_until = seen
+        """No tick up to this second can change the account as it is now."""
+
+        self.next_snapshot = seen
+
+    def note(self, snapshot: Snapshot) -> None:
+        super().note(snapshot)
+        hour = snapshot.created_at.replace(minute=0, second=0, microsecond=0)
+        if self.hours and self.hours[-1].hour == hour:
+            self.hours.pop()
+        self.hours.append(HourlyValue(snapshot.account_id, hour, snapshot.net_portfolio, snapshot.created_at))
+
+
+class ModelAccount(BacktestAccount):
+    trades_shown = TRADES_SHOWN
+    waiting: WaitingOrder | None
+
+    def __init__(self, model: Model, source: DecisionSource, account: Account) -> None:
+        self.model = model
+        self.variant = VARIANTS[model.variant]
+        self.limits = self.variant.limits
+        """What the guard allows."""
+
+        super().__init__(source, self.variant.intervals, account)
+        self.every_minutes = model.configuration.cadence // CYCLE
+        self.invocation: Invocation | None = None
+        self.decisions = 0
+        """Number of decision cycles in which it was asked."""
+
+        self.missed = 0
+        """Number of decision cycles skipped because the previous decisions were not executed yet."""
+
+        self._history: RunHistory | None = None
+
+    def history(self, now: datetime) -> RunHistory:
+        """Return the history that the agent sees, refreshed after each posting and each hour, as in a service."""
+        hour = now.replace(minute=0, second=0, microsecond=0)
+        known = self._history
+        if known is None or known.sequence != self.account.sequence or known.hour != hour:
+            known = self._history = super().history(now)
+        return known
+
+
+def open_model_account(
+    model: Model, source: DecisionSource, capital: Decimal, quote_currency: str, at: datetime
+) -> ModelAccount:
+    """Return a model's new account in its first run, with the sequence number of a service's first row."""
+    account = unopened_account(model.id, capital, quote_currency, at)
+    return ModelAccount(model, source, msgspec.structs.replace(account, sequence=1))
+
+
+def next_minute(second: int) -> int:
+    """Return the first full minute after a second."""
+    return (second // _MINUTE_S + 1) * _MINUTE_S
+
+
+FIRST_CYCLE = timedelta(milliseconds=1)
+FIRST_SNAPSHOT = timedelta(milliseconds=2)
+"""How long after its start a service decides and values its accounts for the first time."""
+
+LATE = timedelta(seconds=5)
+"""How much longer than its latency an order waits for a book."""
