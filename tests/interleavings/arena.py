@@ -114,18 +114,13 @@ class RecordingExchange(PaperExchange):
     """A paper exchange that remembers what it was asked for."""
 
     asked: dict[tuple[str, str], Order]
-    by_tick: Tick | None = None
-    """The tick that is being applied."""
-
+    tick_began: asyncio.Event
     before_order: Callable[[], Awaitable[None]] | None = None
     """What happens just before the next order of the model."""
 
     async def on_tick(self, tick: Tick) -> None:
-        self.by_tick = tick
-        try:
-            await super().on_tick(tick)
-        finally:
-            self.by_tick = None
+        self.tick_began.set()
+        await super().on_tick(tick)
 
     async def place_order(self, order: Order) -> OrderAnswer:
         assert order.client_order_id is not None
@@ -149,7 +144,7 @@ class Process:
         self.accounts = Accounts(database, LedgerWriter(database), bus)
         self.halts = Halts(database, clock, bus)
         self.exchange = RecordingExchange(database, self.market, clock, settings, self.accounts, self.halts)
-        self.exchange.asked = arena.asked
+        self.exchange.asked, self.exchange.tick_began = arena.asked, asyncio.Event()
         limits = LossLimits(database, self.exchange, self.halts, settings)
         self.operations = OperatorCommands(database, self.exchange, self.halts, limits)
         self.provider = ScriptedProvider()

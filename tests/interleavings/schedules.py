@@ -136,9 +136,9 @@ async def have_tick_at_order(s: Schedule) -> None:
     exchange = s.arena.process("A").exchange
 
     async def begin_tick() -> None:
+        exchange.tick_began.clear()
         s.ticking = asyncio.create_task(s.arena.see(STOPPED))
-        while exchange.by_tick is None:
-            await asyncio.sleep(0.002)
+        await exchange.tick_began.wait()
 
     exchange.before_order = begin_tick
 
