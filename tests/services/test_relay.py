@@ -161,6 +161,8 @@ class Failing(Database):
     def __init__(self, database: Database) -> None:
         self._database = database
         self.failures = 2
+        self.uses, self.lost_use = 0, 0
+        """How often a connection was used, and the number of the use whose acknowledgement is lost."""
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -169,6 +171,9 @@ class Failing(Database):
             raise Unavailable("the database cannot be reached")
         async with self._database.connection() as conn:
             yield conn
+        self.uses += 1
+        if self.uses == self.lost_use:
+            raise Unavailable("the connection was lost")
 
 
 async def test_what_could_not_be_written_is_in_the_next_record(
@@ -181,6 +186,30 @@ async def test_what_could_not_be_written_is_in_the_next_record(
     relayed.writer.open()
     sent = [relayed.publish(1), relayed.publish(2)]
     await relayed.write()
+    await relayed.reader.poll()
+    assert [event.at for event in relayed.seen] == [event.at for event in sent]
+
+
+async def test_events_whose_record_was_not_acknowledged_are_published_once(
+    relayed: Relayed, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trader.services.relay.EVERY_S", 0.01)
+    await relayed.write()
+    await relayed.reader.poll()
+    failing = Failing(database)
+    failing.failures, failing.lost_use = 0, 2  # the first use reads the number of the newest record
+    relayed.writer = RelayWriter(failing, relayed.bus, lambda: relayed.view, ENCODER.encode)
+    relayed.writer.open()
+    task = asyncio.create_task(relayed.writer.run(relayed.term))
+    sent = [relayed.publish(1), relayed.publish(2)]
+    async with asyncio.timeout(10):
+        while await relayed.count() < 3:
+            await asyncio.sleep(0.005)
+        sent.append(relayed.publish(3))
+        while len(relayed.seen) < len(sent):
+            await relayed.reader.poll()
+    task.cancel()
+    await asyncio.wait([task])
     await relayed.reader.poll()
     assert [event.at for event in relayed.seen] == [event.at for event in sent]
 

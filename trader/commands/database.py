@@ -54,10 +54,7 @@ class FoundDatabase(NamedTuple):
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
         """Borrow a connection that reads the database as of one moment."""
-        async with (
-            self.database.connection() as conn,
-            conn.transaction(isolation="repeatable_read", readonly=True),
-        ):
+        async with self.database.reading() as conn:
             yield conn
 
     def __str__(self) -> str:

@@ -69,6 +69,9 @@ class LeaderView(msgspec.Struct, frozen=True):
     snapshots_created: int
     model_warnings: dict[str, str] = {}
     events: tuple[RelayedEvent, ...] = ()
+    term: int = 0
+    events_before: int = 0
+    """Events of this term in earlier records; one whose record was written and not confirmed is sent again."""
 
 
 class RelayWriter:
@@ -87,11 +90,12 @@ class RelayWriter:
         self._is_open = False
         self._waiting: list[RelayedEvent] = []
         self._markets: tuple[Market, ...] | None = None
+        self._written = 0
         events.subscribe(self._note)
 
     def open(self) -> None:
         """Begin to gather events, as the leader."""
-        self._is_open = True
+        self._is_open, self._written = True, 0
 
     def close(self) -> None:
         """Stop gathering events, and drop those that were not written."""
@@ -118,7 +122,7 @@ class RelayWriter:
 
     async def _write(self, number: int, term: int) -> None:
         events, self._waiting = self._waiting, []
-        view = msgspec.structs.replace(self._view(), events=tuple(events))
+        view = msgspec.structs.replace(self._view(), events=tuple(events), term=term, events_before=self._written)
         markets = view.markets
         if markets == self._markets and number % MARKETS_EVERY:
             view = msgspec.structs.replace(view, markets=None)
@@ -129,6 +133,7 @@ class RelayWriter:
             self._waiting = (events + self._waiting)[:EVENTS_MAX]
             raise
         self._markets = markets
+        self._written += len(events)
 
 
 class RelayReader:
@@ -141,6 +146,7 @@ class RelayReader:
         self._after: int | None = None
         self._written_s: float | None = None
         self._news = asyncio.Event()
+        self._published = 0, 0  # the term, and how many of its events
         self.view: LeaderView | None = None
         """The newest record."""
 
@@ -174,7 +180,10 @@ class RelayReader:
             view = self._decoder.decode(row.record)
             if view.markets is not None:
                 self.markets = {market.symbol: market for market in view.markets}
-            for event in () if is_first else view.events:
+            term, count = self._published
+            known = count - view.events_before if term == view.term else 0
+            self._published = view.term, view.events_before + len(view.events)
+            for event in () if is_first else view.events[max(0, known) :]:
                 details = msgspec.json.decode(event.details, type=dict[str, msgspec.Raw])
                 self._events.publish(WorkflowProgress(event.type, event.at, details))
             self.view = view

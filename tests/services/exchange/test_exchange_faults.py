@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from random import Random
+from typing import Any
 
 import pytest
 from support.manual_clock import ManualClock
@@ -11,9 +12,13 @@ from support.proxy import FaultyProxy
 from support.scripted import START, ScriptedSource
 from support.venue import Venue, agree_with_rows, break_ledger_writer, running
 
+from trader.domain.exchange.account import Account
+from trader.domain.exchange.ledger import Posting
 from trader.domain.exchange.orders import ExitPlan, OrderAnswer, OrderStatus, OrderType
+from trader.domain.exchange.tick_rules import apply_tick
 from trader.errors import InternalError, Unavailable
 from trader.services.exchange import accounts as books
+from trader.services.exchange import tick_processor
 from trader.store.database import pool
 from trader.store.database.pool import Database
 
@@ -232,4 +237,31 @@ async def test_shared_depth_comes_back_when_the_commit_that_took_it_fails(
         answer = await venue.buy("1", account_id="b", leverage=Decimal(40))
         assert answer.average_price == Decimal("94000.1"), "the best level is whole again"
         await persist(venue, "buy", "0.01", account_id="a")
+        await agree_with_rows(venue)
+
+
+async def test_a_bug_at_one_accounts_tick_stops_no_other_and_is_caught_up_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(account: Account, *more: Any) -> Posting | None:
+        if account.id == "a":
+            raise ZeroDivisionError
+        return apply_tick(account, *more)
+
+    async with running(database, ScriptedSource(), ManualClock(START)) as venue:
+        await venue.see(QUIET)
+        for account_id in ("a", "b"):
+            await venue.buy("0.1", account_id=account_id, leverage=Decimal(5), exit_plan=ExitPlan(stop=Decimal(93000)))
+        with monkeypatch.context() as patch:
+            patch.setattr(tick_processor, "apply_tick", broken)
+            await venue.see({"BTC": "92500"})
+            assert [bool(venue.exchange.accounts[one].positions) for one in ("a", "b")] == [True, False]
+            with pytest.raises(InternalError):
+                await venue.buy("0.01")
+        fired_at = venue.clock.now()
+        await venue.see(QUIET)
+        async with database.connection() as conn:
+            closed = await conn.fetch("SELECT account_id, closed_at FROM orders ORDER BY account_id")
+        assert [tuple(row) for row in closed] == [("a", fired_at), ("b", fired_at)]
+        assert "a bug in applying the tick" in caplog.text
         await agree_with_rows(venue)

@@ -50,7 +50,7 @@ async def append_interrupted(conn: Connection, invocation_id: UUID) -> None:
 
 async def verify(database: Database, outside: Sequence[Anchor]) -> Verification:
     """Check the whole chain as of one moment, even while a service writes. `outside` are anchors kept elsewhere."""
-    async with database.connection() as conn, conn.transaction(isolation="repeatable_read", readonly=True):
+    async with database.reading() as conn:
         anchors = [*await store.select_anchors(conn), *outside]
         entrants = await store.select_entrants(conn)
         checker = ChainChecker(anchors)

@@ -330,8 +330,8 @@ class Agents:
         if missed := [model for model in asked if model not in due]:
             await self._entrants.count_missed(missed, now)
         if self._dropped:
-            await self._entrants.count_missed(self._dropped, now)
-            self._dropped = []
+            dropped, self._dropped = self._dropped, []  # counted once at the most, also when the commit is in doubt
+            await self._entrants.count_missed(dropped, now)
 
     def _left_out(self, model: Model) -> Collection[str]:
         provider = self._providers.get(model.provider)

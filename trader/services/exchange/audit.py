@@ -37,10 +37,7 @@ def _say_nothing(_: int, __: int) -> None:
 async def audit(database: Database, progress: Callable[[int, int], None] = _say_nothing) -> AuditReport:
     """Audit a database as of one moment, while the service may go on. `progress` gets (runs done, runs in all)."""
     report = AuditReport()
-    async with (
-        database.connection() as conn,
-        conn.transaction(isolation="repeatable_read", readonly=True),
-    ):
+    async with database.reading() as conn:
         runs, is_live = await store.select_runs(conn), await store.select_is_live(conn)
         for number, (run_id, account_id, run_number) in enumerate(runs, start=1):
             rows = await store.select_figures(conn, run_id)

@@ -16,7 +16,7 @@ from trader.domain.exchange.halts import may_open
 from trader.domain.exchange.ledger import Posting, unopened_account
 from trader.domain.exchange.orders import ExitPlan, Order, OrderAnswer
 from trader.domain.market.markets import Tick, refusal_to_trade
-from trader.errors import InvalidInput, Issue, MarketUnavailable
+from trader.errors import InvalidInput, Issue, MarketUnavailable, Unavailable
 from trader.services.exchange.accounts import Accounts
 from trader.services.exchange.halts import Halts
 from trader.services.exchange.idempotent_orders import (
@@ -173,22 +173,22 @@ class PaperExchange(ExchangeBase):
         return await self._accounts.open(account_id, self._unopened(account_id, initial_capital).run)
 
     async def reset_account(self, account_id: str) -> Account:
-        """End the account's run and start the next with SIM_INITIAL_CAPITAL."""
+        """End the account's run and start the next with SIM_INITIAL_CAPITAL.
+
+        :raises Unavailable: the database did not confirm it, or what the market did in a gap is not known yet
+        """
         self._refuse_unless_trading()
         if account_id not in self.accounts:
             return await self._open_within_limit(account_id)
-        settings = self._settings
-        await self._decide(
-            account_id,
-            lambda account: rules_of_exchange.reset(
-                account,
-                settings.initial_capital,
-                settings.quote_currency,
-                self._ticks.moment(),
-                self._rules,
-                self._market.funding_rate,
-            ),
-        )
+
+        def decide(account: Account) -> Posting:
+            if (reason := self._refusal_in_gap()) is not None:  # positions would close at the mark before the gap
+                raise Unavailable(f"The account cannot be reset now: {reason}.", 10)
+            settings, moment = self._settings, self._ticks.moment()
+            capital, currency = settings.initial_capital, settings.quote_currency
+            return rules_of_exchange.reset(account, capital, currency, moment, self._rules, self._market.funding_rate)
+
+        await self._decide(account_id, decide)
         return self.accounts[account_id]
 
     # --- one order ----------------------------------------------------------------------------------------------------
@@ -202,7 +202,9 @@ class PaperExchange(ExchangeBase):
             halted = self._halts.refusal_to_open(account.id) if may_open(account, order) else None
             moment = self._ticks.moment()
             missing = None if order.symbol in moment.quotes else f"there is no price for {order.symbol} yet"
-            if (reason := halted or refusal or self._refusal_in_gap() or missing) is not None:
+            # The book was looked at before the account was free and the last tick applied: look at its age again.
+            aged = refusal_of_price(self._market, order.symbol, self._clock.now())
+            if (reason := halted or refusal or self._refusal_in_gap() or missing or aged) is not None:
                 return rules_of_exchange.refuse(account, order, reason, moment.at)
             return rules_of_exchange.place(account, order, moment, self._rules, self._market.funding_rate)
 
@@ -220,14 +222,13 @@ class PaperExchange(ExchangeBase):
 
         Without latency an order meets the present book.
         """
-        now = self._clock.now()
         try:
             if self._settings.latency_ms:
-                await self._market.quote_after(symbol, now + timedelta(milliseconds=self._settings.latency_ms))
-                return None
+                latency = timedelta(milliseconds=self._settings.latency_ms)
+                await self._market.quote_after(symbol, self._clock.now() + latency)
         except MarketUnavailable as error:
             return str(error)
-        return refusal_of_price(self._market, symbol, now)
+        return None
 
     def _refuse_unless_trading(self) -> None:
         if self.term is None:

@@ -233,7 +233,12 @@ class TickProcessor:
     def _decide(self, account: Account, moment: Moment, *, missed: bool) -> Posting | None:
         if missed and moment.at <= account.changed_at:
             return None  # the account saw this tick before the service stopped, or was changed after it
-        return apply_tick(account, moment, self._rules, self._market.funding_rate)
+        try:
+            return apply_tick(account, moment, self._rules, self._market.funding_rate)
+        except Exception as error:
+            # A bug on one account must not end the process, which would meet the same tick again after its restart.
+            log.exception("a bug in applying the tick of %s to account %s", iso(moment.at), account.id)
+            raise InternalError(f"The account {account.id} cannot follow the market: an internal error.") from error
 
     async def _catch_up_all(self, since: datetime, until: datetime) -> None:
         """Apply the ticks in (since, until] to every account, as if the service had never stopped."""

@@ -197,7 +197,7 @@ class Analytics:
     async def failures(self, page: Page, variant: VariantId | None = None, *, with_answers: bool = True) -> Failures:
         """Return the latest invocations that failed or in which a tool call failed, the newest first."""
         models = await self._models(variant)
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             runs = await store.select_current_runs(conn)
             if variant is None:
                 invocations = await store.select_failures(conn, page)

@@ -250,7 +250,7 @@ class CurrentRuns:
 
     async def refresh(self) -> dict[str, RunStatistics]:
         """Read the new rows of all current runs, and drop runs that have ended."""
-        async with self._lock, self._database.connection() as conn:
+        async with self._lock, self._database.reading() as conn:
             current = await analytics_store.select_current_runs(conn)
             runs = self._runs = {model_id: self._known_or_new(run) for model_id, run in current.items()}
             self.baselines = {

@@ -254,7 +254,7 @@ class Portfolio:
 
         Trades of earlier runs are among them.
         """
-        async with self._database.connection() as conn:
+        async with self._database.reading() as conn:
             if variant is not None:
                 chosen = [model.id for model in await agents_store.select_models(conn) if model.variant is variant]
                 accounts = [each for each in chosen if account_id in (None, each)]
